@@ -1,0 +1,1 @@
+"""The control socket of a running relay."""

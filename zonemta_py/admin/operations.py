@@ -1,0 +1,129 @@
+"""What an operator may ask of a queue, in one place for the control socket and the offline tools.
+
+Every operation is an async generator of plain rows. Each lets others run between slices.
+"""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+
+from zonemta_py.errors import LocalError, QueueCorrupt
+from zonemta_py.queue.check import check_queue
+from zonemta_py.queue.inspect import Summary, body_of, message_row, recipient_rows
+from zonemta_py.queue.queue import Queue
+
+ROWS_AT_ONCE = 500
+
+Row = dict[str, Any]
+
+
+class ZoneView(Protocol):
+    """What is asked of a running zone: what it knows about a destination."""
+
+    def describe(self, destination: str) -> str:
+        """Why its mail is not moving; empty when nothing is known to be wrong."""
+
+
+class Operations:
+    """Operations on ``queue``; ``zones`` are the running ones, none when the relay is down."""
+
+    def __init__(self, queue: Queue, zones: Mapping[str, ZoneView]) -> None:
+        self._queue = queue
+        self._zones = zones
+
+    def run(self, command: str, arguments: Row) -> AsyncIterator[Row]:
+        """The rows of ``command``. Raises LocalError for one that is not known."""
+        operations: dict[str, Callable[..., AsyncIterator[Row]]] = {
+            "summary": self._summary,
+            "list": self._list,
+            "show": self._show,
+            "body": self._body,
+            "flush": self._flush,
+            "delete": self._delete,
+            "check": self._check,
+            "stats": self._stats,
+        }
+        operation = operations.get(command)
+        if operation is None:
+            raise LocalError(f"the relay knows no command '{command}'")
+        return operation(**arguments)
+
+    async def _summary(self) -> AsyncIterator[Row]:
+        summary = Summary()
+        for number, row in enumerate(recipient_rows(self._queue.store)):
+            summary.add(row)
+            if number % ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        for row in summary.rows():
+            resting = {d: self._resting(row["zone"], d) for d in row["domains"]}
+            yield {**row, "resting": {domain: why for domain, why in resting.items() if why}}
+
+    def _resting(self, zone: str, domain: str) -> str:
+        view = self._zones.get(zone)
+        return view.describe(self._queue.windows.destination_of(zone, domain)) if view else ""
+
+    async def _list(
+        self,
+        zone: str | None = None,
+        domain: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Row]:
+        found = 0
+        for number, row in enumerate(recipient_rows(self._queue.store, zone)):
+            if number % ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if domain not in (None, row["domain"]) or state not in (None, row["state"]):
+                continue
+            if row["state"] == "waiting":
+                row["reply"] = row["reply"] or self._resting(row["zone"], row["domain"])
+            yield row
+            found += 1
+            if found == limit:
+                return
+
+    async def _show(self, message: str) -> AsyncIterator[Row]:
+        row = message_row(self._queue.store, message)
+        if row is None:
+            raise LocalError(f"no message {message} in the queue")
+        yield row
+
+    async def _body(self, message: str) -> AsyncIterator[Row]:
+        try:
+            for chunk in body_of(self._queue.store, message):
+                yield {"chunk": base64.b64encode(chunk).decode()}
+                await asyncio.sleep(0)
+        except QueueCorrupt as exc:
+            raise LocalError(str(exc)) from exc
+
+    async def _flush(
+        self, zone: str | None = None, domain: str | None = None, message: str | None = None
+    ) -> AsyncIterator[Row]:
+        yield {"woken": await self._queue.deferral.flush(zone, domain, message)}
+
+    async def _delete(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
+        deleted, busy = await self._queue.delete(message, recipient)
+        if not deleted and not busy:
+            what = f"{message} to {recipient}" if recipient else message
+            raise LocalError(f"no message {what} in the queue")
+        yield {"deleted": deleted, "in_flight": busy}
+
+    async def _check(self) -> AsyncIterator[Row]:
+        problems = 0
+        for problem in check_queue(self._queue.store):
+            if problem:
+                problems += 1
+                yield {"problem": problem}
+            else:
+                await asyncio.sleep(0)
+        yield {"problems": problems}
+
+    async def _stats(self) -> AsyncIterator[Row]:
+        commits = self._queue.commits
+        yield {
+            "fsyncs": commits.groups,
+            "transitions": commits.batches,
+            "compactions": self._queue.cleanup.compactions,
+            "writable": commits.failure is None,
+        }

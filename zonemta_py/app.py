@@ -1,0 +1,174 @@
+"""The relay: every part built from one Config, started in order, stopped in reverse."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from zonemta_py import clock
+from zonemta_py.admin.control import ControlServer
+from zonemta_py.admin.operations import Operations
+from zonemta_py.config.schema import Config
+from zonemta_py.config.units import HostPort
+from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.outbound import Outbound, read_password
+from zonemta_py.delivery.zone import ZoneDelivery
+from zonemta_py.errors import ConfigError
+from zonemta_py.events.export import Exporter
+from zonemta_py.intake.listener import Listener
+from zonemta_py.intake.policies import DiskRoom
+from zonemta_py.intake.port import Port
+from zonemta_py.queue.queue import Queue, open_store
+from zonemta_py.queue.rezone import move_zone
+from zonemta_py.queue.scan import zones_on_disk
+from zonemta_py.routing import DEFAULT_ZONE, make_router
+
+log = logging.getLogger(__name__)
+
+
+class Relay:
+    """A relay in this process. ``addresses`` are where its listeners accept, once started."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.hostname = config.hostname or socket.getfqdn()
+        self.router = make_router(config)
+        for zone in config.zones.values():
+            if zone.smarthost_auth.password_file is not None:
+                read_password(zone)
+        store = open_store(config.queue.directory)
+        self.queue = Queue(
+            store,
+            sync=config.queue.durability == "sync",
+            window=config.queue.ready_window,
+            body_cache_bytes=config.queue.body_cache,
+            destination_of=self._destination_of,
+        )
+        self.listeners: list[Listener] = []
+        self.addresses: list[HostPort] = []
+        self._zones: dict[str, ZoneDelivery] = {}
+
+    def _destination_of(self, zone: str, domain: str) -> str:
+        settings = self.config.zones.get(zone)
+        if settings is not None and settings.smarthost is not None:
+            return str(settings.smarthost)
+        return domain
+
+    async def start(self) -> None:
+        """Open for business. Raises ConfigError or LocalError, with everything closed again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(0)
+            raise
+
+    async def _start(self) -> None:
+        config, queue = self.config, self.queue
+        if config.queue.durability == "none":
+            log.warning("durability is none: accepted mail is lost when the power fails. For benchmarks only")
+        queue.commits.start()
+        await self._settle_removed_zones(config)
+        self.outbound = Outbound(queue, MxResolver(config.resolver), config, self.hostname, self.router)
+        for name, zone in config.zones.items():
+            self._zones[name] = ZoneDelivery(name, zone, self.outbound)
+        queue.windows.on_ready = self._on_ready
+        self.exporter = Exporter(queue, config.events)
+        await self.exporter.start()
+        disk_room = DiskRoom(config.queue.directory, config.queue.min_free_disk)
+        self.listeners = [
+            Listener(Port(settings, self.hostname, queue, self.router, disk_room)) for settings in config.listeners
+        ]
+        await queue.begin()
+        self.control = ControlServer(config.queue.directory, Operations(queue, self._zones))
+        await self.control.start()
+        for listener in self.listeners:
+            self.addresses.append(await listener.start())
+
+    def _on_ready(self, zone: str, destination: str) -> None:
+        delivery = self._zones.get(zone)
+        if delivery is not None:
+            delivery.ready(destination)
+
+    async def _settle_removed_zones(self, config: Config) -> None:
+        for zone in sorted(zones_on_disk(self.queue.store) - set(config.zones)):
+            if config.zone_removed != "default":
+                raise ConfigError(
+                    f"zones: recipients wait in zone '{zone}', which the configuration lacks; "
+                    "add it, or set zone_removed: default to move them"
+                )
+            moved = await move_zone(
+                self.queue.store, self.queue.commits, zone, DEFAULT_ZONE, clock.now_ms()
+            )
+            log.warning("zone '%s' is gone: %d messages moved to '%s'", zone, moved, DEFAULT_ZONE)
+
+    def reload(self, load: Callable[[], Config]) -> None:
+        """Take over a new configuration, or say why not and keep the old one.
+
+        Listener and queue addresses, the event log and the process layout need a restart.
+        """
+        try:
+            config = load()
+            self._check_reload(config)
+            for zone in config.zones.values():
+                if zone.smarthost_auth.password_file is not None:
+                    read_password(zone)
+            router = make_router(config)
+            hostname = config.hostname or socket.getfqdn()
+            for listener, settings in zip(self.listeners, config.listeners, strict=True):
+                bound = listener.port.settings.address
+                listener.port.configure(replace(settings, address=bound), hostname, router)
+        except ConfigError as exc:
+            log.error("the configuration stays as it was: %s", exc)
+            return
+        self.config, self.router, self.hostname = config, router, hostname
+        outbound = self.outbound
+        outbound.config, outbound.router, outbound.hostname = config, router, hostname
+        outbound.resolver.configure(config.resolver)
+        for name, zone in config.zones.items():
+            delivery = self._zones.get(name)
+            if delivery is None:
+                self._zones[name] = ZoneDelivery(name, zone, outbound)
+            else:
+                delivery.configure(zone)
+        log.info("configuration reloaded")
+
+    def _check_reload(self, config: Config) -> None:
+        old = self.config
+        gone = (set(old.zones) - set(config.zones)) & zones_on_disk(self.queue.store)
+        if gone:
+            raise ConfigError(
+                f"zones: recipients wait in zone '{min(gone)}', which the new configuration lacks; "
+                "with zone_removed: default a restart moves them"
+            )
+        fixed = [
+            ("listeners", [item.address for item in old.listeners], [item.address for item in config.listeners]),
+            ("queue", old.queue, config.queue),
+            ("events", old.events, config.events),
+        ]
+        for key, before, after in fixed:
+            if before != after:
+                raise ConfigError(f"{key}: takes a restart to change")
+        for name in set(old.zones) & set(config.zones):
+            if old.zones[name].smarthost != config.zones[name].smarthost:
+                raise ConfigError(f"zones.{name}.smarthost: takes a restart to change")
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop accepting, finish what runs within ``shutdown_grace``, close the queue."""
+        grace = self.config.shutdown_grace if grace_s is None else grace_s
+        for listener in self.listeners:
+            listener.close()
+        work = [listener.drain(grace) for listener in self.listeners]
+        work += [zone.close(grace) for zone in self._zones.values()]
+        await asyncio.gather(*work)
+        if hasattr(self, "control"):
+            await self.control.close()
+        if hasattr(self, "exporter"):
+            await self.exporter.close()
+        await self.queue.close()
+
+    @property
+    def directory(self) -> Path:
+        """The queue's directory."""
+        return self.config.queue.directory

@@ -1,0 +1,1 @@
+"""Source, sink, name server and measurements for demos, tests and benchmarks."""

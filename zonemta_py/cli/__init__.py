@@ -1,0 +1,32 @@
+"""The command ``zonemta``: one file per command group."""
+
+import click
+
+from zonemta_py import __version__
+from zonemta_py.cli.bench import bench
+from zonemta_py.cli.check import check
+from zonemta_py.cli.demo import demo
+from zonemta_py.cli.password import password
+from zonemta_py.cli.queue import queue
+from zonemta_py.cli.serve import serve
+from zonemta_py.cli.sink import sink
+from zonemta_py.cli.submit import submit
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="zonemta")
+def main() -> None:
+    """An outbound SMTP relay for bulk mail.
+
+    \b
+    Start it:     zonemta serve -c config/zonemta.yaml
+    Give it mail: zonemta submit list.csv --message letter.eml --from news@example.com
+    Look inside:  zonemta queue summary -c config/zonemta.yaml
+    See it work:  zonemta demo
+
+    Shell completion: eval "$(_ZONEMTA_COMPLETE=bash_source zonemta)" (or zsh_source, fish_source).
+    """
+
+
+for command in (serve, check, submit, queue, sink, bench, demo, password):
+    main.add_command(command)

@@ -1,0 +1,5 @@
+"""tmp"""
+import click
+@click.command()
+def queue() -> None:
+    """tmp."""

@@ -1,0 +1,85 @@
+"""The only user of wall-clock time and timers.
+
+Everything below takes ``now_ms`` or ``now_s`` as an argument; everything above asks here, so a
+test can put its own clock in.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from email.utils import format_datetime
+from datetime import UTC, datetime
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_s() -> float:
+    """Seconds that never go back; only differences mean anything."""
+    return time.monotonic()
+
+
+def utc(ms: int) -> datetime:
+    """Unix milliseconds as an aware UTC time."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+_mail_date: tuple[int, str] = (0, "")
+
+
+def mail_date(ms: int) -> str:
+    """RFC 5322 date of unix ``ms``; remembered for one second, since thousands ask for the same."""
+    global _mail_date
+    second = ms // 1000
+    if _mail_date[0] != second:
+        _mail_date = (second, format_datetime(utc(second * 1000)))
+    return _mail_date[1]
+
+
+class Deadline:
+    """A time limit that moves often and seldom passes.
+
+    Arming ``call_later`` for every command costs more than the command. This keeps one timer: when
+    it fires early, because the limit has moved on since, it sleeps again for the rest.
+    """
+
+    __slots__ = ("_at", "_expired", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+        self._loop = loop
+        self._expired = expired
+        self._at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        """The limit is now ``seconds`` away, whatever it was."""
+        self._at = at = self._loop.time() + seconds
+        timer = self._timer
+        if timer is None:
+            self._timer = self._loop.call_at(at, self._fire)
+        elif timer.when() > at:
+            timer.cancel()
+            self._timer = self._loop.call_at(at, self._fire)
+
+    def clear(self) -> None:
+        """No limit; the timer, if any, finds nothing to do."""
+        self._at = None
+
+    def cancel(self) -> None:
+        """No limit, and no timer left behind."""
+        self._at = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        if self._at is None:
+            return
+        if self._loop.time() >= self._at:
+            self._at = None
+            self._expired()
+        else:
+            self._timer = self._loop.call_at(self._at, self._fire)

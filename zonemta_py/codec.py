@@ -1,0 +1,36 @@
+"""The one door to msgspec: versioned msgpack for the queue, JSON for the ledger.
+
+A record is a ``NamedTuple`` and travels as a msgpack array; decoding checks the type of every
+field, so a damaged value is an error here and not a surprise later.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from zonemta_py.errors import QueueCorrupt
+
+T = TypeVar("T")
+
+pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+to_plain: Callable[[Any], Any] = msgspec.to_builtins
+
+
+def unpacker(kind: type[T]) -> Callable[[bytes], T]:
+    """A function from msgpack bytes to ``kind``. It raises QueueCorrupt when they are anything else."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def unpack(data: bytes) -> T:
+        try:
+            return decode(data)
+        except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+            raise QueueCorrupt(f"{kind.__name__}: {exc}") from exc
+
+    return unpack
+
+
+def from_json(data: bytes | str) -> Any:
+    """Plain values from one JSON document. Raises ValueError when it is not one."""
+    return msgspec.json.decode(data)

@@ -1,0 +1,1 @@
+"""The YAML configuration: frozen values, units, and errors that name file, line and key."""

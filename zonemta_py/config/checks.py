@@ -1,0 +1,83 @@
+"""What only several keys together can get wrong. Pure: it calls ``complain(key, text)``, which raises."""
+
+import re
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import NoReturn
+
+from zonemta_py.config.schema import Config, Listener, Zone
+
+ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
+
+Complain = Callable[[str, str], NoReturn]
+
+
+def check(config: Config, complain: Complain) -> None:
+    """Refuse a configuration whose parts do not fit together."""
+    if not config.listeners:
+        complain("listeners", "at least one is needed")
+    seen = set()
+    for i, listener in enumerate(config.listeners):
+        _listener(listener, f"listeners[{i}]", complain)
+        if listener.address.port and listener.address in seen:
+            complain(f"listeners[{i}].address", f"{listener.address} stands twice")
+        seen.add(listener.address)
+    for name, zone in config.zones.items():
+        if not ZONE_NAME.match(name):
+            complain(f"zones.{name}", "a zone's name is lower-case letters, digits, '_' and '-'")
+        _zone(zone, name, config, complain)
+    _routes(config, complain)
+    _pools(config, complain)
+
+
+def _listener(listener: Listener, key: str, complain: Complain) -> None:
+    tls = listener.tls
+    if tls.mode != "none" and (tls.certificate is None or tls.key is None):
+        complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate and key")
+    if listener.auth.users_file and listener.auth.require_tls and tls.mode == "none":
+        complain(
+            f"{key}.auth",
+            "passwords would travel in the clear: set tls.mode, or require_tls: false on a network you trust",
+        )
+
+
+def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
+    key = f"zones.{name}"
+    if zone.pool not in config.pools:
+        complain(f"{key}.pool", f"no pool '{zone.pool}'; pools: {', '.join(sorted(config.pools))}")
+    if not zone.retry.delays:
+        complain(f"{key}.retry.delays", "at least one delay is needed")
+    if any(delay <= 0 for delay in zone.retry.delays):
+        complain(f"{key}.retry.delays", "a delay must be longer than nothing")
+    auth = zone.smarthost_auth
+    if auth.username is not None and zone.smarthost is None:
+        complain(f"{key}.smarthost_auth", "needs a smarthost")
+    if (auth.username is None) != (auth.password_file is None):
+        complain(f"{key}.smarthost_auth", "needs both username and password_file")
+
+
+def _routes(config: Config, complain: Complain) -> None:
+    for i, rule in enumerate(config.routing):
+        key = f"routing[{i}]"
+        conditions = [rule.header, rule.sender_domain, rule.recipient_domain, rule.source]
+        if sum(condition is not None for condition in conditions) != 1:
+            complain(key, "exactly one of header, sender_domain, recipient_domain, source is needed")
+        if rule.header is not None and not re.match(r"[\x21-\x39\x3b-\x7e]+\Z", rule.header):
+            complain(f"{key}.header", f"found '{rule.header}', expected the name of a header field")
+        if rule.zone is None and rule.header is None:
+            complain(key, "a zone is needed")
+        if rule.zone is not None and rule.zone not in config.zones:
+            complain(f"{key}.zone", f"no zone '{rule.zone}'; zones: {', '.join(sorted(config.zones))}")
+
+
+def _pools(config: Config, complain: Complain) -> None:
+    for name, pool in config.pools.items():
+        if not any(entry.weight for entry in pool):
+            complain(f"pools.{name}", "needs an address with a weight above 0")
+        for i, entry in enumerate(pool):
+            if entry.address is None:
+                continue
+            try:
+                ip_address(entry.address)
+            except ValueError:
+                complain(f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address")

@@ -1,0 +1,210 @@
+"""Every configuration key, its type, its default and its limits. Values are frozen.
+
+``config/zonemta.yaml`` is this file in YAML, with a comment for each key; a test keeps the two
+together. A field made by ``choice`` knows values that later versions bring; one made by ``later``
+cannot be changed yet. Both refuse with a word.
+"""
+
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Any
+
+from zonemta_py.config.units import HostPort, NameServer, Rate, Seconds, Size
+
+Network = IPv4Network | IPv6Network
+
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
+
+
+def choice(default: str, *others: str, later: tuple[str, ...] = ()) -> Any:
+    """A closed set of words; ``later`` names those that this version refuses."""
+    return field(default=default, metadata={"choices": (default, *others), "later": later})
+
+
+def number(default: int, least: int = 1, most: int = 10**9) -> Any:
+    """A whole number from ``least`` to ``most``."""
+    return field(default=default, metadata={"least": least, "most": most})
+
+
+def later(default: Any, what: str) -> Any:
+    """A key that takes only its default until ``what`` exists."""
+    return field(default=default, metadata={"reserved": what})
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerTls:
+    """TLS on a listener."""
+
+    mode: str = choice("none", "starttls", "implicit")
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerAuth:
+    """AUTH on a listener; offered when there is a users file."""
+
+    users_file: Path | None = None
+    require_tls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One address that takes mail."""
+
+    address: HostPort = HostPort("127.0.0.1", 2525)
+    max_message_size: Size = Size(50 << 20)
+    max_recipients: int = number(10_000, 1, 1_000_000)
+    max_sessions: int = number(500)
+    max_errors: int = number(20)
+    max_hops: int = number(50)
+    idle_timeout: Seconds = Seconds(5 * MINUTE)
+    message_timeout: Seconds = Seconds(60 * MINUTE)
+    trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    tls: ListenerTls = ListenerTls()
+    auth: ListenerAuth = ListenerAuth()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Where accepted mail is kept, and how surely."""
+
+    directory: Path = Path("var/queue")
+    store: str = choice("leveldb", later=("memory", "filesystem", "redis", "s3"))
+    durability: str = choice("sync", "none")
+    min_free_disk: Size = Size(1 << 30)
+    ready_window: int = number(50_000, 100, 10_000_000)
+    body_cache: Size = Size(32 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a deferred recipient is tried again, and when no more."""
+
+    delays: tuple[Seconds, ...] = tuple(
+        Seconds(s) for s in (300, 420, 480, 1500, 4500, 2 * HOUR, 4 * HOUR)
+    )
+    give_up_after: Seconds = Seconds(2 * DAY)
+    warn_after: Seconds | None = Seconds(4 * HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a peer may take. Source: RFC 5321 section 4.5.3.2."""
+
+    connect: Seconds = Seconds(30)
+    command: Seconds = Seconds(5 * MINUTE)
+    data: Seconds = Seconds(3 * MINUTE)
+    dot: Seconds = Seconds(10 * MINUTE)
+    idle: Seconds = Seconds(30)
+
+
+@dataclass(frozen=True, slots=True)
+class SmarthostAuth:
+    """Credentials for a smarthost; the password is the first line of a file."""
+
+    username: str | None = None
+    password_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """A sending pool: its addresses, limits and routes."""
+
+    pool: str = "default"
+    connections: int = number(100, 1, 10_000)
+    connections_per_domain: int = number(20, 1, 10_000)
+    messages_per_connection: int = number(100)
+    recipients_per_transaction: int = number(100, 1, 10_000)
+    rate: Rate | None = None
+    transport: str = choice("smtp", later=("lmtp", "http", "pipe", "maildir", "blackhole", "python"))
+    smarthost: HostPort | None = None
+    smarthost_auth: SmarthostAuth = SmarthostAuth()
+    port: int = number(25, 1, 65535)
+    tls: str = choice("opportunistic", "off", "required", later=("dane", "mta-sts"))
+    retry: Retry = Retry()
+    timeouts: Timeouts = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One routing rule: exactly one condition, and the zone it leads to."""
+
+    header: str | None = None
+    sender_domain: str | None = None
+    recipient_domain: str | None = None
+    source: Network | None = None
+    zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAddress:
+    """One address that connections leave from."""
+
+    address: str | None = None
+    ehlo: str | None = None
+    weight: int = number(1, 0, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Which name servers answer; none: the system's."""
+
+    nameservers: tuple[NameServer, ...] | None = None
+    timeout: Seconds = Seconds(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """When a segment of the event log is sealed."""
+
+    size: Size = Size(64 << 20)
+    age: Seconds = Seconds(MINUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Where the event log is written."""
+
+    directory: Path = Path("var/events")
+    rotate: Rotate = Rotate()
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The HTTP API."""
+
+    address: HostPort = later(HostPort("127.0.0.1", 8125), "the HTTP API")
+    token_file: Path | None = later(None, "the HTTP API")
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """How many processes share the work."""
+
+    receivers: int = later(0, "a relay of several processes")
+    senders: int = later(0, "a relay of several processes")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole configuration, checked."""
+
+    hostname: str | None = None
+    shutdown_grace: Seconds = Seconds(30)
+    allow_private_destinations: bool = False
+    zone_removed: str = choice("refuse", "default")
+    listeners: tuple[Listener, ...] = (Listener(),)
+    queue: QueueSettings = QueueSettings()
+    zones: dict[str, Zone] = field(default_factory=lambda: {"default": Zone()})
+    routing: tuple[Route, ...] = (Route(header="X-Sending-Zone"),)
+    pools: dict[str, tuple[PoolAddress, ...]] = field(
+        default_factory=lambda: {"default": (PoolAddress(),)}
+    )
+    resolver: Resolver = Resolver()
+    events: Events = Events()
+    admin: Admin = Admin()
+    processes: Processes = Processes()

@@ -1,0 +1,87 @@
+"""The small languages of configuration values: durations, sizes, rates, host:port.
+
+Each parser takes what YAML gave (text or a number) and returns a value or raises ValueError whose
+text says what is allowed.
+"""
+
+import re
+from typing import NamedTuple, NewType
+
+Seconds = NewType("Seconds", float)
+Size = NewType("Size", int)
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_BYTES = {
+    "": 1, "B": 1,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
+
+
+class Rate(NamedTuple):
+    """``count`` events per ``per_s`` seconds."""
+
+    count: int
+    per_s: float
+
+
+class HostPort(NamedTuple):
+    """An address to listen on or connect to; ``host`` is a name or an IP address without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+NameServer = NewType("NameServer", HostPort)  # a HostPort whose port is 53 unless said
+
+
+def duration(value: object) -> Seconds:
+    """``5m``, ``1.5h``, ``250ms``; several parts may follow one another: ``1h30m``."""
+    allowed = "a duration such as 30s, 5m, 2h or 4d"
+    if not isinstance(value, str):
+        raise ValueError(allowed)
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])", value)
+    if not parts or "".join(n + u for n, u in parts) != re.sub(r"\s+", "", value):
+        raise ValueError(allowed)
+    return Seconds(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def size(value: object) -> Size:
+    """``64MiB``, ``10GB`` or a plain number of bytes."""
+    allowed = "a size such as 64KiB, 50MiB or 1GB"
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(allowed)
+    match = _NUMBER_UNIT.match(str(value))
+    if match is None or match[2] not in _BYTES:
+        raise ValueError(allowed)
+    return Size(int(float(match[1]) * _BYTES[match[2]]))
+
+
+def rate(value: object) -> Rate:
+    """``100/s``, ``6000/m``, ``5/10s``: a whole number per duration."""
+    allowed = "a rate such as 100/s, 6000/m or 20000/h"
+    match = re.match(r"\s*(\d+)\s*/\s*(\d*\s*(?:ms|[smhd]))\s*\Z", value) if isinstance(value, str) else None
+    if match is None or int(match[1]) == 0:
+        raise ValueError(allowed)
+    per = match[2].strip()
+    return Rate(int(match[1]), duration(per if per[0].isdigit() else f"1{per}"))
+
+
+def host_port(value: object, default_port: int | None = None) -> HostPort:
+    """``host:port``, ``127.0.0.1:25``, ``[::1]:25``; the port may be absent where a default exists."""
+    allowed = "host:port, with brackets around an IPv6 address"
+    match = (
+        re.match(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s]+))(?::(\d{1,5}))?\Z", value)
+        if isinstance(value, str)
+        else None
+    )
+    if match is None:
+        raise ValueError(allowed)
+    port = int(match[3]) if match[3] else default_port
+    if port is None or port > 65535:
+        raise ValueError(allowed)
+    return HostPort(match[1] or match[2], port)

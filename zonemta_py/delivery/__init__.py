@@ -1,0 +1,1 @@
+"""Mail goes out: workers that lease, resolve, connect, send and settle."""

@@ -1,0 +1,98 @@
+"""Open sessions between transactions: kept for reuse, up to a time, within the zone's connections."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from zonemta_py.transports.pipelining import SmtpSession
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where a session leads and where it leaves from."""
+
+    host: str
+    ip: str
+    port: int
+    source: str | None
+
+
+@dataclass(slots=True)
+class _Idle:
+    """One session at rest."""
+
+    way: Way
+    destination: str
+    session: SmtpSession
+    until_s: float
+
+
+class SessionPool:
+    """The idle sessions of one zone, oldest first."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._idle: dict[tuple[str, int, str | None], deque[_Idle]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.size = 0
+
+    def take(self, way: Way) -> SmtpSession | None:
+        """The session to ``way`` that rested last, if one is still usable."""
+        key = (way.ip, way.port, way.source)
+        entries = self._idle.get(key)
+        while entries:
+            entry = entries.pop()
+            self.size -= 1
+            if not entries:
+                del self._idle[key]
+            if entry.session.usable:
+                return entry.session
+            entry.session.close()
+        return None
+
+    def put(self, way: Way, destination: str, session: SmtpSession, idle_s: float) -> None:
+        """Let ``session`` rest for ``idle_s`` at most."""
+        entry = _Idle(way, destination, session, self._loop.time() + idle_s)
+        self._idle.setdefault((way.ip, way.port, way.source), deque()).append(entry)
+        self.size += 1
+        if self._timer is None:
+            self._timer = self._loop.call_later(idle_s, self._sweep)
+
+    def make_room(self, destination: str, room: int, room_at_destination: int) -> None:
+        """Close the longest idle so that ``room`` more sessions fit the limits."""
+        entries = sorted((e for queue in self._idle.values() for e in queue), key=lambda e: e.until_s)
+        here = [entry for entry in entries if entry.destination == destination]
+        surplus = here[: max(0, len(here) - max(0, room_at_destination))]
+        rest = [entry for entry in entries if entry not in surplus]
+        surplus += rest[: max(0, len(rest) - max(0, room))]
+        for entry in surplus:
+            self._remove(entry)
+
+    def _remove(self, entry: _Idle) -> None:
+        key = (entry.way.ip, entry.way.port, entry.way.source)
+        queue = self._idle[key]
+        queue.remove(entry)
+        if not queue:
+            del self._idle[key]
+        self.size -= 1
+        entry.session.close()
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        entries = [entry for queue in self._idle.values() for entry in queue]
+        for entry in entries:
+            if entry.until_s <= now_s or not entry.session.usable:
+                self._remove(entry)
+        left = [entry.until_s for queue in self._idle.values() for entry in queue]
+        if left:
+            self._timer = self._loop.call_at(min(left), self._sweep)
+
+    def close(self) -> None:
+        """End every idle session."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for queue in list(self._idle.values()):
+            for entry in list(queue):
+                self._remove(entry)

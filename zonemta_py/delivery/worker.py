@@ -1,0 +1,205 @@
+"""One lease: find a session, send, settle. Moves the bytes; what it all means is decided elsewhere."""
+
+import logging
+from asyncio import Future
+from collections.abc import Sequence
+
+from zonemta_py import clock
+from zonemta_py.config.schema import Zone
+from zonemta_py.delivery import report, settle
+from zonemta_py.delivery.outbound import Outbound
+from zonemta_py.delivery.pools import SessionPool, Way
+from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
+from zonemta_py.model import Attempt
+from zonemta_py.queue.queue import Lease
+from zonemta_py.smtp.address import needs_smtputf8
+from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
+from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Delivers one lease after another of one zone, on sessions of its pool."""
+
+    def __init__(self, outbound: Outbound, zone: Zone, pool: SessionPool) -> None:
+        self._outbound = outbound
+        self._zone = zone
+        self._pool = pool
+
+    async def deliver(self, lease: Lease, room: tuple[int, int]) -> tuple[Future[None], Attempt | None]:
+        """Attempt ``lease``. Returns the settle's future, and why no session was had, if so.
+
+        ``room``: how many sessions may rest in the zone and at the destination while this runs.
+        """
+        began_s = clock.monotonic_s()
+        domain = lease.recipients[0].record.domain
+        try:
+            ways = await self._outbound.ways(self._zone, domain, lease.live.id)
+            session, way, reused = await self._session(ways, lease.destination, room)
+        except DestinationFailed as exc:
+            attempt = self._unreachable(exc, began_s)
+            return self._settle(lease, [attempt] * len(lease.recipients)), (
+                None if exc.permanent else attempt
+            )
+        started = self._outbound.queue.start(lease)
+        try:
+            result = await self._transact(session, lease, started)
+        except SessionLost as exc:
+            if not reused:
+                return self._settle(lease, self._same(lease, way, session, str(exc), began_s)), None
+            # A session that rested may have been closed at the other end: that says nothing.
+            try:
+                session, way, _ = await self._session(ways, lease.destination, room, fresh=True)
+                result = await self._transact(session, lease, started)
+            except DestinationFailed as failed:
+                attempt = self._unreachable(failed, began_s)
+                return self._settle(lease, [attempt] * len(lease.recipients)), attempt
+            except SessionLost as lost:
+                return self._settle(lease, self._same(lease, way, session, str(lost), began_s)), None
+        self._rest(session, way, lease.destination)
+        return self._settle(lease, self._attempts(result, way, session, began_s)), None
+
+    # ---- sessions
+
+    async def _session(
+        self, ways: Sequence[tuple[Way, object]], destination: str, room: tuple[int, int], *, fresh: bool = False
+    ) -> tuple[SmtpSession, Way, bool]:
+        if not fresh:
+            for way, _ in ways:
+                session = self._pool.take(way)
+                if session is not None:
+                    return session, way, True
+        failure = DestinationFailed(0, "4.4.1", "no host was tried")
+        for way, source in ways:
+            self._pool.make_room(destination, *room)
+            ehlo = getattr(source, "ehlo", None) or self._outbound.hostname
+            try:
+                return await self._open(way, ehlo), way, False
+            except DestinationFailed as exc:
+                failure = exc
+        raise failure
+
+    async def _open(self, way: Way, ehlo: str) -> SmtpSession:
+        zone = self._zone
+        target = Target(way.host, way.ip, way.port)
+        manner = Manner(ehlo, way.source, zone.tls, zone.timeouts, self._outbound.credentials(zone))
+        try:
+            return await open_session(target, manner)
+        except TlsFailed as exc:
+            if zone.tls != "opportunistic" or manner.credentials is not None:
+                raise
+            log.info("%s; going on without TLS", exc.text)
+            return await open_session(target, Manner(ehlo, way.source, "off", zone.timeouts))
+
+    def _rest(self, session: SmtpSession, way: Way, destination: str) -> None:
+        if session.usable and session.messages < self._zone.messages_per_connection:
+            self._pool.put(way, destination, session, self._zone.timeouts.idle)
+        else:
+            session.close()
+
+    # ---- the transaction
+
+    async def _transact(self, session: SmtpSession, lease: Lease, started: Future[None]) -> Result:
+        meta, live = lease.live.meta, lease.live
+        recipients = [recipient.address for recipient in lease.recipients]
+        size = len(meta.header) + 2 + live.mark.size
+        addresses_utf8 = needs_smtputf8(meta.sender) or any(map(needs_smtputf8, recipients))
+        smtputf8 = addresses_utf8 or (meta.smtputf8 and not meta.header.isascii())
+        refusal = _unfit(session, size, meta.eight_bit or not meta.header.isascii(), smtputf8)
+        if refusal is not None:
+            return Result([(Phase.MAIL, refusal)] * len(recipients))
+        if session.recipients_max is not None:
+            recipients = recipients[: session.recipients_max]
+        mail = Mail(
+            meta.sender,
+            recipients,
+            meta.header,
+            self._outbound.queue.body(live),
+            size,
+            meta.eight_bit or not meta.header.isascii(),
+            smtputf8,
+        )
+        try:
+            return await session.transact(mail, started)
+        except QueueCorrupt as exc:
+            log.critical("%s is not delivered: %s", live.id, exc)
+            here = Reply(0, "4.3.0", "the stored message is damaged; the operator has been told")
+            return Result([(Phase.DATA, here)] * len(recipients))
+
+    # ---- what it comes to
+
+    def _attempts(
+        self, result: Result, way: Way, session: SmtpSession, began_s: float
+    ) -> list[Attempt | None]:
+        duration_ms = _since_ms(began_s)
+        made: dict[tuple[Phase, Reply], Attempt] = {}
+        attempts: list[Attempt | None] = []
+        for answer in result.answers:
+            if answer is None:
+                attempts.append(None)
+                continue
+            if answer not in made:
+                phase, reply = answer
+                made[answer] = Attempt(
+                    phase=phase.value,
+                    code=reply.code,
+                    status=reply.status,
+                    text=reply.text,
+                    mx=way.host,
+                    mx_ip=way.ip,
+                    source_ip=way.source or "",
+                    tls=session.secure,
+                    duration_ms=duration_ms,
+                    uncertain=result.uncertain and phase is Phase.DOT,
+                )
+            attempts.append(made[answer])
+        return attempts
+
+    def _same(
+        self, lease: Lease, way: Way, session: SmtpSession, text: str, began_s: float
+    ) -> list[Attempt | None]:
+        lost: tuple[Phase, Reply] | None = (Phase.DATA, Reply(0, "4.4.2", text))
+        return self._attempts(Result([lost] * len(lease.recipients)), way, session, began_s)
+
+    @staticmethod
+    def _unreachable(exc: DestinationFailed, began_s: float) -> Attempt:
+        return Attempt(
+            phase=Phase.CONNECT.value,
+            code=0,
+            status=exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}",
+            text=exc.text,
+            duration_ms=_since_ms(began_s),
+        )
+
+    def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Future[None]:
+        outbound, live, now_ms = self._outbound, lease.live, clock.now_ms()
+        outcomes = [
+            settle.decide(live.meta, recipient, attempt, self._zone.retry, now_ms, outbound.rng)
+            for recipient, attempt in zip(lease.recipients, attempts, strict=False)
+            if attempt is not None
+        ]
+        told = settle.reportable(outcomes)
+        about = (
+            report.compose(outbound.queue, outbound.router, outbound.hostname, live, told, self._zone.retry)
+            if told
+            else None
+        )
+        return outbound.queue.settle(lease, outcomes, about)
+
+
+def _unfit(session: SmtpSession, size: int, eight_bit: bool, smtputf8: bool) -> Reply | None:
+    """Why this peer cannot take this message, found before it is asked."""
+    if session.size_max and size > session.size_max:
+        return Reply(0, "5.3.4", f"the message has {size} bytes, the peer takes {session.size_max}")
+    if smtputf8 and not session.offers("smtputf8"):
+        return Reply(0, "5.6.7", "an address or header needs SMTPUTF8, which the peer does not offer")
+    if eight_bit and not session.offers("8bitmime") and not smtputf8:
+        return Reply(0, "5.6.3", "the message has 8-bit content, which the peer does not take")
+    return None
+
+
+def _since_ms(began_s: float) -> int:
+    return int((clock.monotonic_s() - began_s) * 1000)

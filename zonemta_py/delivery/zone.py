@@ -1,0 +1,148 @@
+"""The workers of one zone: started when there is mail and a free allowance, gone when there is not."""
+
+import asyncio
+import logging
+
+from zonemta_py import clock
+from zonemta_py.config.schema import Zone
+from zonemta_py.delivery.outbound import Outbound
+from zonemta_py.delivery.pools import SessionPool
+from zonemta_py.delivery.worker import Worker
+from zonemta_py.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.scheduler import Scheduler
+
+TURN = 10  # leases before a worker looks whether others wait for its connection
+
+log = logging.getLogger(__name__)
+
+
+class ZoneDelivery:
+    """Delivers the mail of one zone. ``pump`` is called whenever something may have changed."""
+
+    def __init__(self, name: str, zone: Zone, outbound: Outbound) -> None:
+        self.name = name
+        self._outbound = outbound
+        self._loop = asyncio.get_running_loop()
+        self.scheduler = Scheduler(zone, clock.monotonic_s())
+        self.pool = SessionPool()
+        self._worker = Worker(outbound, zone, self.pool)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    def configure(self, zone: Zone) -> None:
+        """Take over settings after a reload; sessions made under the old ones end."""
+        self.scheduler.configure(zone, clock.monotonic_s())
+        self._worker = Worker(self._outbound, zone, self.pool)
+        self.pool.close()
+        for destination in self._outbound.queue.windows.zone(self.name).destinations():
+            self.scheduler.ready(destination)
+        self.pump()
+
+    def ready(self, destination: str) -> None:
+        """The window has mail for ``destination``."""
+        self.scheduler.ready(destination)
+        self.pump()
+
+    def describe(self, destination: str) -> str:
+        """Why mail for ``destination`` rests; empty when nothing is known to be wrong."""
+        state = self.scheduler.state(destination)
+        if state is None or not state.failing:
+            return ""
+        rest_s = max(0, round(state.down_until_s - clock.monotonic_s()))
+        return f"next try in {rest_s} s: {state.reason}"
+
+    def pump(self) -> None:
+        """Start as many workers as limits and mail allow."""
+        while not self._stopping:
+            now_s = clock.monotonic_s()
+            bucket = self.scheduler.bucket
+            if bucket is not None and bucket.wait_s(now_s) > 0:
+                self._pump_later(bucket.wait_s(now_s))
+                return
+            destination = self.scheduler.next(now_s)
+            if destination is None:
+                return
+            task = asyncio.create_task(self._work(destination), name=f"{self.name} → {destination.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _pump_later(self, delay_s: float) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(delay_s, self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._timer = None
+        self.pump()
+
+    async def _work(self, destination: Destination) -> None:
+        more = True
+        try:
+            more = await self._serve(destination)
+        except QueueUnavailable:
+            self._stopping = True  # nothing can be settled, so nothing may be sent
+        except Exception:
+            log.exception("a worker of %s for %s failed; its recipients wait for the next start", self.name, destination.name)
+        finally:
+            self.scheduler.ended(destination, has_mail=more)
+            self.pump()
+
+    async def _serve(self, destination: Destination) -> bool:
+        """Deliver until there is no mail, no allowance or no destination; True: there may be more."""
+        served = 0
+        settled: asyncio.Future[None] | None = None
+        while not self._stopping:
+            zone, bucket = self.scheduler.zone, self.scheduler.bucket
+            now_s = clock.monotonic_s()
+            if bucket is not None and bucket.wait_s(now_s) > 0:
+                return True
+            try:
+                lease = self._outbound.queue.lease(
+                    self.name, destination.name, zone.recipients_per_transaction
+                )
+            except QueueCorrupt as exc:
+                log.critical("not delivered: %s", exc)
+                continue
+            if lease is None:
+                self.scheduler.empty(destination)
+                return False
+            if bucket is not None:
+                bucket.take(now_s)
+            room = (
+                zone.connections - self.scheduler.active,
+                self.scheduler.per_destination - destination.active,
+            )
+            settling, failure = await self._worker.deliver(lease, room)
+            if failure is not None:
+                self._rest(destination, failure.text, zone)
+                return True
+            if destination.answered():
+                self.scheduler.ready(destination.name)
+                self.pump()
+            if settled is not None:
+                await asyncio.shield(settled)  # one settle under way per worker, no more
+            settled = settling
+            served += 1
+            if served % TURN == 0 and self.scheduler.others_wait(destination):
+                return True
+        return True
+
+    def _rest(self, destination: Destination, reason: str, zone: Zone) -> None:
+        """No session with it: leave it alone for a while, as long as its first recipients wait."""
+        now_s = clock.monotonic_s()
+        until_s = self.scheduler.failed(destination, zone.retry.delays[0], now_s, reason)
+        self._loop.call_later(until_s - now_s, self.ready, destination.name)
+
+    async def close(self, grace_s: float) -> None:
+        """Finish the transactions under way, at most ``grace_s``, then cut off what is left."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        self.pool.close()

@@ -1,0 +1,53 @@
+"""The one error tree.
+
+``RemoteError`` is what others do (a peer, DNS, the network): it becomes a verdict about a
+recipient. ``LocalError`` is what is wrong here (configuration, disk, a damaged value): it stops
+what it touches and nothing else. Third-party exceptions end at their door file.
+"""
+
+
+class ZonemtaError(Exception):
+    """Root of every error this package raises on purpose."""
+
+
+class RemoteError(ZonemtaError):
+    """A peer, a name server or the network failed."""
+
+
+class LocalError(ZonemtaError):
+    """This machine, its configuration or its caller failed."""
+
+
+class ConfigError(LocalError):
+    """A configuration cannot be used; the text names file, line, key, what was found, what is allowed."""
+
+
+class QueueLocked(LocalError):
+    """Another process has the queue open; the text says which."""
+
+
+class QueueUnavailable(LocalError):
+    """A write to the queue failed; every later write fails until the queue is opened again."""
+
+
+class QueueCorrupt(LocalError):
+    """A stored value is missing, damaged or of an unknown version."""
+
+
+class DestinationFailed(RemoteError):
+    """No session with the destination could be had.
+
+    ``reply`` is the text an operator sees, with an enhanced status code; ``permanent`` says
+    whether trying again can help.
+    """
+
+    def __init__(self, code: int, status: str, text: str, *, permanent: bool = False) -> None:
+        super().__init__(f"{code} {status} {text}")
+        self.code = code
+        self.status = status
+        self.text = text
+        self.permanent = permanent
+
+
+class SessionLost(RemoteError):
+    """The connection ended, or a time limit passed, in the middle of a dialogue."""

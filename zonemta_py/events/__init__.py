@@ -1,0 +1,1 @@
+"""Every fact about accepted mail: its schema, its segments on disk, its exporter."""

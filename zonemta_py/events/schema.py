@@ -1,0 +1,178 @@
+"""Every fact the relay records, one frozen data class each; ``docs/events.md`` lists them.
+
+A fact becomes one JSON object. ``node``, ``seq`` and ``position`` are added when its group is
+committed: together they identify the record for ever, so that a repeat can be removed.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from zonemta_py.codec import to_json
+
+
+class Event(Protocol):
+    """Anything with a name that codec can write as a JSON object."""
+
+    name: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRecipient:
+    """One recipient of an accepted message; ``index`` is 0-based and stays its number for life."""
+
+    index: int
+    recipient: str
+    zone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A message is on disk and answered with 250, or was made here as a report.
+
+    ``report_for`` is the queue id of the message a report is about, else empty. ``submitter`` is
+    the authenticated user or the client's address.
+    """
+
+    name: ClassVar[str] = "accepted"
+    time_ms: int
+    message: str
+    sender: str
+    recipients: tuple[AcceptedRecipient, ...]
+    size_bytes: int
+    message_id: str
+    listener: str
+    client_ip: str
+    helo: str
+    user: str
+    submitter: str
+    protocol: str
+    report_for: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A command or a message was refused at intake; nothing was accepted."""
+
+    name: ClassVar[str] = "rejected"
+    time_ms: int
+    listener: str
+    client_ip: str
+    helo: str
+    user: str
+    command: str
+    sender: str
+    recipient: str
+    code: int
+    reply: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfRecipient:
+    """What every fact about one recipient carries. ``attempt`` counts from 1."""
+
+    time_ms: int
+    message: str
+    index: int
+    recipient: str
+    zone: str
+    domain: str
+    sender: str
+    submitter: str
+    attempt: int
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfAttempt(_OfRecipient):
+    """What an attempt adds: the peer, the way there and the answer.
+
+    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered; ``reply``
+    then says what happened here.
+    """
+
+    phase: str
+    code: int
+    status: str
+    reply: str
+    mx: str
+    mx_ip: str
+    source_ip: str
+    tls: bool
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered(_OfAttempt):
+    """The peer took responsibility with a 2xx to the final dot."""
+
+    name: ClassVar[str] = "delivered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deferred(_OfAttempt):
+    """The recipient is tried again at ``due_ms``.
+
+    ``uncertain``: the final dot was sent and its answer lost, so the peer may have the message.
+    """
+
+    name: ClassVar[str] = "deferred"
+    due_ms: int
+    uncertain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounced(_OfAttempt):
+    """The recipient failed for good. ``report`` is the queue id of the report, empty without one."""
+
+    name: ClassVar[str] = "bounced"
+    report: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expired(_OfAttempt):
+    """The recipient was tried until ``give_up_after``. ``report`` as in ``bounced``."""
+
+    name: ClassVar[str] = "expired"
+    report: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted(_OfRecipient):
+    """An operator removed the recipient from the queue."""
+
+    name: ClassVar[str] = "deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncertain(_OfRecipient):
+    """A crash fell into a transaction: the peer may have the message, and it will be sent again."""
+
+    name: ClassVar[str] = "uncertain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Recipients changed zone because theirs is gone from the configuration."""
+
+    name: ClassVar[str] = "moved"
+    time_ms: int
+    message: str
+    recipients: tuple[int, ...]
+    zone: str
+    new_zone: str
+
+
+EVENTS: tuple[type, ...] = (
+    Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Uncertain, Moved,
+)  # fmt: skip
+
+
+def encode(event: Event) -> bytes:
+    """``event`` as the inside of a JSON object, braces and identity still missing."""
+    return b'"event":"' + event.name.encode() + b'",' + to_json(event)[1:-1]
+
+
+def identify(node: str, seq: int, bodies: list[bytes]) -> bytes:
+    """The JSON lines of one group commit, from what ``encode`` gave for each of its facts."""
+    head = f'{{"node":"{node}","seq":{seq},"position":'.encode()
+    return b"".join(b"%b%d,%b}\n" % (head, position, body) for position, body in enumerate(bodies))

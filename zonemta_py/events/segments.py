@@ -1,0 +1,126 @@
+"""The event log on disk: zstd frames of JSON lines, written hidden, sealed by a rename.
+
+    DIRECTORY/.NODE-SEQ.open                                   being written
+    DIRECTORY/date=2026-11-21/hour=09/NODE-SEQ.jsonl.zst       sealed; date and hour of sealing (UTC)
+
+SEQ is the first group commit in the file. A frame is whole or, after a crash, the torn end of the
+file, which recovery cuts off. The one door to zstandard.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from zonemta_py import clock
+from zonemta_py.codec import from_json
+
+LEVEL = 3
+
+
+class Segment:
+    """The file being written. Methods block: they are for a thread."""
+
+    def __init__(self, directory: Path, node: str, first_seq: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._name = f"{node}-{first_seq:016x}"
+        self._path = directory / f".{self._name}.open"
+        self._file: BinaryIO = self._path.open("ab")
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+        self.size_bytes = 0
+
+    def append(self, lines: bytes) -> None:
+        """Write whole lines as one frame; on disk when this returns. Raises OSError."""
+        frame = self._compressor.compress(lines)
+        start = self._file.tell()
+        try:
+            self._file.write(frame)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            try:
+                self._file.truncate(start)  # a torn frame in the middle would hide what follows
+            except OSError:
+                pass
+            raise
+        self.size_bytes += len(frame)
+
+    def seal(self, now_ms: int) -> Path:
+        """Close and give the file its final name, which appears whole or not at all."""
+        self._file.close()
+        return _publish(self._directory, self._path, self._name, now_ms)
+
+    def close(self) -> None:
+        """Close without sealing, after a failure: recovery will."""
+        self._file.close()
+
+
+def _publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
+    now = clock.utc(now_ms)
+    folder = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
+    folder.mkdir(parents=True, exist_ok=True)
+    sealed = folder / f"{name}.jsonl.zst"
+    path.rename(sealed)
+    for changed in (folder, folder.parent, directory):
+        _sync_directory(changed)
+    return sealed
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def recover(directory: Path, node: str, now_ms: int) -> int:
+    """Seal what a crash left open; returns the highest sequence number in it, 0 if there was none."""
+    last = 0
+    for path in sorted(directory.glob(f".{node}-*.open")):
+        whole, seq = _whole_frames(path)
+        last = max(last, seq)
+        if whole == 0:
+            path.unlink()
+            continue
+        with path.open("r+b") as file:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+        _publish(directory, path, path.name[1 : -len(".open")], now_ms)
+    return last
+
+
+def _whole_frames(path: Path) -> tuple[int, int]:
+    """How many octets of ``path`` are whole frames, and the highest sequence number in them."""
+    data = path.read_bytes()
+    at = last = 0
+    while at < len(data):
+        reader = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            lines = reader.decompress(data[at:])
+        except zstandard.ZstdError:
+            break
+        if not reader.eof:
+            break
+        at = len(data) - len(reader.unused_data)
+        last = max(last, from_json(lines.rstrip(b"\n").rpartition(b"\n")[2])["seq"])
+    return at, last
+
+
+def read_segment(path: Path) -> Iterator[dict[str, object]]:
+    """The records of one sealed segment."""
+    with path.open("rb") as file:
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        rest = b""
+        while block := reader.read(1 << 18):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                yield from_json(line)
+
+
+def sealed_segments(directory: Path) -> list[Path]:
+    """Every sealed segment under ``directory``, oldest first."""
+    return sorted(directory.glob("date=*/hour=*/*.jsonl.zst"))

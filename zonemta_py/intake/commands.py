@@ -1,0 +1,90 @@
+"""MAIL and RCPT commands: from their text to values, or the reply that refuses them. Pure.
+
+Source: RFC 5321 sections 4.1.1.2, 4.1.1.3 (and their old forms), RFC 1870 (SIZE), RFC 6152
+(8BITMIME), RFC 6531 (SMTPUTF8).
+"""
+
+import re
+from dataclasses import dataclass
+
+from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
+
+_PATH = re.compile(r"\s*<(?:@[^:<>\s]+(?:,@[^:<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z", re.DOTALL)
+_PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+))?\Z")
+
+
+class Refused(Exception):
+    """A command is refused; the text is the whole reply."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """A MAIL command: ``sender`` normalised, ``""`` for ``<>``; ``size`` 0 when not said."""
+
+    sender: str
+    size: int
+    smtputf8: bool
+
+
+def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
+    """The values of ``MAIL FROM:<…> …`` without its first word. Raises Refused."""
+    path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>")
+    if parameters and not extended:
+        raise Refused("555 5.5.4 Parameters need EHLO")
+    size, smtputf8 = 0, False
+    for name, value in parameters:
+        if name == "SIZE" and value.isascii() and value.isdigit() and len(value) <= 20:
+            size = int(value)
+        elif name == "BODY" and value.upper() in ("7BIT", "8BITMIME"):
+            pass  # the body itself is looked at: what it claims does not matter
+        elif name == "SMTPUTF8" and not value:
+            smtputf8 = True
+        elif name in ("SIZE", "BODY", "SMTPUTF8"):
+            raise Refused(f"501 5.5.4 Bad value of {name}")
+        else:
+            raise Refused(f"555 5.5.4 Unsupported parameter {name}")
+    if size > max_size:
+        raise Refused(f"552 5.3.4 Message size exceeds the limit of {max_size} bytes")
+    sender = _address(path, "5.1.7", smtputf8=smtputf8) if path else ""
+    return Mail(sender, size, smtputf8)
+
+
+def parse_rcpt(argument: str, *, smtputf8: bool) -> str:
+    """The normalised address of ``RCPT TO:<…>``. Raises Refused."""
+    path, parameters = _split(argument, "TO:", "RCPT TO:<address>")
+    if parameters:
+        raise Refused(f"555 5.5.4 Unsupported parameter {parameters[0][0]}")
+    if not path:
+        raise Refused("501 5.1.3 A recipient is needed")
+    return _address(path, "5.1.3", smtputf8=smtputf8)
+
+
+def _split(argument: str, keyword: str, syntax: str) -> tuple[str, list[tuple[str, str]]]:
+    """The path inside the brackets, and the parameters as (UPPER-CASE NAME, value)."""
+    if argument[: len(keyword)].upper() != keyword:
+        raise Refused(f"501 5.5.4 Syntax: {syntax}")
+    match = _PATH.match(argument[len(keyword) :])
+    if match is None:
+        raise Refused(f"501 5.5.4 Syntax: {syntax}")
+    parameters, seen = [], set()
+    for word in (match[2] or "").split():
+        parameter = _PARAMETER.match(word)
+        if parameter is None or parameter[1].upper() in seen:
+            raise Refused("501 5.5.4 Bad or repeated parameter")
+        seen.add(parameter[1].upper())
+        parameters.append((parameter[1].upper(), parameter[2] or ""))
+    return match[1], parameters
+
+
+def _address(path: str, status: str, *, smtputf8: bool) -> str:
+    try:
+        address = normalise(path)
+    except AddressError as exc:
+        raise Refused(f"553 {status} {exc}") from None
+    if not smtputf8 and needs_smtputf8(address):
+        raise Refused("553 5.6.7 This address needs SMTPUTF8")
+    return address

@@ -1,0 +1,183 @@
+"""One message on its way in: checked, cut, stamped, routed, accepted. Memory stays flat.
+
+After the first thing wrong with it, the rest of a message is read and thrown away, and the reply
+to its final dot says what it was: answering earlier would make the rest look like commands.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zonemta_py import clock
+from zonemta_py.errors import LocalError, QueueUnavailable
+from zonemta_py.queue.queue import NewMessage, Queue
+from zonemta_py.queue.records import Origin
+from zonemta_py.routing import Router
+from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, field_value, received, without
+from zonemta_py.smtp.transparency import LineCheck
+
+LINE_MAX = 65_536  # octets: RFC 5321's 998 is what we may send, not what the world sends us
+GIVE_UP_FACTOR = 2  # a sender that goes on past so many times the limit is cut off
+
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the session knows about a message before its data.
+
+    ``recipients``: normalised addresses, each once.
+    """
+
+    sender: str
+    recipients: Sequence[str]
+    smtputf8: bool
+    origin: Origin
+    trusted_routing: bool
+    hostname: str
+    max_size: int
+    max_hops: int
+
+
+class Ingest:
+    """Takes the decoded octets of one message. ``refusal`` is the reply once there is one."""
+
+    def __init__(self, queue: Queue, router: Router, draft: Draft) -> None:
+        self._queue = queue
+        self._router = router
+        self._draft = draft
+        self._writer = queue.open_message()
+        self._splitter = HeaderSplitter()
+        self._check = LineCheck(LINE_MAX)
+        self._size = 0
+        self._ended = False
+        self.refusal = ""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the sender has gone so far past the limit that reading on is of no use."""
+        return self._size > GIVE_UP_FACTOR * self._draft.max_size
+
+    async def feed(self, data: bytes) -> None:
+        """Take the next octets of the message."""
+        self._size += len(data)
+        if self.refusal:
+            return
+        self._check.feed(data)
+        if self._size > self._draft.max_size:
+            self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._draft.max_size} bytes"
+        else:
+            self._judge_lines()
+        if not self.refusal:
+            try:
+                body = self._splitter.feed(data)
+                if body:
+                    await self._writer.write(body)
+            except HeaderTooLarge as exc:
+                self.refusal = f"552 5.3.4 Refused: {exc}"
+            except QueueUnavailable:
+                self.refusal = "451 4.3.0 The queue cannot be written, try again later"
+            except LocalError as exc:
+                self.refusal = f"552 5.3.4 {exc}"
+        if self.refusal:
+            await self.abort()
+
+    def _judge_lines(self) -> None:
+        check = self._check
+        if check.bare:
+            self.refusal = "554 5.6.0 Bare CR or LF is not allowed in a message"
+        elif check.nul:
+            self.refusal = "554 5.6.0 NUL is not allowed in a message"
+        elif check.long:
+            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
+
+    async def finish(self) -> str:
+        """The reply to the final dot: 250 with the id when the message is on disk."""
+        if not self.refusal:
+            self._check.finish()
+            self._judge_lines()
+        if not self.refusal:
+            try:
+                tail = self._splitter.finish()
+                if tail:
+                    await self._writer.write(tail)
+                new = self._compose()
+            except HeaderTooLarge as exc:
+                self.refusal = f"552 5.3.4 Refused: {exc}"
+        if self.refusal:
+            await self.abort()
+            return self.refusal
+        self._ended = True
+        try:
+            await self._queue.accept(self._writer, new)
+        except QueueUnavailable:
+            self.refusal = "451 4.3.0 The queue cannot be written, try again later"
+            return self.refusal
+        return f"250 2.0.0 Ok: queued as {self._writer.id}"
+
+    async def abort(self) -> None:
+        """Leave nothing behind; harmless after the end."""
+        if not self._ended:
+            self._ended = True
+            try:
+                await self._queue.abort(self._writer)
+            except QueueUnavailable:
+                pass  # the sweep at the next start finds the open/ key
+
+    def _compose(self) -> NewMessage:
+        draft, header, fields = self._draft, self._splitter.header, self._splitter.fields
+        now_ms = clock.now_ms()
+        if sum(1 for field in fields if field.name == b"received") > draft.max_hops:
+            self.refusal = "554 5.4.6 Too many Received fields: this looks like a mail loop"
+        routing = [field for field in fields if field.name in self._router.headers]
+        values: dict[str, str] = {}
+        if routing and draft.trusted_routing:
+            for field in routing:
+                values.setdefault(field.name.decode(), field_value(header, field))
+        message_id = _first(header, fields, b"message-id")
+        stamped = [
+            received(
+                helo=_UNPRINTABLE.sub("?", draft.origin.helo) or "unknown",
+                client_ip=draft.origin.client_ip,
+                by=draft.hostname,
+                protocol=draft.origin.protocol,
+                message_id=self._writer.id,
+                recipient=draft.recipients[0] if len(draft.recipients) == 1 else "",
+                date=clock.mail_date(now_ms),
+            )
+        ]
+        if not message_id:
+            message_id = f"<{self._writer.id}@{draft.hostname}>"
+            stamped.append(f"Message-ID: {message_id}\r\n".encode())
+        if not any(field.name == b"date" for field in fields):
+            stamped.append(f"Date: {clock.mail_date(now_ms)}\r\n".encode())
+        stamped.append(without(header, routing) if routing else header)
+        return NewMessage(
+            sender=draft.sender,
+            header=b"".join(stamped),
+            recipients=self._route(values),
+            origin=draft.origin,
+            message_id=message_id,
+            eight_bit=self._check.eight_bit,
+            smtputf8=draft.smtputf8,
+        )
+
+    def _route(self, headers: dict[str, str]) -> list[tuple[str, str, str]]:
+        sender_domain, source = domain_of(self._draft.sender), self._draft.origin.client_ip
+        zones: dict[str, str] = {}
+        routed = []
+        for address in self._draft.recipients:
+            domain = domain_of(address)
+            zone = zones.get(domain)
+            if zone is None:
+                zone = zones[domain] = self._router.route(domain, sender_domain, source, headers)
+            routed.append((address, domain, zone))
+        return routed
+
+
+def _first(header: bytes, fields: Sequence[Field], name: bytes) -> str:
+    for field in fields:
+        if field.name == name:
+            return field_value(header, field)
+    return ""

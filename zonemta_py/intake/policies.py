@@ -1,0 +1,34 @@
+"""Who may relay, and whether there is room: decisions that a session asks for."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from zonemta_py import clock
+from zonemta_py.config.schema import Network
+from zonemta_py.routing import matching_networks
+
+LOOK_EVERY_S = 1.0
+
+
+def is_trusted(client_ip: str, networks: Sequence[Network]) -> bool:
+    """Whether this client may relay without AUTH."""
+    return bool(client_ip) and matching_networks(client_ip.removeprefix("::ffff:"), networks)
+
+
+class DiskRoom:
+    """Whether the queue's disk has ``least_bytes`` free; asked of the system once a second."""
+
+    def __init__(self, directory: Path, least_bytes: int) -> None:
+        self._directory = directory
+        self._least = least_bytes
+        self._looked_s = -LOOK_EVERY_S
+        self._room = True
+
+    def __bool__(self) -> bool:
+        now_s = clock.monotonic_s()
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            stat = os.statvfs(self._directory)
+            self._room = stat.f_bavail * stat.f_frsize >= self._least
+        return self._room

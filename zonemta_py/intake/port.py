@@ -1,0 +1,61 @@
+"""What the sessions of one listener share: its settings, its users, its queue, their number."""
+
+import ssl
+from typing import TYPE_CHECKING
+
+from zonemta_py.config.schema import Listener
+from zonemta_py.errors import ConfigError
+from zonemta_py.intake.auth import Users, load_users
+from zonemta_py.intake.policies import DiskRoom, is_trusted
+from zonemta_py.queue.queue import Queue
+from zonemta_py.routing import Router
+
+if TYPE_CHECKING:
+    from zonemta_py.intake.session import Session
+
+
+class Port:
+    """One listening address as its sessions see it. ``configure`` changes it under them."""
+
+    def __init__(self, settings: Listener, hostname: str, queue: Queue, router: Router, disk_room: DiskRoom) -> None:
+        self.queue = queue
+        self.disk_room = disk_room
+        self.stopping = False
+        self.sessions: set[Session] = set()
+        self.configure(settings, hostname, router)
+
+    def configure(self, settings: Listener, hostname: str, router: Router) -> None:
+        """Take over settings. Raises ConfigError and changes nothing when a file cannot be used."""
+        users = load_users(settings.auth.users_file) if settings.auth.users_file else None
+        context = make_context(settings)
+        self.settings = settings
+        self.hostname = hostname
+        self.router = router
+        self.users: Users | None = users
+        self.tls_context = context
+        self.starttls_context = context if settings.tls.mode == "starttls" else None
+
+    def admit(self, session: "Session") -> bool:
+        """Count a new session; False when there are too many."""
+        if self.stopping or len(self.sessions) >= self.settings.max_sessions:
+            return False
+        self.sessions.add(session)
+        return True
+
+    def trusts(self, client_ip: str) -> bool:
+        """Whether this client may relay without AUTH."""
+        return is_trusted(client_ip, self.settings.trusted_networks)
+
+
+def make_context(settings: Listener) -> ssl.SSLContext | None:
+    """The TLS context of a listener. Raises ConfigError naming the files that cannot be used."""
+    tls = settings.tls
+    if tls.mode == "none" or tls.certificate is None or tls.key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"{tls.certificate}, {tls.key}: cannot be used for TLS: {exc}") from exc
+    return context

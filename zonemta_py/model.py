@@ -1,0 +1,33 @@
+"""Plain values that several layers speak of."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one attempt to deliver found, for every recipient it answers.
+
+    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered and the
+    text was written here. ``uncertain``: the final dot went out and no answer came.
+    """
+
+    phase: str
+    code: int
+    status: str
+    text: str
+    mx: str = ""
+    mx_ip: str = ""
+    source_ip: str = ""
+    tls: bool = False
+    duration_ms: int = 0
+    uncertain: bool = False
+
+
+class Fate(StrEnum):
+    """What a settle makes of a recipient."""
+
+    DELIVERED = "delivered"
+    DEFERRED = "deferred"
+    BOUNCED = "bounced"
+    EXPIRED = "expired"

@@ -1,0 +1,1 @@
+"""The queue on LevelDB: keys, states, transitions. Nothing here speaks SMTP."""

@@ -1,0 +1,95 @@
+"""Bodies in 64 KiB values: written as they arrive, read back with their checksum.
+
+A body that fits one chunk is written with its message; a longer one announces itself by ``open/``
+with its first chunk, so that a crash leaves nothing that cannot be swept.
+"""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Iterator
+
+from zonemta_py.clock import now_ms
+from zonemta_py.codec import pack
+from zonemta_py.errors import LocalError, QueueCorrupt
+from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.records import FORMAT, Mark, Open
+
+WRITES_AHEAD = 4  # chunks on their way to disk per message: bounds memory, keeps the disk busy
+
+
+class MessageWriter:
+    """Takes a body in pieces. ``last`` is what remains for the accept batch, one chunk at most."""
+
+    def __init__(self, message: str, boot: int, commits: GroupCommit) -> None:
+        self.id = message
+        self.chunks = 0  # written or on their way
+        self.size = 0
+        self.crc = 0
+        self._boot = boot
+        self._commits = commits
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._ahead: deque[asyncio.Future[None]] = deque()
+
+    async def write(self, data: bytes) -> None:
+        """Take ``data``, any length. Raises QueueUnavailable, LocalError over 61 GiB."""
+        self._pieces.append(data)
+        self._held += len(data)
+        self.size += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+        if self._held > CHUNK_BYTES:
+            body = b"".join(self._pieces)
+            at = 0
+            while len(body) - at > CHUNK_BYTES:
+                await self._put(body[at : at + CHUNK_BYTES])
+                at += CHUNK_BYTES
+            self._pieces = [body[at:]]
+            self._held = len(body) - at
+
+    async def _put(self, chunk: bytes) -> None:
+        self.chunks += 1
+        if self.chunks >= CHUNKS_MAX:
+            raise LocalError("the body has too many chunks")
+        batch = Batch()
+        batch.put(chunk_key(self.id, self.chunks), chunk)
+        if self.chunks % 1024 == 1:
+            batch.put(open_key(self.id), pack(Open(FORMAT, self._boot, now_ms())))
+        self._ahead.append(self._commits.submit(batch))
+        if len(self._ahead) > WRITES_AHEAD:
+            await self._ahead.popleft()
+
+    async def written(self) -> None:
+        """Wait until every chunk put so far is on disk. Raises QueueUnavailable."""
+        while self._ahead:
+            await self._ahead.popleft()
+
+    @property
+    def last(self) -> bytes:
+        """The final chunk; empty only for an empty body."""
+        return b"".join(self._pieces)
+
+    def mark(self, created_ms: int) -> Mark:
+        """The marker of the finished body."""
+        chunks = self.chunks + (1 if self._held else 0)
+        return Mark(FORMAT, created_ms, self.size, chunks, self.crc)
+
+
+def read_body(store: LevelStore, message: str, mark: Mark) -> Iterator[bytes]:
+    """The chunks of a body, in order. Raises QueueCorrupt before the last one is given out.
+
+    Size, number and checksum are compared while the last chunk is still held back, so nobody can
+    take a damaged body for a whole one.
+    """
+    crc, size = 0, 0
+    for number in range(1, mark.chunks + 1):
+        chunk = store.get(chunk_key(message, number))
+        if chunk is None:
+            raise QueueCorrupt(f"{message}: chunk {number} of {mark.chunks} is missing")
+        crc = zlib.crc32(chunk, crc)
+        size += len(chunk)
+        if number == mark.chunks and (size, crc) != (mark.size, mark.crc):
+            raise QueueCorrupt(f"{message}: the body is damaged (size {size} of {mark.size})")
+        yield chunk

@@ -1,0 +1,138 @@
+"""Deferred recipients and the clock that wakes them.
+
+``due/`` keys are read from a cursor, never from the front of the range: what lies before it are
+tombstones. Recipients that a batch is moving are named in ``moving`` until it is on disk, so that
+nothing moves twice.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from zonemta_py.queue import keys, transitions
+from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.records import read_waiting
+from zonemta_py.queue.windows import Windows
+
+WAKE_MAX = 500  # recipients in one batch
+LOOK_AGAIN_S = 60.0  # a backstop against a clock that was set
+
+
+class Deferral:
+    """Wakes what is due. ``now`` gives unix ms."""
+
+    def __init__(
+        self, store: LevelStore, commits: GroupCommit, windows: Windows, now: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._windows = windows
+        self._now = now
+        self._cursor = keys.DUE
+        self._changed = asyncio.Event()
+        self._next_due_ms: int | None = None
+        self.moving: set[bytes] = set()
+
+    def note(self, due_ms: int) -> None:
+        """A ``due/`` key for ``due_ms`` is on disk."""
+        if self._next_due_ms is None or due_ms < self._next_due_ms:
+            self._next_due_ms = due_ms
+            self._changed.set()
+        start = keys.due_key(due_ms, "", "")
+        self._cursor = min(self._cursor, start)
+
+    async def run(self) -> None:
+        """Wake recipients when their time comes, for ever."""
+        while True:
+            self._changed.clear()
+            while await self.wake_due(self._now()):
+                pass
+            self._next_due_ms = self._peek()
+            wait_s = LOOK_AGAIN_S
+            if self._next_due_ms is not None:
+                wait_s = min(wait_s, max(0.0, (self._next_due_ms - self._now()) / 1000))
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                pass
+
+    def _peek(self) -> int | None:
+        for key in self._store.keys(self._cursor, keys.end_of(keys.DUE)):
+            return keys.parse_due(key)[0]
+        return None
+
+    async def wake_due(self, now_ms: int) -> int:
+        """Move up to WAKE_MAX recipients that are due; returns how many keys it dealt with."""
+        batch = Batch()
+        woken: list[Recipient] = []
+        handled = 0
+        stop = keys.due_key(now_ms + 1, "", "")
+        for due in self._store.keys(self._cursor, stop):
+            if len(woken) >= WAKE_MAX:
+                break
+            _, zone, message = keys.parse_due(due)
+            finished = True
+            for recipient in self._due_of(batch, zone, message, now_ms):
+                woken.append(recipient)
+                if len(woken) >= WAKE_MAX:
+                    finished = False
+                    break
+            handled += 1
+            if finished:
+                batch.delete(due)
+                self._cursor = due + b"\x00"
+        if handled:
+            await self._commit(batch, woken)
+        return handled
+
+    def _due_of(self, batch: Batch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
+        prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
+        for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+            record = read_waiting(value)
+            if record.due_ms <= now_ms and key not in self.moving:
+                yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
+
+    async def _commit(self, batch: Batch, woken: list[Recipient]) -> None:
+        placement = self._windows.plan(woken)
+        for zone, destination, message in placement.spills:
+            batch.put(keys.spill_key(zone, destination, message), b"")
+        moving = {keys.deferred_key(r.zone, r.message, r.address) for r in woken}
+        self.moving |= moving
+        try:
+            await self._commits.submit(batch)
+        except BaseException:
+            self._windows.abandon(placement)
+            raise
+        finally:
+            self.moving -= moving
+        self._windows.place(placement)
+
+    async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
+        """Wake deferred recipients now, whatever their time; None matches all. Returns how many.
+
+        Their ``due/`` keys stay and will find nothing.
+        """
+        prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
+        cursor, total = prefix, 0
+        while True:
+            batch = Batch()
+            woken: list[Recipient] = []
+            seen = 0
+            for key, value in self._store.scan(cursor, keys.end_of(prefix)):
+                cursor = key + b"\x00"
+                seen += 1
+                in_zone, of_message, address = keys.parse_recipient(key)
+                record = read_waiting(value)
+                matches = message in (None, of_message) and domain in (None, record.domain)
+                if matches and key not in self.moving:
+                    woken.append(transitions.wake(batch, in_zone, of_message, address, record))
+                if seen >= WAKE_MAX:
+                    break
+            if not seen:
+                return total
+            if woken:
+                await self._commit(batch, woken)
+            else:
+                await asyncio.sleep(0)
+            total += len(woken)

@@ -1,0 +1,110 @@
+"""Reading the queue for an operator: rows of plain values, in the order of the keys.
+
+Every function is a generator over short reads; a caller in a running relay lets others run
+between rows.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from zonemta_py.errors import QueueCorrupt
+from zonemta_py.queue import keys
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.records import read_mark, read_meta, read_waiting
+
+TOP_DOMAINS = 10
+
+
+def recipient_rows(store: LevelStore, zone: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every recipient in the queue, waiting ones first."""
+    for state, space in (("waiting", keys.WAITING), ("deferred", keys.DEFERRED)):
+        prefix = keys.zone_prefix(space, zone) if zone else space
+        for key, value in store.scan(prefix, keys.end_of(prefix)):
+            in_zone, message, address = keys.parse_recipient(key)
+            record = read_waiting(value)
+            yield {
+                "message": message,
+                "recipient": address,
+                "zone": in_zone,
+                "domain": record.domain,
+                "state": state,
+                "attempts": record.attempts,
+                "created_ms": keys.created_ms(message),
+                "due_ms": record.due_ms,
+                "code": record.code,
+                "status": record.status,
+                "reply": record.text,
+                "index": record.index,
+            }
+
+
+class Summary:
+    """Counts over recipient rows."""
+
+    def __init__(self) -> None:
+        self.zones: dict[str, dict[str, Any]] = {}
+        self._domains: dict[str, Counter[str]] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Count one row."""
+        zone = self.zones.setdefault(
+            row["zone"], {"zone": row["zone"], "waiting": 0, "deferred": 0, "oldest_ms": None, "next_due_ms": None}
+        )
+        zone[row["state"]] += 1
+        zone["oldest_ms"] = min(filter(None, (zone["oldest_ms"], row["created_ms"])))
+        if row["due_ms"]:
+            zone["next_due_ms"] = min(filter(None, (zone["next_due_ms"], row["due_ms"])))
+        self._domains.setdefault(row["zone"], Counter())[row["domain"]] += 1
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a zone, with its largest domains."""
+        return [
+            {**zone, "domains": dict(self._domains[name].most_common(TOP_DOMAINS))}
+            for name, zone in sorted(self.zones.items())
+        ]
+
+
+def message_row(store: LevelStore, message: str) -> dict[str, Any] | None:
+    """Everything about one message but its body; None when there is none."""
+    meta_value = store.get(keys.meta_key(message))
+    mark_value = store.get(keys.mark_key(message))
+    if meta_value is None or mark_value is None:
+        return None
+    meta, mark = read_meta(meta_value), read_mark(mark_value)
+    recipients = []
+    for zone in meta.zones:
+        for state, space in (("waiting", keys.WAITING), ("deferred", keys.DEFERRED)):
+            prefix = keys.zone_prefix(space, zone, message)
+            for key, value in store.scan(prefix, keys.end_of(prefix)):
+                record = read_waiting(value)
+                recipients.append(
+                    {"recipient": keys.parse_recipient(key)[2], "zone": zone, "state": state, **record._asdict()}
+                )
+    inflight = keys.INFLIGHT + f"{message}/".encode()
+    return {
+        "message": message,
+        "sender": meta.sender,
+        "created_ms": mark.created_ms,
+        "body_bytes": mark.size,
+        "chunks": mark.chunks,
+        "eight_bit": meta.eight_bit,
+        "smtputf8": meta.smtputf8,
+        "report_for": meta.report_for,
+        "origin": meta.origin._asdict(),
+        "header": meta.header.decode("utf-8", "replace"),
+        "transactions": sum(1 for _ in store.keys(inflight, keys.end_of(inflight))),
+        "recipients": sorted(recipients, key=lambda row: row["index"]),
+    }
+
+
+def body_of(store: LevelStore, message: str) -> Iterator[bytes]:
+    """The message as it is sent: header, empty line, body. Raises QueueCorrupt."""
+    from zonemta_py.queue.chunks import read_body
+
+    meta_value = store.get(keys.meta_key(message))
+    mark_value = store.get(keys.mark_key(message))
+    if meta_value is None or mark_value is None:
+        raise QueueCorrupt(f"{message}: no such message")
+    yield read_meta(meta_value).header + b"\r\n"
+    yield from read_body(store, message, read_mark(mark_value))

@@ -1,0 +1,142 @@
+"""The key layout of the queue: the contract, and the only place that spells keys.
+
+    message/MSGID/000001 …            the body, 65,536 octets each, the last shorter
+    message/MSGID/#                   its presence means: accepted
+    message/MSGID/*                   everything but the body
+    delivery-zone/ZONE/MSGID/RCPT     a waiting recipient
+    deferred/ZONE/MSGID/RCPT          a recipient waiting for its time
+    due/DUE/ZONE/MSGID                when to look at the deferred recipients of that message
+    spill/ZONE/DESTINATION/MSGID      waiting recipients that did not fit the ready window
+    inflight/MSGID/N                  a transaction under way
+    open/MSGID                        a body of more than one chunk is being written
+    cleanup/MSGID                     chunks still to be removed
+    outbox/SEQ                        the facts of one group commit
+    meta/…                            format, node, boot count, ids
+
+MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT comes last
+because it may hold any octet. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
+"""
+
+CHUNK_BYTES = 65_536
+CHUNKS_MAX = 999_999
+
+MESSAGE = b"message/"
+WAITING = b"delivery-zone/"
+DEFERRED = b"deferred/"
+DUE = b"due/"
+SPILL = b"spill/"
+INFLIGHT = b"inflight/"
+OPEN = b"open/"
+CLEANUP = b"cleanup/"
+OUTBOX = b"outbox/"
+
+META_FORMAT = b"meta/format"
+META_NODE = b"meta/node"
+META_BOOT = b"meta/boot"
+META_IDS = b"meta/ids"
+
+MESSAGE_ID_LENGTH = 24
+
+
+def end_of(prefix: bytes) -> bytes:
+    """The exclusive end of the range of keys that begin with ``prefix``."""
+    return prefix + b"\xff"
+
+
+def message_prefix(message: str) -> bytes:
+    """Before the chunks and both markers of a message."""
+    return f"message/{message}/".encode()
+
+
+def chunk_key(message: str, number: int) -> bytes:
+    """Chunk ``number``, 1 to CHUNKS_MAX."""
+    return b"message/%b/%06d" % (message.encode(), number)
+
+
+def mark_key(message: str) -> bytes:
+    """The marker ``#``."""
+    return f"message/{message}/#".encode()
+
+
+def meta_key(message: str) -> bytes:
+    """The envelope and header block ``*``."""
+    return f"message/{message}/*".encode()
+
+
+def waiting_key(zone: str, message: str, recipient: str) -> bytes:
+    """A recipient that may be sent now."""
+    return f"delivery-zone/{zone}/{message}/{recipient}".encode()
+
+
+def deferred_key(zone: str, message: str, recipient: str) -> bytes:
+    """The same recipient, waiting for its time."""
+    return f"deferred/{zone}/{message}/{recipient}".encode()
+
+
+def zone_prefix(space: bytes, zone: str, message: str = "") -> bytes:
+    """Before the recipients of ``zone`` in WAITING, DEFERRED or SPILL; of one message if given."""
+    tail = f"{message}/" if message else ""
+    return space + f"{zone}/{tail}".encode()
+
+
+def parse_recipient(key: bytes) -> tuple[str, str, str]:
+    """Zone, message and recipient of a WAITING or DEFERRED key."""
+    _, zone, message, recipient = key.decode().split("/", 3)
+    return zone, message, recipient
+
+
+def due_key(due_ms: int, zone: str, message: str) -> bytes:
+    """When to look at deferred recipients; ``due_ms`` is unix time."""
+    return b"due/%013d/%b/%b" % (due_ms, zone.encode(), message.encode())
+
+
+def parse_due(key: bytes) -> tuple[int, str, str]:
+    """Due time (ms), zone and message of a DUE key."""
+    _, due, zone, message = key.decode().split("/")
+    return int(due), zone, message
+
+
+def spill_key(zone: str, destination: str, message: str) -> bytes:
+    """``destination`` has waiting recipients of ``message`` outside the ready window."""
+    return f"spill/{zone}/{destination}/{message}".encode()
+
+
+def parse_spill(key: bytes) -> tuple[str, str, str]:
+    """Zone, destination and message of a SPILL key."""
+    _, zone, destination, message = key.decode().split("/")
+    return zone, destination, message
+
+
+def inflight_key(message: str, number: int) -> bytes:
+    """Transaction ``number`` (counted per boot) of a message."""
+    return b"inflight/%b/%d" % (message.encode(), number)
+
+
+def owner_of(key: bytes) -> str:
+    """The message of a MESSAGE, INFLIGHT, OPEN or CLEANUP key."""
+    return key.split(b"/", 2)[1].decode()
+
+
+def open_key(message: str) -> bytes:
+    """A body is being written."""
+    return b"open/" + message.encode()
+
+
+def cleanup_key(message: str) -> bytes:
+    """Chunks are still to be removed."""
+    return b"cleanup/" + message.encode()
+
+
+def outbox_key(seq: int) -> bytes:
+    """The facts of group commit ``seq``."""
+    return b"outbox/%016x" % seq
+
+
+def parse_outbox(key: bytes) -> int:
+    """The sequence number of an OUTBOX key."""
+    return int(key[len(OUTBOX) :], 16)
+
+
+def created_ms(message: str) -> int:
+    """The time in a message id: its first 12 hex digits are unix milliseconds."""
+    return int(message[:12], 16)

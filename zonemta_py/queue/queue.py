@@ -1,0 +1,378 @@
+"""The queue: its verbs, and no other door to it.
+
+    open_message · accept · lease · start · settle · release · delete · flush · check
+
+``settle`` carries the outcomes of one transaction (delivered, deferred, bounced, expired) in one
+batch, because they are one transition (decision 4). Decisions are plain ``def``; the returned
+future says when the batch is on disk. In memory there is nothing that a crash may not take.
+"""
+
+import asyncio
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from zonemta_py import clock
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked
+from zonemta_py.events.schema import Event
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys, transitions
+from zonemta_py.queue.chunks import MessageWriter, read_body
+from zonemta_py.queue.cleanup import Cleanup
+from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.deferral import Deferral
+from zonemta_py.queue.ids import MessageIds
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.live import LiveMessage, LiveMessages
+from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, new_waiting, read_mark, read_meta, read_waiting
+from zonemta_py.queue.recovery import identify, recover
+from zonemta_py.queue.scan import scan_zone, zones_on_disk
+from zonemta_py.queue.transitions import Outcome, Submission
+from zonemta_py.queue.windows import DestinationOf, Placement, Windows
+
+HOLDER_FILE = "relay.pid"
+FEED_EVERY = 64  # leases between two looks at destinations whose mail is all spilled
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """What intake, or a report, knows about a message beside its body.
+
+    ``recipients``: (normalised address, domain, zone), each address once.
+    """
+
+    sender: str
+    header: bytes
+    recipients: Sequence[tuple[str, str, str]]
+    origin: Origin
+    message_id: str = ""
+    eight_bit: bool = False
+    smtputf8: bool = False
+    report_for: str = ""
+
+
+class Lease:
+    """Recipients of one message at one destination, in one worker's hands; a crash gives them back."""
+
+    __slots__ = ("destination", "live", "number", "recipients", "zone")
+
+    def __init__(self, live: LiveMessage, zone: str, destination: str, recipients: list[Recipient]) -> None:
+        self.live = live
+        self.zone = zone
+        self.destination = destination
+        self.recipients = recipients
+        self.number: int | None = None  # of the transaction, once started
+
+
+class Queue:
+    """An open queue. Make it with ``open_queue``; call ``begin`` once a loop runs."""
+
+    def __init__(
+        self,
+        store: LevelStore,
+        *,
+        sync: bool,
+        window: int,
+        body_cache_bytes: int,
+        destination_of: DestinationOf,
+        now: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        identity = identify(store)
+        self.store = store
+        self.node = identity.node
+        self.boot = identity.boot
+        self._now = now
+        self._ids = MessageIds(identity.node, identity.last_id)
+        self._newest_before = identity.last_id
+        first_seq = (identity.boot << 40) + 1  # grows for ever without being stored
+        self.commits = GroupCommit(store, self._ids, identity.node, first_seq, sync=sync)
+        self.windows = Windows(store, self.commits, window, destination_of)
+        self.deferral = Deferral(store, self.commits, self.windows, now)
+        self.cleanup = Cleanup(store, self.commits)
+        self._live = LiveMessages(body_cache_bytes)
+        self._transactions = 0
+        self._leases = 0
+        self._tasks: list[asyncio.Task[object]] = []
+
+    async def begin(self) -> None:
+        """Recover, then wake, clean and scan in the background. The group commit runs by then."""
+        await recover(self.store, self.commits, self.cleanup, self._now())
+        self._spawn(self.deferral.run(), "deferral")
+        self._spawn(self.cleanup.run(), "cleanup")
+        for zone in zones_on_disk(self.store):
+            self._spawn(
+                scan_zone(self.store, self.commits, self.windows, zone, self._newest_before), f"scan-{zone}"
+            )
+
+    def _spawn(self, work: object, name: str) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("the queue's %s stopped: %s", task.get_name(), task.exception())
+
+    # ---- intake
+
+    def open_message(self) -> MessageWriter:
+        """A writer for a body; ``accept`` or ``abort`` ends it."""
+        return MessageWriter(self._ids.next(self._now()), self.boot, self.commits)
+
+    async def accept(self, writer: MessageWriter, new: NewMessage) -> None:
+        """Take responsibility: when this returns, the message is on disk. Raises QueueUnavailable."""
+        await writer.written()
+        tail = [writer.last] if writer.last else []
+        # Shielded: a client that hangs up now must not tear a batch from what happens after it.
+        await asyncio.shield(self._accept(self._compose(writer.id, new, writer.mark(self._now()), tail)))
+
+    def _accept(self, submission: Submission) -> asyncio.Future[None]:
+        batch = Batch()
+        placement = self._plan_accept(batch, submission)
+        future = self.commits.submit(batch)
+        future.add_done_callback(partial(self._accepted, [submission], placement))
+        return future
+
+    def _plan_accept(self, batch: Batch, submission: Submission) -> Placement:
+        placement = self.windows.plan(submission.recipients)
+        spills = [(zone, destination) for zone, destination, _ in placement.spills]
+        transitions.accept(batch, submission, spills, self._now())
+        return placement
+
+    def _accepted(self, submissions: list[Submission], placement: Placement, done: asyncio.Future[None]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self.windows.abandon(placement)
+            return
+        for new in submissions:
+            body = b"".join(new.tail) if new.mark.chunks <= 1 else None
+            self._live.add(LiveMessage(new.message, new.meta, new.mark, body, len(new.recipients)))
+        self.windows.place(placement)
+
+    def _compose(self, message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> Submission:
+        submitter = new.origin.submitter
+        recipients = [
+            Recipient(
+                keys.waiting_key(zone, message, address), zone, message, address, new_waiting(i, domain, submitter)
+            )
+            for i, (address, domain, zone) in enumerate(new.recipients)
+        ]
+        zones = tuple(sorted({zone for _, _, zone in new.recipients}))
+        meta = Meta(
+            FORMAT, new.sender, new.header, zones, new.eight_bit, new.smtputf8, new.report_for, new.origin
+        )
+        return Submission(message, meta, mark, tail, recipients, new.message_id)
+
+    def compose_report(self, message: str, new: NewMessage, body: bytes) -> Submission:
+        """A message made here, to be accepted in the batch of the settle that causes it."""
+        size = keys.CHUNK_BYTES
+        tail = [body[at : at + size] for at in range(0, len(body), size)]
+        mark = Mark(FORMAT, self._now(), len(body), len(tail), zlib.crc32(body))
+        return self._compose(message, new, mark, tail)
+
+    def new_id(self) -> str:
+        """A message id, for a report."""
+        return self._ids.next(self._now())
+
+    async def abort(self, writer: MessageWriter) -> None:
+        """The body will not be finished; its chunks go."""
+        if writer.chunks:
+            await writer.written()
+            batch = Batch()
+            batch.delete(keys.open_key(writer.id))
+            batch.put(keys.cleanup_key(writer.id), b"")
+            await self.commits.submit(batch)
+            self.cleanup.add(writer.id)
+
+    def record(self, event: Event) -> None:
+        """Put a fact that belongs to no accepted message into the ledger."""
+        batch = Batch()
+        batch.record(event)
+        self.commits.submit(batch)
+
+    # ---- delivery
+
+    def lease(self, zone: str, destination: str, most: int) -> Lease | None:
+        """Up to ``most`` recipients of the oldest message at ``destination``, or None.
+
+        Raises QueueCorrupt for a message that cannot be read; its recipients stay where they are
+        on disk and are not offered again in this life.
+        """
+        window = self.windows.zone(zone)
+        self.windows.refill(zone, destination)
+        recipients = window.take(destination, most)
+        self._leases += 1
+        if self._leases % FEED_EVERY == 0 or not window.size:
+            self.windows.feed_starving(zone)
+        if not recipients:
+            return None
+        live = self._load(recipients[0].message)
+        live.leases += 1
+        return Lease(live, zone, destination, recipients)
+
+    def _load(self, message: str) -> LiveMessage:
+        live = self._live.get(message)
+        if live is None:
+            meta, mark = self.read(message)
+            remaining = sum(1 for _ in self.recipients(message, meta.zones))
+            live = LiveMessage(message, meta, mark, None, remaining)
+            self._live.add(live)
+        return live
+
+    def start(self, lease: Lease) -> asyncio.Future[None]:
+        """A transaction begins; the future must be done before the final dot goes out."""
+        self._transactions += 1
+        lease.number = self._transactions
+        batch = Batch()
+        transitions.start(batch, lease.live.id, lease.number, lease.recipients, self.boot, self._now())
+        return self.commits.submit(batch)
+
+    def body(self, live: LiveMessage) -> Iterator[bytes]:
+        """The body in chunks. Raises QueueCorrupt before a damaged one is complete."""
+        if live.body is not None:
+            return iter((live.body,)) if live.body else iter(())
+        return read_body(self.store, live.id, live.mark)
+
+    def settle(
+        self, lease: Lease, outcomes: Sequence[Outcome], report: Submission | None = None
+    ) -> asyncio.Future[None]:
+        """End a transaction. Leased recipients without an outcome go back to the front.
+
+        ``report`` is accepted in the same batch as the removal of the recipients it is about.
+        """
+        live, now_ms = lease.live, self._now()
+        batch = Batch()
+        report_id = report.message if report else ""
+        if outcomes:
+            transitions.settle(batch, live.meta, lease.number, outcomes, report_id, now_ms)
+        elif lease.number is not None:
+            batch.delete(keys.inflight_key(live.id, lease.number))
+        live.remaining -= sum(1 for outcome in outcomes if outcome.fate is not Fate.DEFERRED)
+        assert live.remaining >= 0
+        if live.remaining == 0:
+            transitions.last(batch, live.id, live.mark.chunks)
+        placement = self._plan_accept(batch, report) if report else Placement()
+        settled = {outcome.recipient.key for outcome in outcomes}
+        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
+        if untried:
+            self.windows.zone(lease.zone).give_back(lease.destination, untried)
+        future = self.commits.submit(batch)
+        future.add_done_callback(partial(self._settled, lease, outcomes, report, placement))
+        return future
+
+    def _settled(
+        self,
+        lease: Lease,
+        outcomes: Sequence[Outcome],
+        report: Submission | None,
+        placement: Placement,
+        done: asyncio.Future[None],
+    ) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return  # the lease stays: the next life of the queue finds everything as it was
+        live = lease.live
+        self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
+        for outcome in outcomes:
+            if outcome.fate is Fate.DEFERRED:
+                self.deferral.note(outcome.due_ms)
+        self._gone(live)
+        self._live.unpin(live)
+        if report is not None:
+            self._accepted([report], placement, done)
+
+    def _gone(self, live: LiveMessage) -> None:
+        if live.remaining == 0:
+            if live.mark.chunks > 1:
+                self.cleanup.add(live.id)
+            self.cleanup.removed(live.mark.size + len(live.meta.header) + 1024)
+
+    def release(self, lease: Lease) -> asyncio.Future[None]:
+        """Nothing was attempted: the recipients go back to the front."""
+        return self.settle(lease, ())
+
+    # ---- operator
+
+    def read(self, message: str) -> tuple[Meta, Mark]:
+        """The markers of a message. Raises QueueCorrupt when it has none."""
+        meta = self.store.get(keys.meta_key(message))
+        mark = self.store.get(keys.mark_key(message))
+        if meta is None or mark is None:
+            raise QueueCorrupt(f"{message}: recipients without a message")
+        return read_meta(meta), read_mark(mark)
+
+    def recipients(self, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of the recipients a message still has."""
+        for zone in zones:
+            for space in (keys.WAITING, keys.DEFERRED):
+                prefix = keys.zone_prefix(space, zone, message)
+                yield from self.store.scan(prefix, keys.end_of(prefix))
+
+    async def delete(self, message: str, address: str | None = None) -> tuple[int, int]:
+        """Remove a message's recipients, or one; returns (removed, left because in flight)."""
+        if self.store.get(keys.meta_key(message)) is None:
+            return 0, 0
+        live = self._load(message)
+        batch, freed, deleted, busy = Batch(), [], 0, 0
+        for key, value in list(self.recipients(message, live.meta.zones)):
+            zone, _, found = keys.parse_recipient(key)
+            if address is not None and found != address:
+                continue
+            record = read_waiting(value)
+            if key.startswith(keys.DEFERRED):
+                if key in self.deferral.moving:
+                    busy += 1
+                    continue
+                self.deferral.moving.add(key)
+            elif not self.windows.zone(zone).hold(key):
+                busy += 1
+                continue
+            freed.append(key)
+            transitions.delete(batch, live.meta, key, record, self._now())
+            deleted += 1
+        if deleted:
+            live.leases += 1
+            live.remaining -= deleted
+            if live.remaining == 0:
+                transitions.last(batch, message, live.mark.chunks)
+            await self.commits.submit(batch)
+            self._gone(live)
+            self._live.unpin(live)
+        for key in freed:
+            self.deferral.moving.discard(key)
+            self.windows.zone(keys.parse_recipient(key)[0]).forget([key])
+        return deleted, busy
+
+    async def close(self) -> None:
+        """Stop the background work, write what waits, close the database."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.commits.close()
+        await self.cleanup.close()
+        self.store.close()
+
+
+def open_store(directory: Path) -> LevelStore:
+    """The database of the queue in ``directory``. QueueLocked names the process that has it."""
+    holder = directory / HOLDER_FILE
+    try:
+        store = LevelStore(directory / "db")
+    except QueueLocked as exc:
+        try:
+            pid = holder.read_text().strip()
+        except OSError:
+            pid = "unknown"
+        raise QueueLocked(f"{directory}: the queue is in use by process {pid}") from exc
+    try:
+        holder.write_text(f"{os.getpid()}\n")
+    except OSError as exc:
+        store.close()
+        raise LocalError(f"{holder}: {exc}") from exc
+    return store

@@ -1,0 +1,146 @@
+"""The values in the queue: versioned msgpack arrays. Bytes on disk are frozen by golden tests.
+
+To change one: raise its version here, keep the old tuple beside it, convert in its ``read_…``
+function, add a golden file. A relay never writes an older version than it reads.
+"""
+
+from typing import NamedTuple
+
+from zonemta_py.codec import unpacker
+from zonemta_py.errors import QueueCorrupt
+
+FORMAT = 1
+
+
+class Origin(NamedTuple):
+    """Where a message came from. ``protocol`` as in RFC 3848; empty fields for mail made here."""
+
+    listener: str
+    client_ip: str
+    helo: str
+    user: str
+    protocol: str
+
+    @property
+    def submitter(self) -> str:
+        """Who answers for the message: the user, else the client's address, else nobody."""
+        return self.user or self.client_ip
+
+
+class Mark(NamedTuple):
+    """``message/MSGID/#``. ``size`` and ``crc`` (CRC-32) are of the body in its ``chunks`` chunks."""
+
+    version: int
+    created_ms: int
+    size: int
+    chunks: int
+    crc: int
+
+
+class Meta(NamedTuple):
+    """``message/MSGID/*``. ``header`` is the block that is sent, each field ending in CRLF.
+
+    ``zones`` are those its recipients were routed to. ``report_for`` is the id of the message
+    that a report is about. ``smtputf8``: the client declared it.
+    """
+
+    version: int
+    sender: str
+    header: bytes
+    zones: tuple[str, ...]
+    eight_bit: bool
+    smtputf8: bool
+    report_for: str
+    origin: Origin
+
+
+class Waiting(NamedTuple):
+    """A recipient in ``delivery-zone/`` or ``deferred/``.
+
+    ``attempts`` that ended, ``uncertain`` ones that a crash cut off. ``due_ms`` is 0 unless
+    deferred. The last reply, its time and whether the sender was warned of the delay follow.
+    """
+
+    version: int
+    index: int
+    domain: str
+    submitter: str
+    attempts: int
+    uncertain: int
+    due_ms: int
+    last_ms: int
+    code: int
+    status: str
+    text: str
+    warned: bool
+
+
+class Inflight(NamedTuple):
+    """``inflight/MSGID/N``: which recipients, by index, are in a transaction since when."""
+
+    version: int
+    boot: int
+    zone: str
+    indexes: tuple[int, ...]
+    attempt: int
+    since_ms: int
+
+
+class Open(NamedTuple):
+    """``open/MSGID``: which boot writes the body, and when it last got further."""
+
+    version: int
+    boot: int
+    progress_ms: int
+
+
+_mark = unpacker(Mark)
+_meta = unpacker(Meta)
+_waiting = unpacker(Waiting)
+_inflight = unpacker(Inflight)
+_open = unpacker(Open)
+
+
+def _known(version: int, what: str) -> None:
+    if version != FORMAT:
+        raise QueueCorrupt(f"{what}: version {version} is not known here")
+
+
+def read_mark(data: bytes) -> Mark:
+    """Raises QueueCorrupt."""
+    record = _mark(data)
+    _known(record.version, "#")
+    return record
+
+
+def read_meta(data: bytes) -> Meta:
+    """Raises QueueCorrupt."""
+    record = _meta(data)
+    _known(record.version, "*")
+    return record
+
+
+def read_waiting(data: bytes) -> Waiting:
+    """Raises QueueCorrupt."""
+    record = _waiting(data)
+    _known(record.version, "recipient")
+    return record
+
+
+def read_inflight(data: bytes) -> Inflight:
+    """Raises QueueCorrupt."""
+    record = _inflight(data)
+    _known(record.version, "inflight")
+    return record
+
+
+def read_open(data: bytes) -> Open:
+    """Raises QueueCorrupt."""
+    record = _open(data)
+    _known(record.version, "open")
+    return record
+
+
+def new_waiting(index: int, domain: str, submitter: str) -> Waiting:
+    """The record of a recipient that was just accepted."""
+    return Waiting(FORMAT, index, domain, submitter, 0, 0, 0, 0, 0, "", "", False)

@@ -1,0 +1,42 @@
+"""Recipients whose zone is gone from the configuration: move them to another, all at once per message."""
+
+from zonemta_py.codec import pack
+from zonemta_py.events.schema import Moved
+from zonemta_py.queue import keys
+from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.records import read_meta, read_waiting
+
+
+async def move_zone(store: LevelStore, commits: GroupCommit, zone: str, new_zone: str, now_ms: int) -> int:
+    """Move every recipient of ``zone``; returns how many messages. Before mail is taken or sent."""
+    messages = {
+        keys.parse_recipient(key)[1]
+        for space in (keys.WAITING, keys.DEFERRED)
+        for key in store.keys(keys.zone_prefix(space, zone), keys.end_of(keys.zone_prefix(space, zone)))
+    }
+    for message in sorted(messages):
+        batch = Batch()
+        moved = []
+        for space in (keys.WAITING, keys.DEFERRED):
+            prefix = keys.zone_prefix(space, zone, message)
+            for key, value in store.scan(prefix, keys.end_of(prefix)):
+                record = read_waiting(value)
+                address = keys.parse_recipient(key)[2]
+                batch.delete(key)
+                if space == keys.WAITING:
+                    batch.put(keys.waiting_key(new_zone, message, address), value)
+                else:
+                    batch.put(keys.deferred_key(new_zone, message, address), value)
+                    batch.put(keys.due_key(record.due_ms, new_zone, message), b"")
+                moved.append(record.index)
+        meta_value = store.get(keys.meta_key(message))
+        if meta_value is not None:
+            meta = read_meta(meta_value)
+            zones = tuple(sorted({*meta.zones, new_zone} - {zone}))
+            batch.put(keys.meta_key(message), pack(meta._replace(zones=zones)))
+        batch.record(
+            Moved(time_ms=now_ms, message=message, recipients=tuple(moved), zone=zone, new_zone=new_zone)
+        )
+        await commits.submit(batch)
+    return len(messages)

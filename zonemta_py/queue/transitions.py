@@ -1,0 +1,199 @@
+"""What each transition of DESIGN section 4 writes: one function, one batch.
+
+Nothing here reads, waits or decides; ``queue.py`` does, and these say what it comes to on disk.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zonemta_py.codec import pack
+from zonemta_py.events.schema import (
+    Accepted,
+    AcceptedRecipient,
+    Bounced,
+    Deferred,
+    Deleted,
+    Delivered,
+    Expired,
+)
+from zonemta_py.model import Attempt, Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.commit import Batch
+from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a settle makes of one leased recipient. ``due_ms`` only for a deferral."""
+
+    recipient: Recipient
+    fate: Fate
+    attempt: Attempt
+    due_ms: int = 0
+    warned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A message to be accepted. ``tail`` are its last chunks, those that are not written yet."""
+
+    message: str
+    meta: Meta
+    mark: Mark
+    tail: Sequence[bytes]
+    recipients: Sequence[Recipient]
+    message_id: str  # the header field, for the record
+
+
+def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now_ms: int) -> None:
+    """S0 or S1 → S2: the tail, both markers, the recipients, the fact. ``spills``: (zone, destination)."""
+    message, mark, meta = new.message, new.mark, new.meta
+    for number, chunk in enumerate(new.tail, mark.chunks - len(new.tail) + 1):
+        batch.put(keys.chunk_key(message, number), chunk)
+    batch.put(keys.mark_key(message), pack(mark))
+    batch.put(keys.meta_key(message), pack(meta))
+    for recipient in new.recipients:
+        batch.put(recipient.key, pack(recipient.record))
+    for zone, destination in spills:
+        batch.put(keys.spill_key(zone, destination, message), b"")
+    if mark.chunks > len(new.tail):
+        batch.delete(keys.open_key(message))
+    origin = meta.origin
+    batch.record(
+        Accepted(
+            time_ms=now_ms,
+            message=message,
+            sender=meta.sender,
+            recipients=tuple(AcceptedRecipient(r.record.index, r.address, r.zone) for r in new.recipients),
+            size_bytes=len(meta.header) + 2 + mark.size,
+            message_id=new.message_id,
+            listener=origin.listener,
+            client_ip=origin.client_ip,
+            helo=origin.helo,
+            user=origin.user,
+            submitter=origin.submitter,
+            protocol=origin.protocol,
+            report_for=meta.report_for,
+        )
+    )
+
+
+def start(batch: Batch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int) -> None:
+    """S2 → S2: a transaction begins; durable before its final dot goes out."""
+    first = recipients[0]
+    record = Inflight(
+        FORMAT,
+        boot,
+        first.zone,
+        tuple(r.record.index for r in recipients),
+        first.record.attempts + 1,
+        now_ms,
+    )
+    batch.put(keys.inflight_key(message, number), pack(record))
+
+
+def settle(
+    batch: Batch, meta: Meta, number: int | None, outcomes: Sequence[Outcome], report: str, now_ms: int
+) -> None:
+    """S2 → S2: each recipient deferred or gone, the transaction over, the facts.
+
+    ``number`` is the transaction's, None if it never began. ``report`` is the id of the report
+    accepted in the same batch, empty without one.
+    """
+    if number is not None:
+        batch.delete(keys.inflight_key(outcomes[0].recipient.message, number))
+    for outcome in outcomes:
+        batch.delete(outcome.recipient.key)
+        if outcome.fate is Fate.DEFERRED:
+            _defer(batch, outcome, now_ms)
+        _record(batch, meta, outcome, report, now_ms)
+
+
+def _defer(batch: Batch, outcome: Outcome, now_ms: int) -> None:
+    recipient, attempt = outcome.recipient, outcome.attempt
+    record = recipient.record._replace(
+        attempts=recipient.record.attempts + 1,
+        due_ms=outcome.due_ms,
+        last_ms=now_ms,
+        code=attempt.code,
+        status=attempt.status,
+        text=attempt.text,
+        warned=outcome.warned or recipient.record.warned,
+    )
+    zone, message = recipient.zone, recipient.message
+    batch.put(keys.deferred_key(zone, message, recipient.address), pack(record))
+    batch.put(keys.due_key(outcome.due_ms, zone, message), b"")
+
+
+def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
+    recipient, attempt = outcome.recipient, outcome.attempt
+    facts: dict[str, Any] = {
+        "time_ms": now_ms,
+        "message": recipient.message,
+        "index": recipient.record.index,
+        "recipient": recipient.address,
+        "zone": recipient.zone,
+        "domain": recipient.record.domain,
+        "sender": meta.sender,
+        "submitter": recipient.record.submitter,
+        "attempt": recipient.record.attempts + 1,
+        "created_ms": keys.created_ms(recipient.message),
+        "phase": attempt.phase,
+        "code": attempt.code,
+        "status": attempt.status,
+        "reply": attempt.text,
+        "mx": attempt.mx,
+        "mx_ip": attempt.mx_ip,
+        "source_ip": attempt.source_ip,
+        "tls": attempt.tls,
+        "duration_ms": attempt.duration_ms,
+    }
+    if outcome.fate is Fate.DELIVERED:
+        batch.record(Delivered(**facts))
+    elif outcome.fate is Fate.DEFERRED:
+        batch.record(Deferred(**facts, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
+    elif outcome.fate is Fate.BOUNCED:
+        batch.record(Bounced(**facts, report=report))
+    else:
+        batch.record(Expired(**facts, report=report))
+
+
+def delete(batch: Batch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
+    """S2 → S2: an operator takes a recipient out. ``key`` is its waiting or deferred key."""
+    zone, message, address = keys.parse_recipient(key)
+    batch.delete(key)
+    batch.record(
+        Deleted(
+            time_ms=now_ms,
+            message=message,
+            index=record.index,
+            recipient=address,
+            zone=zone,
+            domain=record.domain,
+            sender=meta.sender,
+            submitter=record.submitter,
+            attempt=record.attempts,
+            created_ms=keys.created_ms(message),
+        )
+    )
+
+
+def last(batch: Batch, message: str, chunks: int) -> None:
+    """S2 → S0, or → S1 with ``cleanup/`` when there is more than one chunk to remove."""
+    batch.delete(keys.mark_key(message))
+    batch.delete(keys.meta_key(message))
+    if chunks == 1:
+        batch.delete(keys.chunk_key(message, 1))
+    elif chunks > 1:
+        batch.put(keys.cleanup_key(message), b"")
+
+
+def wake(batch: Batch, zone: str, message: str, address: str, record: Waiting) -> Recipient:
+    """S2 → S2: a deferred recipient may be sent again; returns it as it now waits."""
+    key = keys.waiting_key(zone, message, address)
+    ready = record._replace(due_ms=0)
+    batch.delete(keys.deferred_key(zone, message, address))
+    batch.put(key, pack(ready))
+    return Recipient(key, zone, message, address, ready)

@@ -1,0 +1,1 @@
+"""What to send next: pure decisions about destinations, limits, sources and retries."""

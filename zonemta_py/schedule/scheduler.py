@@ -1,0 +1,80 @@
+"""Which destination of a zone is served next: in turn, within the zone's limits. Plain ``def``.
+
+Destinations with mail stand in a ring. One that may not be served now leaves it and comes back by
+an event: a worker that ends, a rest that is over. Nobody polls, and a blocked destination costs
+the others nothing.
+"""
+
+from collections import OrderedDict
+
+from zonemta_py.config.schema import Zone
+from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.limits import TokenBucket
+
+REST_MAX_S = 300.0
+
+
+class Scheduler:
+    """The turn-taking of one zone."""
+
+    def __init__(self, zone: Zone, now_s: float) -> None:
+        self.active = 0  # workers, on all destinations
+        self._destinations: dict[str, Destination] = {}
+        self._ring: OrderedDict[str, None] = OrderedDict()
+        self.configure(zone, now_s)
+
+    def configure(self, zone: Zone, now_s: float) -> None:
+        """Take over the limits of ``zone``, now or after a reload."""
+        self.zone = zone
+        self.bucket = TokenBucket(zone.rate, now_s) if zone.rate else None
+        smarthost = zone.smarthost is not None
+        self.per_destination = zone.connections if smarthost else zone.connections_per_domain
+
+    def ready(self, name: str) -> None:
+        """The destination has mail."""
+        if name not in self._ring:
+            self._ring[name] = None
+
+    def next(self, now_s: float) -> Destination | None:
+        """The destination a new worker should serve, counted as started; None: none now."""
+        if self.active >= self.zone.connections:
+            return None
+        for _ in range(len(self._ring)):
+            name, _ = self._ring.popitem(last=False)
+            destination = self._destinations.get(name)
+            if destination is None:
+                destination = self._destinations[name] = Destination(name)
+            if destination.may_start(now_s, self.per_destination):
+                self._ring[name] = None
+                destination.active += 1
+                self.active += 1
+                return destination
+        return None
+
+    def empty(self, destination: Destination) -> None:
+        """The destination has no more mail in the window."""
+        self._ring.pop(destination.name, None)
+
+    def ended(self, destination: Destination, *, has_mail: bool) -> None:
+        """A worker left; the destination has its turn again if there is mail."""
+        destination.active -= 1
+        self.active -= 1
+        if has_mail:
+            self.ready(destination.name)
+        if destination.idle and destination.name not in self._ring:
+            self._destinations.pop(destination.name, None)
+
+    def others_wait(self, destination: Destination) -> bool:
+        """Whether a worker should make room: all connections are taken and others have mail."""
+        if self.active < self.zone.connections:
+            return False
+        return any(name != destination.name for name in self._ring)
+
+    def failed(self, destination: Destination, rest_s: float, now_s: float, reason: str) -> float:
+        """No session with the destination could be had; returns when it may be probed again."""
+        destination.failed(now_s + min(rest_s, REST_MAX_S), reason)
+        return destination.down_until_s
+
+    def state(self, name: str) -> Destination | None:
+        """What is known about a destination, for an operator."""
+        return self._destinations.get(name)

@@ -1,0 +1,83 @@
+"""Mail addresses: parse, normalise, take apart.
+
+A normalised address is ``local@domain`` with the local part as given and the domain as lower-case
+A-labels, so that one mailbox has one spelling in keys and DNS. The null sender is ``""``.
+
+Source: RFC 5321 sections 4.1.2, 4.5.3.1; RFC 6531 (UTF-8 local parts); RFC 5891 (IDNA 2008).
+"""
+
+import re
+from functools import lru_cache
+
+import idna
+
+LOCAL_MAX = 64  # octets, RFC 5321 4.5.3.1.1
+DOMAIN_MAX = 255
+PATH_MAX = 254  # 256 with the angle brackets
+
+_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
+_DOT_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*\Z")
+_QUOTED_LOCAL = re.compile(r'"(?:[\x20\x21\x23-\x5b\x5d-\x7e\u0080-\U0010ffff]|\\[\x20-\x7e])*"\Z')
+_LABEL = r"[a-z0-9](?:[a-z0-9\-]{0,61}[a-z0-9])?"
+_ASCII_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z")
+_LITERAL = re.compile(r"\[(?:\d{1,3}(?:\.\d{1,3}){3}|ipv6:[0-9a-f:.]+)\]\Z")
+# The common address, settled by one match; everything else takes the slow road.
+_PLAIN = re.compile(rf"[A-Za-z0-9._+=\-]{{1,64}}@{_LABEL}(?:\.{_LABEL})+\Z")
+
+
+class AddressError(ValueError):
+    """Not an address; the text says what is wrong with it."""
+
+
+def normalise(text: str) -> str:
+    """The one spelling of a mailbox, or AddressError.
+
+    ``text`` has no angle brackets and is not empty. A domain with U-labels becomes A-labels.
+    """
+    if _PLAIN.match(text) and len(text) <= PATH_MAX:
+        local = text[: text.index("@")]
+        if ".." not in local and local[0] != "." and local[-1] != ".":
+            return text
+    local, at, domain = text.rpartition("@")
+    if not at or not local or not domain:
+        raise AddressError("an address is local@domain")
+    if not (_DOT_LOCAL.match(local) or _QUOTED_LOCAL.match(local)):
+        raise AddressError("malformed local part")
+    try:
+        octets = len(local.encode())
+    except UnicodeEncodeError:
+        raise AddressError("the address is not valid UTF-8") from None
+    if octets > LOCAL_MAX:
+        raise AddressError(f"local part over {LOCAL_MAX} octets")
+    address = f"{local}@{normalise_domain(domain)}"
+    if len(address.encode()) > PATH_MAX:
+        raise AddressError(f"address over {PATH_MAX} octets")
+    return address
+
+
+@lru_cache(maxsize=4096)
+def normalise_domain(text: str) -> str:
+    """Lower-case A-labels, or an address literal in lower case; AddressError for anything else."""
+    lower = text.lower()
+    if lower.startswith("["):
+        if _LITERAL.match(lower):
+            return lower
+        raise AddressError("malformed address literal")
+    if not lower.isascii():
+        try:
+            lower = idna.encode(text, uts46=True).decode("ascii")
+        except (idna.IDNAError, UnicodeError) as exc:
+            raise AddressError(f"not an internationalised domain: {exc}") from None
+    if len(lower) > DOMAIN_MAX or not _ASCII_DOMAIN.match(lower):
+        raise AddressError("malformed domain")
+    return lower
+
+
+def domain_of(address: str) -> str:
+    """The domain of a normalised address; ``""`` for the null sender."""
+    return address[address.rfind("@") + 1 :]
+
+
+def needs_smtputf8(address: str) -> bool:
+    """Whether this normalised address can only travel with SMTPUTF8 (its domain never needs it)."""
+    return not address.isascii()

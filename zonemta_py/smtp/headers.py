@@ -1,0 +1,151 @@
+"""The header block: cut off the message, looked at once, edited without touching other octets.
+
+Source: RFC 5322 sections 2.2 and 3.6; RFC 5321 section 4.4 (trace).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+HEADER_MAX = 1 << 20  # octets: larger header blocks are refused
+
+_NAME_OCTETS = bytes(range(0x21, 0x7F)).replace(b":", b"")
+
+
+class HeaderTooLarge(ValueError):
+    """The header block exceeds HEADER_MAX."""
+
+
+class Field(NamedTuple):
+    """One header field: lower-case name, and where it stands in its block.
+
+    ``start`` is its first octet, ``value`` the one behind the colon, ``end`` the one behind its
+    last CRLF.
+    """
+
+    name: bytes
+    start: int
+    value: int
+    end: int
+
+
+def scan(block: bytes) -> tuple[list[Field], int]:
+    """The fields of ``block`` in order, and where they stop.
+
+    The second value is the offset of the first line that is neither a field nor the continuation
+    of one, or the length of the block. The block consists of whole lines, its last may lack CRLF.
+    """
+    fields: list[Field] = []
+    at = 0
+    name, start, value = b"", 0, -1
+    for line in block.split(b"\r\n"):
+        if not line:
+            break
+        if line[0] not in b" \t":
+            if value >= 0:
+                fields.append(Field(name, start, value, at))
+                value = -1
+            head, colon, _ = line.partition(b":")
+            name = head.rstrip(b" \t").lower()
+            if not colon or not name or name.translate(None, _NAME_OCTETS):
+                return fields, at
+            start, value = at, at + len(head) + 1
+        elif value < 0:
+            return fields, at
+        at += len(line) + 2
+    at = min(at, len(block))
+    if value >= 0:
+        fields.append(Field(name, start, value, at))
+    return fields, at
+
+
+class HeaderSplitter:
+    """Cuts a message into its header block and its body, at any split of the stream.
+
+    The block ends at the first empty line, which belongs to neither part, or before the first line
+    that is no header field. When ``done``, ``header`` is empty or ends with CRLF, and ``fields``
+    are its fields.
+    """
+
+    __slots__ = ("_held", "_searched", "done", "fields", "header")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._searched = 0
+        self.done = False
+        self.header = b""
+        self.fields: list[Field] = []
+
+    def feed(self, data: bytes) -> bytes:
+        """The octets of the body that are now known. Raises HeaderTooLarge."""
+        if self.done:
+            return data
+        self._held += data
+        return self._advance(at_end=False)
+
+    def finish(self) -> bytes:
+        """The message ends here; what is still held becomes header or body."""
+        return b"" if self.done else self._advance(at_end=True)
+
+    def _advance(self, *, at_end: bool) -> bytes:
+        held = self._held
+        if held.startswith(b"\r\n"):
+            return self._cut(0, 2)
+        end = held.find(b"\r\n\r\n", max(0, self._searched - 3))
+        self._searched = len(held)
+        if end >= 0:
+            block = held[: end + 2]
+        elif at_end:
+            block = held
+        elif len(held) > HEADER_MAX:
+            block = held[: held.rfind(b"\r\n") + 2] if b"\r\n" in held else b""
+        else:
+            return b""
+        self.fields, stop = scan(block)
+        if stop < len(block):
+            return self._cut(stop, stop)
+        if end >= 0:
+            return self._cut(end + 2, end + 4)
+        if at_end:
+            return self._cut(len(held), len(held))
+        raise HeaderTooLarge(f"header block over {HEADER_MAX} octets")
+
+    def _cut(self, header_end: int, body_start: int) -> bytes:
+        if header_end > HEADER_MAX:
+            raise HeaderTooLarge(f"header block over {HEADER_MAX} octets")
+        self.done = True
+        self.header, body = self._held[:header_end], self._held[body_start:]
+        if self.header and not self.header.endswith(b"\r\n"):
+            self.header += b"\r\n"
+        self._held = b""
+        return body
+
+
+def field_value(block: bytes, field: Field) -> str:
+    """The unfolded, trimmed value of a field as text; undecodable octets are replaced."""
+    raw = block[field.value : field.end]
+    return raw.replace(b"\r\n", b"").decode("utf-8", "replace").strip()
+
+
+def without(block: bytes, fields: Iterable[Field]) -> bytes:
+    """``block`` without these fields of it."""
+    kept, at = [], 0
+    for field in sorted(fields, key=lambda f: f.start):
+        kept.append(block[at : field.start])
+        at = field.end
+    kept.append(block[at:])
+    return b"".join(kept)
+
+
+def received(
+    *, helo: str, client_ip: str, by: str, protocol: str, message_id: str, recipient: str, date: str
+) -> bytes:
+    """A trace field, folded, with CRLF. ``recipient`` is empty when there are several.
+
+    Source: RFC 5321 section 4.4, RFC 3848 (the protocol names).
+    """
+    literal = f"IPv6:{client_ip}" if ":" in client_ip else client_ip
+    target = f"\r\n\tfor <{recipient}>" if recipient else ""
+    return (
+        f"Received: from {helo} ([{literal}])\r\n\tby {by} with {protocol} id {message_id}"
+        f"{target};\r\n\t{date}\r\n"
+    ).encode()

@@ -1,0 +1,147 @@
+"""The transparency procedure of DATA, both ways, at any split of the stream.
+
+In: the receiver removes any leading dot of a line, not only of two; only ``CRLF . CRLF`` ends the
+data. Whatever surrounds a bare CR or LF is never an end, and is counted so that it can be refused
+(SMTP smuggling, CVE-2023-51764 and its kin). Out: a dot is put before every leading dot.
+
+Source: RFC 5321 sections 2.3.8, 4.1.1.4, 4.5.2.
+"""
+
+import re
+
+_DOT_LINE = re.compile(rb"\r\n\.")
+_END = b"\r\n.\r\n"
+
+
+class DotDecoder:
+    """DATA as it came off the wire, to the message it carries.
+
+    After ``done``, ``rest`` is what followed the final dot: the client's next commands.
+    """
+
+    __slots__ = ("_held", "_skip", "done", "rest")
+
+    def __init__(self) -> None:
+        self._held = b"\r\n"  # as if a line had just ended: the data may begin with the final dot
+        self._skip = 2  # octets of that pretence that are not part of the message
+        self.done = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The octets of the message that are now certain."""
+        window = self._held + data
+        end = window.find(_END)
+        if end >= 0:
+            self.done = True
+            self.rest = window[end + 5 :]
+            certain = window[: end + 2]
+            self._held = b""
+        else:
+            keep = _undecided(window)
+            split = len(window) - keep
+            certain, self._held = window[:split], window[split:]
+        if _DOT_LINE.search(certain):
+            certain = certain.replace(b"\r\n.", b"\r\n")
+        if self._skip:
+            dropped = min(self._skip, len(certain))
+            self._skip -= dropped
+            certain = certain[dropped:]
+        return certain
+
+
+def _undecided(window: bytes) -> int:
+    """How many octets at the end may yet turn out to be the final dot or a stuffed one."""
+    for size in (4, 3, 2, 1):
+        if window.endswith(_END[:size]):
+            return size
+    return 0
+
+
+class DotEncoder:
+    """A message to what DATA sends; ``finish`` gives the final dot.
+
+    The message has no bare CR or LF (refused at intake), so state is one fact: whether the octets
+    so far end in CR, in CRLF or in neither.
+    """
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b"\r\n"  # a message that begins with a dot is at a line start
+
+    def feed(self, data: bytes) -> bytes:
+        """``data``, of any length, with every leading dot doubled."""
+        if not data:
+            return data
+        out = data
+        if _DOT_LINE.search(data):
+            out = data.replace(b"\r\n.", b"\r\n..")
+        tail = self._tail
+        if tail == b"\r\n":
+            if data[0] == 0x2E:
+                out = b"." + out
+        elif tail == b"\r" and data[:2] == b"\n.":
+            out = b"\n.." + out[2:]
+        end = (tail + data[-2:])[-2:]
+        self._tail = end if end == b"\r\n" else (b"\r" if end[-1:] == b"\r" else b"")
+        return out
+
+    def finish(self) -> bytes:
+        """The final dot, after a line end if the message lacks its last one."""
+        return b".\r\n" if self._tail == b"\r\n" else b"\r\n.\r\n"
+
+
+class LineCheck:
+    """What is wrong with the octets of a message, found once, at intake, at memory speed.
+
+    ``bare``: a CR or LF alone. ``nul``: a NUL octet. ``long``: a line over ``line_max`` octets.
+    ``eight_bit``: an octet over 127, which needs 8BITMIME onwards.
+    """
+
+    __slots__ = ("_cr_pending", "_line", "_line_max", "bare", "eight_bit", "long", "nul")
+
+    def __init__(self, line_max: int) -> None:
+        self._line_max = line_max
+        self._line = 0  # octets since the last LF
+        self._cr_pending = False
+        self.bare = self.nul = self.long = self.eight_bit = False
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next octets; blocks may be cut anywhere."""
+        if not data:
+            return
+        if not data.isascii():
+            self.eight_bit = True
+        if b"\0" in data:
+            self.nul = True
+        self._count_line_ends(data)
+        first = data.find(b"\n")
+        if first < 0:
+            self._line += len(data)
+            self.long = self.long or self._line > self._line_max
+            return
+        if self._line + first > self._line_max:
+            self.long = True
+        last = data.rfind(b"\n")
+        if last - first > self._line_max and not self.long:
+            self.long = any(len(line) > self._line_max for line in data[first:last].split(b"\n"))
+        self._line = len(data) - last - 1
+        self.long = self.long or self._line > self._line_max
+
+    def _count_line_ends(self, data: bytes) -> None:
+        pairs = data.count(b"\r\n")
+        carriage_returns = data.count(b"\r")
+        line_feeds = data.count(b"\n")
+        if self._cr_pending:
+            if data[0] == 0x0A:
+                line_feeds -= 1
+            else:
+                self.bare = True
+        self._cr_pending = data[-1] == 0x0D
+        if carriage_returns - self._cr_pending != pairs or line_feeds != pairs:
+            self.bare = True
+
+    def finish(self) -> None:
+        """The message ends here."""
+        if self._cr_pending:
+            self.bare = True

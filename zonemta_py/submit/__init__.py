@@ -1,0 +1,1 @@
+"""Bulk submission over SMTP: recipients, merge fields, journal, pipelined sessions."""

@@ -1,0 +1,313 @@
+"""The dialogue of a session that is open: transactions, pipelined, bodies streamed.
+
+It takes over the connection after aiosmtplib has connected, greeted, encrypted and authenticated
+(decision 3). Every reply is matched to its command in order; one that comes early, or in the
+middle of a body, is read and not lost.
+
+Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zonemta_py import clock
+from zonemta_py.config.schema import Timeouts
+from zonemta_py.errors import SessionLost
+from zonemta_py.smtp.classify import Phase, limits_recipients
+from zonemta_py.smtp.reply import Reply, ReplyReader
+from zonemta_py.smtp.transparency import DotEncoder
+
+WRITE_AT_ONCE = 131_072  # a small message goes out in one write
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """One transaction to be. ``chunks`` is the body after the empty line that ends ``header``."""
+
+    sender: str
+    recipients: Sequence[str]
+    header: bytes
+    chunks: Iterator[bytes]
+    size: int
+    eight_bit: bool
+    smtputf8: bool
+
+
+@dataclass(slots=True)
+class Result:
+    """What the peer said. ``answers`` has one entry per recipient: the phase and reply that settle it.
+
+    None: the peer takes no more recipients in one transaction, try this one in the next.
+    ``uncertain``: the final dot went out and no answer came back.
+    """
+
+    answers: list[tuple[Phase, Reply] | None] = field(default_factory=list)
+    uncertain: bool = False
+
+
+class SmtpSession(asyncio.Protocol):
+    """An open session. ``usable`` until something happens that leaves the dialogue in doubt."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        extensions: Mapping[str, str],
+        timeouts: Timeouts,
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._extensions = extensions
+        self._timeouts = timeouts
+        self._reader = ReplyReader()
+        self._replies: deque[Reply] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._resume: asyncio.Future[None] | None = None
+        self._lost: SessionLost | None = None
+        self._deadline = clock.Deadline(loop, self._timed_out)
+        self._in_transaction = False
+        self._dirty = False  # the peer holds a transaction that must be reset
+        self.usable = True
+        self.messages = 0
+        self.recipients_max: int | None = None  # learned from a 452
+        self.secure = transport.get_extra_info("sslcontext") is not None
+        limit = extensions.get("size", "")
+        self.size_max = int(limit) if limit.isdigit() else 0
+
+    def offers(self, extension: str) -> bool:
+        """Whether the peer announced ``extension`` (lower case)."""
+        return extension in self._extensions
+
+    # ---- the connection
+
+    def data_received(self, data: bytes) -> None:
+        """Replies; unexpected ones between transactions end the session's use."""
+        try:
+            self._replies.extend(self._reader.feed(data))
+        except SessionLost as exc:
+            self._end(exc)
+            self._transport.abort()
+            return
+        if not self._in_transaction:
+            self.usable = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whoever waits is told."""
+        self._end(SessionLost(f"connection lost: {exc}" if exc else "the peer closed the connection"))
+
+    def pause_writing(self) -> None:
+        """The peer is slower than we are."""
+        self._resume = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        if self._resume is not None and not self._resume.done():
+            self._resume.set_result(None)
+        self._resume = None
+
+    def _timed_out(self) -> None:
+        self._end(SessionLost("timed out waiting for the peer"))
+        self._transport.abort()
+
+    def _end(self, reason: SessionLost) -> None:
+        self.usable = False
+        if self._lost is None:
+            self._lost = reason
+        self._deadline.cancel()
+        for waiter in (self._waiter, self._resume):
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+    def close(self) -> None:
+        """Say QUIT if the dialogue is in order, and close; nothing is waited for."""
+        if self.usable and self._lost is None:
+            self._transport.write(b"QUIT\r\n")
+        self.usable = False
+        self._deadline.cancel()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once: what was begun must not look finished."""
+        self._end(SessionLost("given up"))
+        self._transport.abort()
+
+    # ---- one transaction
+
+    async def transact(self, mail: Mail, before_dot: Awaitable[None]) -> Result:
+        """Send ``mail``; ``before_dot`` is awaited before its final dot goes out.
+
+        Raises SessionLost when the connection fails before the final dot. Whatever the iterator of
+        chunks or ``before_dot`` raises is raised here too, with the connection aborted.
+        """
+        self._in_transaction = True
+        self.messages += 1
+        try:
+            return await self._transact(mail, before_dot)
+        except SessionLost:
+            self.usable = False
+            raise
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._in_transaction = False
+            self._deadline.clear()
+            if self._replies or self._reader.midway:
+                self.usable = False
+
+    async def _transact(self, mail: Mail, before_dot: Awaitable[None]) -> Result:
+        answers, accepted, data = await self._envelope(mail)
+        result = Result(answers)
+        if data is None:
+            return result
+        if not accepted:
+            if data.code == 354:
+                # Nobody is to get it, yet the peer wants a body: an empty one, and no more trust.
+                self._write(b".\r\n")
+                await self._reply(self._timeouts.dot)
+                self.usable = False
+            return result
+        if data.code != 354:
+            self._dirty = True
+            if data.positive:
+                raise SessionLost(f"unexpected answer to DATA: {data}")
+            self._answer(answers, accepted, Phase.DATA, data)
+            return result
+        self._dirty = False
+        early = await self._body(mail, before_dot)
+        if early is not None:
+            self.usable = False
+            self._answer(answers, accepted, Phase.DATA, early)
+            return result
+        try:
+            final = await self._reply(self._timeouts.dot)
+        except SessionLost as exc:
+            result.uncertain = True
+            final = Reply(0, "4.4.2", f"no answer to the final dot: {exc}")
+        self._answer(answers, accepted, Phase.DOT, final)
+        return result
+
+    @staticmethod
+    def _answer(
+        answers: list[tuple[Phase, Reply] | None], accepted: Sequence[int], phase: Phase, reply: Reply
+    ) -> None:
+        for index in accepted:
+            answers[index] = (phase, reply)
+
+    async def _envelope(
+        self, mail: Mail
+    ) -> tuple[list[tuple[Phase, Reply] | None], list[int], Reply | None]:
+        """MAIL, RCPT and DATA. Returns answers so far, accepted indexes, and the answer to DATA.
+
+        No answer to DATA: it was not sent.
+        """
+        commands = [self._mail_command(mail), *(b"RCPT TO:<%b>\r\n" % r.encode() for r in mail.recipients)]
+        reset = [b"RSET\r\n"] if self._dirty else []
+        pipelined = self.offers("pipelining")
+        if pipelined:
+            self._write(b"".join([*reset, *commands, b"DATA\r\n"]))
+        if reset:
+            if not pipelined:
+                self._write(reset[0])
+            await self._reply(self._timeouts.command)
+        self._dirty = True
+        replies: list[Reply] = []
+        for command in commands:
+            if not pipelined:
+                self._write(command)
+            replies.append(await self._reply(self._timeouts.command))
+            if not pipelined and not replies[0].positive:
+                break
+        answers, accepted = self._judge(len(mail.recipients), replies)
+        if pipelined:
+            return answers, accepted, await self._reply(self._timeouts.command)
+        if accepted:
+            self._write(b"DATA\r\n")
+            return answers, accepted, await self._reply(self._timeouts.command)
+        return answers, accepted, None
+
+    def _judge(
+        self, count: int, replies: Sequence[Reply]
+    ) -> tuple[list[tuple[Phase, Reply] | None], list[int]]:
+        mail, *rcpts = replies
+        if not mail.positive:
+            return [(Phase.MAIL, mail)] * count, []
+        answers: list[tuple[Phase, Reply] | None] = []
+        accepted: list[int] = []
+        for index, reply in enumerate(rcpts):
+            if reply.positive:
+                accepted.append(index)
+                answers.append(None)
+            elif accepted and limits_recipients(reply):
+                self.recipients_max = max(1, len(accepted))
+                answers.append(None)
+            else:
+                answers.append((Phase.RCPT, reply))
+        return answers, accepted
+
+    def _mail_command(self, mail: Mail) -> bytes:
+        parameters = ""
+        if self.offers("size"):
+            parameters += f" SIZE={mail.size}"
+        if mail.eight_bit and self.offers("8bitmime"):
+            parameters += " BODY=8BITMIME"
+        if mail.smtputf8 and self.offers("smtputf8"):
+            parameters += " SMTPUTF8"
+        return f"MAIL FROM:<{mail.sender}>{parameters}\r\n".encode()
+
+    async def _body(self, mail: Mail, before_dot: Awaitable[None]) -> Reply | None:
+        """Stream the message and its final dot; an answer that comes before the dot ends it."""
+        encoder = DotEncoder()
+        pending = [encoder.feed(mail.header + b"\r\n")]
+        size = len(pending[0])
+        for chunk in mail.chunks:
+            if size > WRITE_AT_ONCE:
+                self._write(b"".join(pending))
+                pending, size = [], 0
+                await self._drained()
+                if self._replies:
+                    return self._replies.popleft()
+            pending.append(encoder.feed(chunk))
+            size += len(chunk)
+        pending.append(encoder.finish())
+        await before_dot
+        if self._replies:
+            return self._replies.popleft()
+        self._write(b"".join(pending))
+        return None
+
+    # ---- bytes
+
+    def _write(self, data: bytes) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._transport.write(data)
+
+    async def _drained(self) -> None:
+        """Let the peer catch up, at most ``timeouts.data``."""
+        if self._resume is not None:
+            self._deadline.set(self._timeouts.data)
+            await self._resume
+        else:
+            await asyncio.sleep(0)  # a body from memory must not starve the other sessions
+        if self._lost is not None and not self._replies:
+            raise self._lost
+
+    async def _reply(self, timeout_s: float) -> Reply:
+        """The next reply, in order. Raises SessionLost."""
+        if not self._replies:
+            self._deadline.set(timeout_s)
+            while not self._replies:
+                if self._lost is not None:
+                    raise self._lost
+                self._waiter = self._loop.create_future()
+                await self._waiter
+            self._deadline.clear()
+        reply = self._replies.popleft()
+        if reply.code == 421:
+            self.usable = False
+        return reply
