@@ -20,7 +20,8 @@ from zonemta_py.events.export import Exporter
 from zonemta_py.intake.listener import Listener
 from zonemta_py.intake.policies import DiskRoom
 from zonemta_py.intake.port import Port
-from zonemta_py.queue.queue import Queue, open_store
+from zonemta_py.queue.holder import open_store
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.routing import DEFAULT_ZONE, make_router
@@ -67,7 +68,9 @@ class Relay:
     async def _start(self) -> None:
         config, queue = self.config, self.queue
         if config.queue.durability == "none":
-            log.warning("durability is none: accepted mail is lost when the power fails. For benchmarks only")
+            log.warning(
+                "durability is none: accepted mail is lost when the power fails. For benchmarks only"
+            )
         queue.commits.start()
         await self._settle_removed_zones(config)
         self.outbound = Outbound(queue, MxResolver(config.resolver), config, self.hostname, self.router)
@@ -78,7 +81,8 @@ class Relay:
         await self.exporter.start()
         disk_room = DiskRoom(config.queue.directory, config.queue.min_free_disk)
         self.listeners = [
-            Listener(Port(settings, self.hostname, queue, self.router, disk_room)) for settings in config.listeners
+            Listener(Port(settings, self.hostname, queue, self.router, disk_room))
+            for settings in config.listeners
         ]
         await queue.begin()
         self.control = ControlServer(config.queue.directory, Operations(queue, self._zones))
@@ -143,7 +147,11 @@ class Relay:
                 "with zone_removed: default a restart moves them"
             )
         fixed = [
-            ("listeners", [item.address for item in old.listeners], [item.address for item in config.listeners]),
+            (
+                "listeners",
+                [item.address for item in old.listeners],
+                [item.address for item in config.listeners],
+            ),
             ("queue", old.queue, config.queue),
             ("events", old.events, config.events),
         ]

@@ -7,8 +7,8 @@ test can put its own clock in.
 import asyncio
 import time
 from collections.abc import Callable
-from email.utils import format_datetime
 from datetime import UTC, datetime
+from email.utils import format_datetime
 
 
 def now_ms() -> int:

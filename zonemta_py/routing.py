@@ -4,11 +4,11 @@ A header rule names the zone by its value; it counts only from submitters that m
 header is taken out of the message.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from ipaddress import ip_address
-import re
 
 from zonemta_py.config.schema import Config, Network
 

@@ -1,5 +1,8 @@
 """tmp"""
+
 import click
+
+
 @click.command()
 def bench() -> None:
     """tmp."""

@@ -36,4 +36,6 @@ def check(config_path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "listeners": listeners, "zones": sorted(config.zones)})
     else:
-        click.echo(f"{config_path}: ok (listeners {', '.join(listeners)}; zones {', '.join(sorted(config.zones))})")
+        click.echo(
+            f"{config_path}: ok (listeners {', '.join(listeners)}; zones {', '.join(sorted(config.zones))})"
+        )

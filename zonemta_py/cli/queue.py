@@ -1,5 +1,261 @@
-"""tmp"""
+"""``zonemta queue …``: the operator's tools, by the control socket, or on the database when the relay is down."""
+
+import asyncio
+import base64
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import click
-@click.command()
+from rich.console import Console
+from rich.table import Table
+
+from zonemta_py import clock
+from zonemta_py.admin.control import ask
+from zonemta_py.admin.operations import Operations
+from zonemta_py.cli.common import (
+    EXIT_FAILED,
+    config_option,
+    fail,
+    json_option,
+    print_json,
+    read_config,
+    reports_errors,
+)
+from zonemta_py.config.schema import Config
+from zonemta_py.queue.holder import open_store
+from zonemta_py.queue.queue import Queue
+
+Rows = Iterator[dict[str, Any]]
+
+zone_option = click.option("--zone", help="Only this zone.")
+domain_option = click.option("--domain", help="Only this recipient domain.")
+
+
+@click.group()
 def queue() -> None:
-    """tmp."""
+    """Look into the queue and change it, while the relay runs or not.
+
+    \b
+    Examples:
+      zonemta queue summary -c config/zonemta.yaml
+      zonemta queue list -c config/zonemta.yaml --zone bulk --state deferred
+      zonemta queue flush -c config/zonemta.yaml --domain example.org
+    """
+
+
+def rows_of(config_path: Path, command: str, **arguments: Any) -> Rows:
+    """The answer to ``command`` from the relay, or from its database when it is down."""
+    config = read_config(config_path)
+    directory = config.queue.directory
+    if not directory.is_dir():
+        fail(f"{directory}: there is no queue yet; it is made by the first `zonemta serve`")
+    wanted = {name: value for name, value in arguments.items() if value is not None}
+    try:
+        yield from ask(directory, command, wanted)
+    except ConnectionRefusedError:
+        yield from asyncio.run(_offline(config, command, wanted))
+
+
+async def _offline(config: Config, command: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    queue = Queue(
+        open_store(config.queue.directory),
+        sync=True,
+        window=config.queue.ready_window,
+        body_cache_bytes=0,
+        destination_of=lambda zone, domain: domain,
+    )
+    queue.commits.start()
+    try:
+        return [row async for row in Operations(queue, {}).run(command, arguments)]
+    finally:
+        await queue.close()
+
+
+@queue.command()
+@config_option
+@json_option
+@reports_errors
+def summary(config_path: Path, as_json: bool) -> None:
+    """Count recipients per zone, with the largest domains."""
+    rows = list(rows_of(config_path, "summary"))
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        click.echo("the queue is empty")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("zone", "waiting", "deferred", "oldest", "next due", "largest domains"):
+        table.add_column(title, justify="right" if title in ("waiting", "deferred") else "left")
+    for row in rows:
+        table.add_row(
+            row["zone"],
+            str(row["waiting"]),
+            str(row["deferred"]),
+            _ago(row["oldest_ms"]),
+            _in(row["next_due_ms"]),
+            ", ".join(f"{domain} {count}" for domain, count in row["domains"].items()),
+        )
+    _console().print(table)
+    for row in rows:
+        for domain, why in row["resting"].items():
+            click.echo(f"{row['zone']}/{domain} rests: {why}")
+
+
+@queue.command("list")
+@config_option
+@zone_option
+@domain_option
+@click.option(
+    "--state", type=click.Choice(["waiting", "deferred"]), help="Only recipients in this state."
+)
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@json_option
+@reports_errors
+def list_(
+    config_path: Path,
+    zone: str | None,
+    domain: str | None,
+    state: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """List recipients, oldest message first within each zone."""
+    rows = rows_of(config_path, "list", zone=zone, domain=domain, state=state, limit=limit)
+    for row in rows:
+        if as_json:
+            print_json(row)
+        else:
+            when = _in(row["due_ms"]) if row["state"] == "deferred" else "now"
+            reply = " ".join(str(row[k]) for k in ("code", "status", "reply") if row[k])
+            click.echo(
+                f"{row['message']}  {row['zone']:<12} {row['state']:<8} {when:>8}  "
+                f"attempts {row['attempts']}  {row['recipient']}  {reply}".rstrip()
+            )
+
+
+@queue.command()
+@config_option
+@click.argument("message")
+@json_option
+@reports_errors
+def show(config_path: Path, message: str, as_json: bool) -> None:
+    """Show everything about one message but its body."""
+    for row in rows_of(config_path, "show", message=message):
+        if as_json:
+            print_json(row)
+            continue
+        click.echo(f"message    {row['message']}")
+        click.echo(f"sender     <{row['sender']}>")
+        click.echo(
+            f"accepted   {clock.utc(row['created_ms']):%Y-%m-%d %H:%M:%S} UTC ({_ago(row['created_ms'])} ago)"
+        )
+        origin = row["origin"]
+        click.echo(
+            f"from       {origin['user'] or origin['client_ip'] or 'this relay'} by {origin['protocol'] or 'report'}"
+        )
+        click.echo(f"body       {row['body_bytes']} bytes in {row['chunks']} chunks")
+        click.echo("\n" + row["header"].replace("\r\n", "\n"))
+        for recipient in row["recipients"]:
+            due = f", due in {_in(recipient['due_ms'])}" if recipient["due_ms"] else ""
+            click.echo(
+                f"  <{recipient['recipient']}> {recipient['state']} in {recipient['zone']}, "
+                f"attempts {recipient['attempts']}{due}"
+            )
+            if recipient["text"]:
+                code = recipient["code"] or ""
+                click.echo(f"      {code} {recipient['status']} {recipient['text']}")
+
+
+@queue.command()
+@config_option
+@click.argument("message")
+@reports_errors
+def body(config_path: Path, message: str) -> None:
+    """Print a message as it will be sent: header, empty line, body."""
+    for row in rows_of(config_path, "body", message=message):
+        sys.stdout.buffer.write(base64.b64decode(row["chunk"]))
+    sys.stdout.buffer.flush()
+
+
+@queue.command()
+@config_option
+@zone_option
+@domain_option
+@click.option("--message", help="Only this message.")
+@json_option
+@reports_errors
+def flush(
+    config_path: Path, zone: str | None, domain: str | None, message: str | None, as_json: bool
+) -> None:
+    """Make deferred recipients due now."""
+    for row in rows_of(config_path, "flush", zone=zone, domain=domain, message=message):
+        print_json(row) if as_json else click.echo(f"{row['woken']} recipients are due now")
+
+
+@queue.command()
+@config_option
+@click.argument("message")
+@click.option("--recipient", help="Only this recipient; the others stay.")
+@json_option
+@reports_errors
+def delete(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
+    """Remove a message, or one recipient of it, without a report.
+
+    Recipients in the middle of a transaction are left alone and counted; exits 1 if there were any.
+    """
+    busy = 0
+    for row in rows_of(config_path, "delete", message=message, recipient=recipient):
+        busy += row["in_flight"]
+        if as_json:
+            print_json(row)
+        else:
+            click.echo(
+                f"{row['deleted']} recipients deleted, {row['in_flight']} in flight and left alone"
+            )
+    if busy:
+        sys.exit(EXIT_FAILED)
+
+
+@queue.command()
+@config_option
+@json_option
+@reports_errors
+def check(config_path: Path, as_json: bool) -> None:
+    """Verify the queue: markers, chunks, checksums, every recipient in one place. Exits 1 on problems."""
+    problems = 0
+    for row in rows_of(config_path, "check"):
+        problems = row.get("problems", problems)
+        if as_json:
+            print_json(row)
+        elif "problem" in row:
+            click.echo(row["problem"])
+    if not as_json:
+        click.echo("the queue is sound" if not problems else f"{problems} problems")
+    if problems:
+        sys.exit(EXIT_FAILED)
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _ago(ms: int | None) -> str:
+    return _span((clock.now_ms() - ms) / 1000) if ms else ""
+
+
+def _in(ms: int | None) -> str:
+    if not ms:
+        return ""
+    left_s = (ms - clock.now_ms()) / 1000
+    return _span(left_s) if left_s > 0 else "now"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.1f}{unit}"
+    return f"{max(0, seconds):.0f}s"

@@ -19,8 +19,17 @@ log = logging.getLogger("zonemta_py")
 
 @click.command()
 @config_option
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
-@click.option("--log-events", is_flag=True, help="Also write every fact (delivered, deferred, …) to stderr as JSON.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@click.option(
+    "--log-events",
+    is_flag=True,
+    help="Also write every fact (delivered, deferred, …) to stderr as JSON.",
+)
 @reports_errors
 def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     """Run the relay in the foreground.
@@ -34,7 +43,9 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
       zonemta serve -c config/zonemta.yaml
     """
     logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     # These log every command and connection; what is worth keeping of that is in the event log.
     for library in ("mail.log", "mail.debug", "asyncio"):
@@ -57,7 +68,7 @@ async def _serve(config: Config, path: Path, log_events: bool) -> None:
     relay = Relay(config)
     await relay.start()
     if log_events:
-        relay.exporter.observers.append(lambda lines: sys.stderr.write(lines.decode()) and None)
+        relay.exporter.observers.append(lambda lines: click.echo(lines.decode(), err=True, nl=False))
     # What lives now lives until the end: the collector need not look at it again.
     gc.collect()
     gc.freeze()

@@ -1,5 +1,92 @@
-"""tmp"""
+"""``zonemta sink``."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
 import click
+
+from zonemta_py.bench.script import Script, load_script
+from zonemta_py.bench.sink import Sink
+from zonemta_py.cli.common import json_option, print_json, reports_errors
+from zonemta_py.cli.serve import loop_factory
+from zonemta_py.config.units import HostPort, host_port
+from zonemta_py.errors import ConfigError
+
+
+class HostPortParam(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """``host:port`` on the command line."""
+
+    name = "HOST:PORT"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> HostPort:
+        """The value, or a usage error."""
+        try:
+            return value if isinstance(value, HostPort) else host_port(value)
+        except ValueError as exc:
+            self.fail(f"'{value}' is not {exc}", param, ctx)
+
+
 @click.command()
-def sink() -> None:
-    """tmp."""
+@click.option(
+    "--listen",
+    type=HostPortParam(),
+    default="127.0.0.1:2526",
+    show_default=True,
+    help="Where to listen.",
+)
+@click.option(
+    "--script",
+    "script_path",
+    type=click.Path(path_type=Path),
+    help="Rules in YAML: what to refuse, stall or drop.",
+)
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write every message into this folder.",
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@json_option
+@reports_errors
+def sink(
+    listen: HostPort, script_path: Path | None, store: Path | None, count: int | None, as_json: bool
+) -> None:
+    """Run a receiving server for tests and benchmarks.
+
+    It accepts everything, counts it and prints the counts at the end (SIGINT, SIGTERM or --count).
+    A script makes it defer, refuse, stall or drop; its rules are described in docs/operations.md.
+
+    \b
+    Example:
+      zonemta sink --listen 127.0.0.1:2526 --script greylist.yaml
+    """
+    script = load_script(script_path) if script_path else Script(())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        tally = runner.run(_run(Sink(script, store=store), listen, count))
+    if as_json:
+        print_json(tally)
+    else:
+        for name, value in tally.items():
+            click.echo(f"{name:<18} {value}")
+
+
+async def _run(sink: Sink, listen: HostPort, count: int | None) -> dict[str, object]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if count is not None:
+        sink.on_message = lambda _: stop.set() if sink.tally.messages >= count else None
+    try:
+        port = await sink.start(listen.host, listen.port)
+    except OSError as exc:
+        raise ConfigError(f"cannot listen on {listen}: {exc}") from exc
+    click.echo(f"ready {HostPort(listen.host, port)}", err=True)
+    sys.stderr.flush()
+    await stop.wait()
+    await sink.close()
+    return sink.tally.as_row()

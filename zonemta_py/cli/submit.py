@@ -1,5 +1,208 @@
-"""tmp"""
+"""``zonemta submit``."""
+
+import asyncio
+import hashlib
+import socket
+import sys
+from pathlib import Path
+
 import click
+
+from zonemta_py.cli.common import EXIT_FAILED, fail, json_option, print_json, reports_errors
+from zonemta_py.cli.progress import progress_bar
+from zonemta_py.cli.serve import loop_factory
+from zonemta_py.cli.sink import HostPortParam
+from zonemta_py.config.units import HostPort
+from zonemta_py.errors import LocalError
+from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.submit.client import Plan, Submission, Summary
+from zonemta_py.submit.journal import Journal
+from zonemta_py.submit.merge import Template
+from zonemta_py.submit.recipients import read_rows
+
+REFUSALS_PRINTED = 20
+
+
 @click.command()
-def submit() -> None:
-    """tmp."""
+@click.argument("recipients", type=click.Path(allow_dash=True))
+@click.option(
+    "--message",
+    "message_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The message, header and body; {{column}} is replaced from the list.",
+)
+@click.option("--from", "sender", required=True, help="The envelope sender; '' for the null sender.")
+@click.option(
+    "--relay", type=HostPortParam(), default="127.0.0.1:2525", show_default=True, help="Where to submit."
+)
+@click.option(
+    "--email-column", help="The column with the address.  [default: email, address or recipient]"
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 500),
+    default=8,
+    show_default=True,
+    help="Sessions at a time.",
+)
+@click.option(
+    "--recipients-per-message",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="How many share one message; 1 when the message has merge fields.",
+)
+@click.option(
+    "--journal",
+    "journal_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Remember what was sent in this file; run again to resume.",
+)
+@click.option(
+    "--resend-uncertain",
+    is_flag=True,
+    help="Send again where an earlier run never heard the answer: some may get it twice.",
+)
+@click.option("--user", help="Authenticate as this user.")
+@click.option(
+    "--password-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Its first line is the password.",
+)
+@click.option(
+    "--tls",
+    type=click.Choice(["off", "opportunistic", "required"]),
+    default="opportunistic",
+    show_default=True,
+)
+@click.option(
+    "--refused",
+    "refused_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every refused recipient and its reply to this file.",
+)
+@json_option
+@reports_errors
+def submit(
+    recipients: str,
+    message_path: Path,
+    sender: str,
+    relay: HostPort,
+    email_column: str | None,
+    connections: int,
+    recipients_per_message: int,
+    journal_path: Path | None,
+    resend_uncertain: bool,
+    user: str | None,
+    password_file: Path | None,
+    tls: str,
+    refused_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Submit a message to a list over SMTP.
+
+    RECIPIENTS is a CSV file with a header line, or JSON lines, or - for standard input; it is read
+    row by row. Exits 0 when every usable recipient was accepted, 1 when some were not.
+
+    \b
+    Examples:
+      zonemta submit list.csv --message letter.eml --from news@example.com
+      zonemta submit list.csv --message letter.eml --from news@example.com --journal june.journal
+    """
+    try:
+        text = message_path.read_bytes()
+        sender = normalise(sender) if sender else ""
+    except OSError as exc:
+        raise LocalError(f"{message_path}: {exc.strerror}") from exc
+    except AddressError as exc:
+        raise LocalError(f"--from '{sender}': {exc}") from exc
+    plan = Plan(
+        sender=sender,
+        template=Template(text),
+        relay=relay,
+        ip=_address_of(relay),
+        ehlo=socket.getfqdn(),
+        tls=tls,
+        credentials=_credentials(user, password_file),
+        connections=connections,
+        recipients_per_message=recipients_per_message,
+        resend_uncertain=resend_uncertain,
+    )
+    journal = Journal(journal_path, sender, hashlib.sha256(text).hexdigest()) if journal_path else None
+    summary = _run(plan, recipients, email_column, journal)
+    if refused_path is not None:
+        lines = (f"{address}\t{reply}\n" for address, reply in summary.refusals)
+        refused_path.write_text("".join(lines), encoding="utf-8")
+    _print(summary, as_json=as_json)
+    if not summary.complete:
+        sys.exit(EXIT_FAILED)
+
+
+def _run(plan: Plan, recipients: str, column: str | None, journal: Journal | None) -> Summary:
+    with progress_bar("submitting", _count(recipients)) as advance:
+        submission = Submission(plan, read_rows(recipients, column), journal, advance)
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                return runner.run(submission.run())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        except KeyboardInterrupt:
+            submission.summary.failure = "interrupted"
+            return submission.summary
+        finally:
+            if journal is not None:
+                journal.close()
+
+
+def _count(recipients: str) -> int | None:
+    """How many rows a file has, roughly, for the progress bar."""
+    if recipients == "-" or not sys.stderr.isatty() or not Path(recipients).is_file():
+        return None
+    with Path(recipients).open("rb") as file:
+        return max(1, sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1)
+
+
+def _address_of(relay: HostPort) -> str:
+    try:
+        found = socket.getaddrinfo(relay.host, relay.port, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise LocalError(f"--relay {relay}: {exc.strerror}") from exc
+    return str(found[0][4][0])
+
+
+def _credentials(user: str | None, password_file: Path | None) -> tuple[str, str] | None:
+    if user is None:
+        return None
+    if password_file is None:
+        fail("--user needs --password-file", 2)
+    try:
+        return user, password_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    except OSError as exc:
+        raise LocalError(f"{password_file}: {exc.strerror}") from exc
+
+
+def _print(summary: Summary, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**summary.counts, "failure": summary.failure, "refusals": summary.refusals})
+        return
+    words = {
+        "accepted": "accepted by the relay",
+        "before": "accepted or refused by an earlier run",
+        "duplicate": "stood twice in the list",
+        "invalid": "are no addresses",
+        "refused": "refused",
+        "deferred": "deferred by the relay: run again with the same --journal",
+        "uncertain": "sent without hearing an answer",
+        "unsent": "not sent",
+    }
+    for name, word in words.items():
+        if summary.counts[name] or name == "accepted":
+            click.echo(f"{summary.counts[name]:>9,} {word}")
+    for address, reply in summary.refusals[:REFUSALS_PRINTED]:
+        click.echo(f"  {address}: {reply}")
+    more = len(summary.refusals) - REFUSALS_PRINTED
+    if more > 0:
+        click.echo(f"  … and {more} more; --refused FILE keeps them all")
+    if summary.failure:
+        click.secho(f"stopped: {summary.failure}", fg="red", err=True)

@@ -80,4 +80,6 @@ def _pools(config: Config, complain: Complain) -> None:
             try:
                 ip_address(entry.address)
             except ValueError:
-                complain(f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address")
+                complain(
+                    f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address"
+                )

@@ -48,6 +48,14 @@ def load_config(path: Path) -> Config:
     return parse_config(text, path)
 
 
+def load_plain(path: Path) -> Any:
+    """Any YAML document as plain values, for files that are not configurations. Raises ConfigError."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
 def parse_config(text: str, path: Path) -> Config:
     """The configuration in ``text``; ``path`` names it in errors and anchors relative paths."""
     try:
@@ -59,7 +67,8 @@ def parse_config(text: str, path: Path) -> Config:
     reader = _Reader(path)
     config = Config() if node is None else reader.read(node, Config, Config(), "")
     check(config, reader.complain)
-    return reader.anchor(config)
+    anchored: Config = reader.anchor(config)
+    return anchored
 
 
 class _Reader:
@@ -95,8 +104,7 @@ class _Reader:
             if not isinstance(node, yaml.SequenceNode):
                 self.fail(node, key, f"found {_shown(node)}, expected a list")
             return tuple(
-                self.read(n, item, item() if is_dataclass(item) else None, f"{key}[{i}]")
-                for i, n in enumerate(node.value)
+                self.read(n, item, _default_of(item), f"{key}[{i}]") for i, n in enumerate(node.value)
             )
         if origin is dict:
             return self._named(node, kind, base, key)
@@ -154,7 +162,9 @@ class _Reader:
         try:
             return ip_network(str(node.value), strict=False)
         except ValueError:
-            self.fail(node, key, f"found {_shown(node)}, expected a network such as 10.0.0.0/8 or ::1/128")
+            self.fail(
+                node, key, f"found {_shown(node)}, expected a network such as 10.0.0.0/8 or ::1/128"
+            )
 
     def _scalar(self, node: yaml.Node, kind: Any, key: str) -> Any:
         if not isinstance(node, yaml.ScalarNode):
@@ -180,7 +190,9 @@ class _Reader:
         if "least" in limits and not limits["least"] <= value <= limits["most"]:
             self.fail(node, key, f"found {value}, allowed: {limits['least']} to {limits['most']}")
         if "reserved" in limits and value != spec.default and spec.default is not MISSING:
-            self.fail(node, key, f"arrives with {limits['reserved']}, which this version lacks; leave it out")
+            self.fail(
+                node, key, f"arrives with {limits['reserved']}, which this version lacks; leave it out"
+            )
 
     def anchor(self, value: Any) -> Any:
         """``value`` with every relative path put under the folder of the file."""
@@ -198,7 +210,12 @@ class _Reader:
 
 def _plain(node: yaml.ScalarNode) -> Any:
     """What YAML says the scalar is: text, number, boolean or None."""
-    return yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
+    return yaml.SafeLoader("").construct_object(node)
+
+
+def _default_of(kind: Any) -> Any:
+    """What an item of a list starts from."""
+    return kind() if isinstance(kind, type) and is_dataclass(kind) else None
 
 
 def _under(key: str, name: str) -> str:

@@ -20,9 +20,9 @@ _NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
 class Rate(NamedTuple):
-    """``count`` events per ``per_s`` seconds."""
+    """``events`` per ``per_s`` seconds."""
 
-    count: int
+    events: int
     per_s: float
 
 
@@ -64,7 +64,9 @@ def size(value: object) -> Size:
 def rate(value: object) -> Rate:
     """``100/s``, ``6000/m``, ``5/10s``: a whole number per duration."""
     allowed = "a rate such as 100/s, 6000/m or 20000/h"
-    match = re.match(r"\s*(\d+)\s*/\s*(\d*\s*(?:ms|[smhd]))\s*\Z", value) if isinstance(value, str) else None
+    match = (
+        re.match(r"\s*(\d+)\s*/\s*(\d*\s*(?:ms|[smhd]))\s*\Z", value) if isinstance(value, str) else None
+    )
     if match is None or int(match[1]) == 0:
         raise ValueError(allowed)
     per = match[2].strip()

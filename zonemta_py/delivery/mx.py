@@ -44,7 +44,8 @@ class MxResolver:
         self._resolver = dns.asyncresolver.Resolver(configure=settings.nameservers is None)
         if settings.nameservers is not None:
             self._resolver.nameservers = [
-                dns.nameserver.Do53Nameserver(server.host, server.port) for server in settings.nameservers
+                dns.nameserver.Do53Nameserver(server.host, server.port)
+                for server in settings.nameservers
             ]
         self._resolver.lifetime = settings.timeout
         self._resolver.timeout = settings.timeout / 2
@@ -163,7 +164,9 @@ class MxResolver:
         except dns.resolver.NXDOMAIN as exc:
             if missing_domain_ok:
                 return None
-            raise DestinationFailed(550, "5.1.2", f"the domain {name} does not exist", permanent=True) from exc
+            raise DestinationFailed(
+                550, "5.1.2", f"the domain {name} does not exist", permanent=True
+            ) from exc
         except dns.exception.DNSException as exc:
             text = " ".join(str(exc).split())[:200]
             raise DestinationFailed(0, "4.4.3", f"looking up {kind} of {name} failed: {text}") from exc
@@ -178,4 +181,3 @@ def _literal(domain: str) -> str:
         return str(ip_address(domain[1:-1].removeprefix("ipv6:")))
     except ValueError as exc:
         raise DestinationFailed(550, "5.1.2", f"{domain} is not an address", permanent=True) from exc
-

@@ -27,13 +27,19 @@ class Outbound:
     async def ways(self, zone: Zone, domain: str, message: str) -> list[tuple[Way, PoolAddress]]:
         """The ways to ``domain`` in the order to try them. Raises DestinationFailed."""
         smarthost = zone.smarthost
-        hosts = await self.resolver.resolve(domain) if smarthost is None else await self._smarthost(smarthost.host)
+        hosts = (
+            await self.resolver.resolve(domain)
+            if smarthost is None
+            else await self._smarthost(smarthost.host)
+        )
         pairs = order(hosts, self.rng)
         if smarthost is None:
             permitted = allowed(pairs, private=self.config.allow_private_destinations)
             if not permitted:
                 raise DestinationFailed(
-                    0, "4.4.4", f"{domain} leads only to private addresses ({pairs[0][1]}), which is not allowed"
+                    0,
+                    "4.4.4",
+                    f"{domain} leads only to private addresses ({pairs[0][1]}), which is not allowed",
                 )
             pairs = permitted
         port = zone.port if smarthost is None else smarthost.port
@@ -44,7 +50,9 @@ class Outbound:
             if source is not None:
                 ways.append((Way(host, ip, port, source.address), source))
         if not ways:
-            raise DestinationFailed(0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}")
+            raise DestinationFailed(
+                0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}"
+            )
         return ways
 
     async def _smarthost(self, host: str) -> tuple[Host, ...]:

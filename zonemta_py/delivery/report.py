@@ -9,9 +9,10 @@ from zonemta_py import clock
 from zonemta_py.config.schema import Retry
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.model import Attempt, Fate
+from zonemta_py.queue.compose import NewMessage
 from zonemta_py.queue.keys import created_ms
 from zonemta_py.queue.live import LiveMessage
-from zonemta_py.queue.queue import NewMessage, Queue
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.records import Origin
 from zonemta_py.queue.transitions import Outcome, Submission
 from zonemta_py.routing import Router

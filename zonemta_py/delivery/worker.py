@@ -65,7 +65,12 @@ class Worker:
     # ---- sessions
 
     async def _session(
-        self, ways: Sequence[tuple[Way, object]], destination: str, room: tuple[int, int], *, fresh: bool = False
+        self,
+        ways: Sequence[tuple[Way, object]],
+        destination: str,
+        room: tuple[int, int],
+        *,
+        fresh: bool = False,
     ) -> tuple[SmtpSession, Way, bool]:
         if not fresh:
             for way, _ in ways:
@@ -183,7 +188,9 @@ class Worker:
         ]
         told = settle.reportable(outcomes)
         about = (
-            report.compose(outbound.queue, outbound.router, outbound.hostname, live, told, self._zone.retry)
+            report.compose(
+                outbound.queue, outbound.router, outbound.hostname, live, told, self._zone.retry
+            )
             if told
             else None
         )

@@ -83,7 +83,11 @@ class ZoneDelivery:
         except QueueUnavailable:
             self._stopping = True  # nothing can be settled, so nothing may be sent
         except Exception:
-            log.exception("a worker of %s for %s failed; its recipients wait for the next start", self.name, destination.name)
+            log.exception(
+                "a worker of %s for %s failed; its recipients wait for the next start",
+                self.name,
+                destination.name,
+            )
         finally:
             self.scheduler.ended(destination, has_mail=more)
             self.pump()

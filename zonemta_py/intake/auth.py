@@ -16,7 +16,9 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from zonemta_py.errors import ConfigError
 
-_SCRYPT = re.compile(r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)\Z")
+_SCRYPT = re.compile(
+    r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)\Z"
+)
 _SCRYPT_MEMORY = 128 << 20
 
 _argon2 = PasswordHasher()

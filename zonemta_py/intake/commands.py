@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
 
-_PATH = re.compile(r"\s*<(?:@[^:<>\s]+(?:,@[^:<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z", re.DOTALL)
+_PATH = re.compile(
+    r"\s*<(?:@[^:<>\s]+(?:,@[^:<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
+    re.DOTALL,
+)
 _PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+))?\Z")
 
 

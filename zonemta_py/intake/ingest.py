@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from zonemta_py import clock
 from zonemta_py.errors import LocalError, QueueUnavailable
-from zonemta_py.queue.queue import NewMessage, Queue
+from zonemta_py.queue.compose import NewMessage
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.records import Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp.address import domain_of

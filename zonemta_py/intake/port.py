@@ -11,17 +11,19 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
 
 if TYPE_CHECKING:
-    from zonemta_py.intake.session import Session
+    from zonemta_py.intake.connection import Connection
 
 
 class Port:
     """One listening address as its sessions see it. ``configure`` changes it under them."""
 
-    def __init__(self, settings: Listener, hostname: str, queue: Queue, router: Router, disk_room: DiskRoom) -> None:
+    def __init__(
+        self, settings: Listener, hostname: str, queue: Queue, router: Router, disk_room: DiskRoom
+    ) -> None:
         self.queue = queue
         self.disk_room = disk_room
         self.stopping = False
-        self.sessions: set[Session] = set()
+        self.sessions: set[Connection] = set()
         self.configure(settings, hostname, router)
 
     def configure(self, settings: Listener, hostname: str, router: Router) -> None:
@@ -35,7 +37,7 @@ class Port:
         self.tls_context = context
         self.starttls_context = context if settings.tls.mode == "starttls" else None
 
-    def admit(self, session: "Session") -> bool:
+    def admit(self, session: "Connection") -> bool:
         """Count a new session; False when there are too many."""
         if self.stopping or len(self.sessions) >= self.settings.max_sessions:
             return False

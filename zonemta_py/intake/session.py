@@ -1,121 +1,37 @@
-"""One SMTP session, on top of aiosmtpd.
+"""The commands of an SMTP session. Everything it may do is asked of its ``Port``.
 
-aiosmtpd keeps the connection, STARTTLS and the AUTH challenge; this owns the command loop, because
-aiosmtpd's own costs three times as much per message and cannot stream DATA (decision 2). The
-constructor sets aiosmtpd's attributes directly instead of reflecting over classes for every
-connection; aiosmtpd is pinned and a test compares the two.
-
-Replies to pipelined commands leave in one write, just before the session would wait.
+Source: RFC 5321 section 4.1, RFC 4954 (AUTH), RFC 3207 (STARTTLS), RFC 2920 (pipelining).
 """
 
-import asyncio
-import logging
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar
-
-from aiosmtpd.smtp import MISSING, SMTP
+from typing import Any
 
 from zonemta_py import clock
-from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.commands import Refused, parse_mail, parse_rcpt
+from zonemta_py.intake.connection import BLOCK_BYTES, Connection, Hangup
 from zonemta_py.intake.ingest import Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
 from zonemta_py.smtp.transparency import DotDecoder
 
-BLOCK_BYTES = 65_536
-COMMAND_MAX = 4096  # octets: RFC 5321 asks for 512, parameters and UTF-8 need more
 _HOST = re.compile(r"[\x21-\x7e\x80-\U0010ffff]{1,255}\Z")
 
-log = logging.getLogger(__name__)
 
-
-class Hangup(Exception):
-    """The dialogue is over; what was replied goes out and the connection closes."""
-
-
-class Session(SMTP):
-    """A conversation with one client. Everything it may do is asked of its ``Port``."""
-
-    _commands: ClassVar[dict[str, Callable[["Session", str], Any]]]
+class Session(Connection):
+    """A conversation with one client."""
 
     def __init__(self, port: Port) -> None:
-        self._port = port
-        loop = asyncio.get_running_loop()
-        asyncio.StreamReaderProtocol.__init__(
-            self,
-            asyncio.StreamReader(limit=BLOCK_BYTES, loop=loop),
-            client_connected_cb=self._cb_client_connected,
-            loop=loop,
-        )
-        self.loop = loop
-        self._timeout_duration = port.settings.idle_timeout
-        self._timeout_handle = self._deadline = clock.Deadline(loop, self._timeout_cb)
-        self._set_library_state(port)
-        self._out: list[bytes] = []
-        self._errors = 0
+        super().__init__(port)
         self._helo = ""
         self._extended = False
         self._user = ""
-        self._client_ip = ""
         self._set_rset_state()
-
-    def _set_library_state(self, port: Port) -> None:
-        """What SMTP.__init__ would set, for the parts of it that are used."""
-        self.__ident__ = "zonemta"
-        self.event_handler = None
-        self.data_size_limit = port.settings.max_message_size
-        self.enable_SMTPUTF8 = True
-        self._decode_data = False
-        self.hostname = port.hostname
-        self.tls_context = port.starttls_context
-        self.require_starttls = False
-        self._tls_handshake_okay = True
-        self._tls_protocol: Any = None
-        self._original_transport: Any = None
-        self.session: Any = None
-        self.envelope: Any = None
-        self.transport: Any = None
-        self._handler_coroutine: Any = None
-        self._auth_require_tls = port.settings.auth.require_tls
-        self._proxy_timeout = None
-        self._authenticator = None
-        self._auth_callback = None
-        self._auth_required = False
-        self._auth_methods: dict[str, Any] = {}
-        self._handle_hooks: dict[str, Any] = {}
-        self._ehlo_hook_ver = None
-        self._smtp_methods: dict[str, Any] = {}
-        self._enforce_call_limit = False
-
-    # ---- the connection
 
     def connection_made(self, transport: Any) -> None:
         """A new connection, or the same one after STARTTLS: all that was said before is forgotten."""
         super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
         self._helo, self._extended = "", False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone; the dialogue ends wherever it is."""
-        super().connection_lost(error)
-        self._port.sessions.discard(self)
-
-    def eof_received(self) -> bool | None:
-        """The client sends no more; what it sent is still answered."""
-        return asyncio.StreamReaderProtocol.eof_received(self)
-
-    def _reset_timeout(self, duration: float | None = None) -> None:
-        self._deadline.set(duration or self._timeout_duration)
-
-    def _timeout_cb(self) -> None:
-        if self.transport is not None:
-            self._reply("421 4.4.2 Timed out waiting for you")
-            self.transport.write(b"".join(self._out))
-            self.transport.close()
 
     def _set_rset_state(self) -> None:
         self._sender: str | None = None
@@ -126,90 +42,6 @@ class Session(SMTP):
     def busy(self) -> bool:
         """Whether a transaction is under way."""
         return self._sender is not None
-
-    @property
-    def _secure(self) -> bool:
-        return self.transport is not None and self.transport.get_extra_info("sslcontext") is not None
-
-    def goodbye(self) -> None:
-        """The relay is stopping: end the session unless a transaction is under way."""
-        if self.transport is not None and not self.busy:
-            self.transport.write(b"421 4.3.2 The relay is stopping\r\n")
-            self.transport.close()
-
-    # ---- the dialogue
-
-    async def _handle_client(self) -> None:
-        try:
-            await self._converse()
-        except Hangup:
-            pass
-        except (ConnectionError, asyncio.IncompleteReadError):
-            self._out.clear()
-        except Exception:
-            log.exception("session with %s failed", self._client_ip)
-            self._reply("421 4.3.0 Internal error")
-        try:
-            await self._flush()
-        except ConnectionError:
-            pass
-        if self.transport is not None:
-            self.transport.close()
-
-    async def _converse(self) -> None:
-        if not self._port.admit(self):
-            self._reply("421 4.3.2 Too many sessions, try again later")
-            return
-        self._reply(f"220 {self.hostname} ESMTP")
-        while True:
-            line = await self._next_line()
-            verb, _, argument = line.partition(" ")
-            command = self._commands.get(verb.upper())
-            try:
-                if command is None:
-                    raise Refused("500 5.5.2 Command not recognized")
-                result = command(self, argument.strip())
-                if result is not None:
-                    await result
-            except Refused as exc:
-                self._refuse(exc.reply)
-
-    async def _next_line(self) -> str:
-        reader = self._reader
-        if b"\n" not in reader._buffer:
-            await self._flush()
-        self._deadline.set(self._timeout_duration)
-        try:
-            raw = await reader.readuntil(b"\n")
-        except asyncio.LimitOverrunError:
-            self._reply("500 5.5.6 Line too long")
-            raise Hangup from None
-        while len(raw) > COMMAND_MAX or b"\0" in raw:
-            self._refuse("500 5.5.6 Line too long" if len(raw) > COMMAND_MAX else "500 5.5.2 NUL in a command")
-            await self._flush()
-            raw = await reader.readuntil(b"\n")
-        return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
-
-    def _reply(self, text: str) -> None:
-        self._out.append(text.encode("utf-8", "replace") + b"\r\n")
-
-    async def _flush(self) -> None:
-        if self._out and self.transport is not None:
-            self._writer.write(b"".join(self._out))
-            self._out.clear()
-            await self._writer.drain()
-
-    async def push(self, status: str | bytes) -> None:
-        """aiosmtpd's way to reply, for the parts of it that are used."""
-        self._reply(status if isinstance(status, str) else status.decode())
-        await self._flush()
-
-    def _refuse(self, reply: str) -> None:
-        self._reply(reply)
-        self._errors += 1
-        if self._errors >= self._port.settings.max_errors:
-            self._reply("421 4.7.0 Too many errors")
-            raise Hangup
 
     def _rejected(self, command: str, reply: str, recipient: str = "") -> Refused:
         """A refusal that an operator will ask about goes into the ledger."""
@@ -238,7 +70,13 @@ class Session(SMTP):
     def _ehlo_command(self, argument: str) -> None:
         self._greet(argument, extended=True)
         settings = self._port.settings
-        lines = [self.hostname, "PIPELINING", f"SIZE {settings.max_message_size}", "8BITMIME", "SMTPUTF8"]
+        lines = [
+            self.hostname,
+            "PIPELINING",
+            f"SIZE {settings.max_message_size}",
+            "8BITMIME",
+            "SMTPUTF8",
+        ]
         if self._port.starttls_context is not None and not self._secure:
             lines.append("STARTTLS")
         if self._may_authenticate():
@@ -344,7 +182,7 @@ class Session(SMTP):
             if data:
                 await ingest.feed(data)
         if decoder.rest:
-            reader._buffer[:0] = decoder.rest
+            self._unread[:0] = decoder.rest
         deadline.set(idle_s)
 
     def _rset(self, argument: str) -> None:
@@ -373,21 +211,17 @@ class Session(SMTP):
         self.tls_context = self._port.starttls_context
         if self.tls_context is None or self._secure:
             raise Refused("503 5.5.1 TLS is not available here, or is on already")
-        if self._reader._buffer:
+        if self._unread:
             # What follows in plain text may be someone else's (CVE-2021-38371 and its kin).
             self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
             raise Hangup
-        await self._flush()
-        try:
-            await super().smtp_STARTTLS(None)
-        except Exception as exc:
-            log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
-            self._out.clear()
-            raise Hangup from None
+        await self._encrypt()
         self._user = ""
 
     def _may_authenticate(self) -> bool:
-        return self._port.users is not None and (self._secure or not self._port.settings.auth.require_tls)
+        return self._port.users is not None and (
+            self._secure or not self._port.settings.auth.require_tls
+        )
 
     async def _auth(self, argument: str) -> None:
         users = self._port.users
@@ -400,42 +234,24 @@ class Session(SMTP):
         mechanism, _, initial = argument.partition(" ")
         credentials = await self._credentials(mechanism.upper(), initial.strip())
         if credentials is None:
-            self._refuse("501 5.5.2 AUTH was not completed")
-            return
+            raise Refused("501 5.5.2 AUTH was not completed")
         name, password = credentials
-        if await self.loop.run_in_executor(None, users.verify, name, password):
-            self._user = name
-            self._reply("235 2.7.0 Authentication successful")
-        else:
+        if not await self.loop.run_in_executor(None, users.verify, name, password):
             raise self._rejected("AUTH", "535 5.7.8 Authentication credentials invalid")
+        self._user = name
+        self._reply("235 2.7.0 Authentication successful")
 
     async def _credentials(self, mechanism: str, initial: str) -> tuple[str, str] | None:
-        """Name and password as the client gives them; None after a reply that ended it."""
+        """Name and password as the client gives them; None when it gives none."""
         if mechanism == "PLAIN":
-            raw = await self._response(initial, "")
-            parts = raw.split("\0") if raw is not None else []
+            response = await self._challenge(initial, "")
+            parts = response.split("\0") if response is not None else []
             return (parts[1], parts[2]) if len(parts) == 3 else None
         if mechanism == "LOGIN":
-            name = await self._response(initial, "Username:")
-            password = await self._response("", "Password:") if name is not None else None
+            name = await self._challenge(initial, "Username:")
+            password = await self._challenge("", "Password:") if name is not None else None
             return (name, password) if name is not None and password is not None else None
         raise Refused("504 5.5.4 Unrecognized authentication type")
-
-    async def _response(self, initial: str, challenge: str) -> str | None:
-        if initial:
-            from base64 import b64decode
-
-            try:
-                raw = b"" if initial == "=" else b64decode(initial, validate=True)
-            except ValueError:
-                return None
-        else:
-            await self._flush()
-            answer = await self.challenge_auth(challenge)
-            if answer is MISSING:
-                return None
-            raw = answer
-        return raw.decode("utf-8", "replace")
 
     def __repr__(self) -> str:
         return f"<session {self._client_ip} {'busy' if self.busy else 'idle'}>"

@@ -52,7 +52,9 @@ def _messages(store: LevelStore) -> Iterator[str]:
 def _message(store: LevelStore, message: str) -> Iterator[str]:
     mark_value = store.get(keys.mark_key(message))
     meta_value = store.get(keys.meta_key(message))
-    leaving = store.get(keys.open_key(message)) is not None or store.get(keys.cleanup_key(message)) is not None
+    leaving = (
+        store.get(keys.open_key(message)) is not None or store.get(keys.cleanup_key(message)) is not None
+    )
     if mark_value is None:
         if meta_value is not None:
             yield f"{message}: an envelope without its marker"
@@ -74,7 +76,7 @@ def _message(store: LevelStore, message: str) -> Iterator[str]:
     for zone in meta.zones:
         for space in (keys.WAITING, keys.DEFERRED):
             prefix = keys.zone_prefix(space, zone, message)
-            indexes += [read_waiting(v).index for _, v in store.scan(prefix, keys.end_of(prefix))]
+            indexes += [read_waiting(v).number for _, v in store.scan(prefix, keys.end_of(prefix))]
     if not indexes:
         yield f"{message}: no recipient is left"
     if len(set(indexes)) != len(indexes):

@@ -50,7 +50,9 @@ class Batch:
 class GroupCommit:
     """The single writer. ``groups`` counts writes (one fsync each), ``batches`` what they held."""
 
-    def __init__(self, store: LevelStore, ids: MessageIds, node: str, next_seq: int, *, sync: bool) -> None:
+    def __init__(
+        self, store: LevelStore, ids: MessageIds, node: str, next_seq: int, *, sync: bool
+    ) -> None:
         self._store = store
         self._ids = ids
         self._node = node

@@ -35,7 +35,7 @@ def recipient_rows(store: LevelStore, zone: str | None = None) -> Iterator[dict[
                 "code": record.code,
                 "status": record.status,
                 "reply": record.text,
-                "index": record.index,
+                "index": record.number,
             }
 
 
@@ -49,7 +49,8 @@ class Summary:
     def add(self, row: dict[str, Any]) -> None:
         """Count one row."""
         zone = self.zones.setdefault(
-            row["zone"], {"zone": row["zone"], "waiting": 0, "deferred": 0, "oldest_ms": None, "next_due_ms": None}
+            row["zone"],
+            {"zone": row["zone"], "waiting": 0, "deferred": 0, "oldest_ms": None, "next_due_ms": None},
         )
         zone[row["state"]] += 1
         zone["oldest_ms"] = min(filter(None, (zone["oldest_ms"], row["created_ms"])))
@@ -78,8 +79,15 @@ def message_row(store: LevelStore, message: str) -> dict[str, Any] | None:
             prefix = keys.zone_prefix(space, zone, message)
             for key, value in store.scan(prefix, keys.end_of(prefix)):
                 record = read_waiting(value)
+                facts = record._asdict()
                 recipients.append(
-                    {"recipient": keys.parse_recipient(key)[2], "zone": zone, "state": state, **record._asdict()}
+                    {
+                        "index": facts.pop("number"),
+                        "recipient": keys.parse_recipient(key)[2],
+                        "zone": zone,
+                        "state": state,
+                        **facts,
+                    }
                 )
     inflight = keys.INFLIGHT + f"{message}/".encode()
     return {

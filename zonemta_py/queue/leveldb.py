@@ -16,6 +16,8 @@ from zonemta_py.errors import LocalError, QueueLocked, QueueUnavailable
 WRITE_BUFFER_BYTES = 16 << 20  # rate against reopen time and retained disk, see decision 6
 CACHE_BYTES = 32 << 20
 
+_leveldb: Any = plyvel  # it comes without types
+
 Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 
 
@@ -26,17 +28,17 @@ class LevelStore:
         self._directory = directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._db: Any = plyvel.DB(
+            self._db: Any = _leveldb.DB(
                 str(directory),
                 create_if_missing=True,
                 write_buffer_size=WRITE_BUFFER_BYTES,
                 lru_cache_size=CACHE_BYTES,
             )
-        except plyvel.IOError as exc:
+        except _leveldb.IOError as exc:
             if "lock" in str(exc).lower():
                 raise QueueLocked(f"{directory}: in use by another process") from exc
             raise LocalError(f"{directory}: {exc}") from exc
-        except (plyvel.Error, OSError) as exc:
+        except (_leveldb.Error, OSError) as exc:
             raise LocalError(f"{directory}: {exc}") from exc
 
     def get(self, key: bytes) -> bytes | None:
@@ -67,7 +69,7 @@ class LevelStore:
         """Write what ``batch`` holds, all or nothing. Raises QueueUnavailable."""
         try:
             batch.write()
-        except (plyvel.Error, OSError) as exc:
+        except (_leveldb.Error, OSError) as exc:
             raise QueueUnavailable(f"{self._directory}: {exc}") from exc
 
     def compact(self) -> None:

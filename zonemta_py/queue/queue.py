@@ -9,27 +9,32 @@ future says when the batch is on disk. In memory there is nothing that a crash m
 
 import asyncio
 import logging
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from zonemta_py import clock
-from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked
+from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.chunks import MessageWriter, read_body
 from zonemta_py.queue.cleanup import Cleanup
 from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, new_waiting, read_mark, read_meta, read_waiting
+from zonemta_py.queue.records import (
+    FORMAT,
+    Mark,
+    Meta,
+    read_mark,
+    read_meta,
+    read_waiting,
+)
 from zonemta_py.queue.recovery import identify, recover
 from zonemta_py.queue.scan import scan_zone, zones_on_disk
 from zonemta_py.queue.transitions import Outcome, Submission
@@ -41,29 +46,14 @@ FEED_EVERY = 64  # leases between two looks at destinations whose mail is all sp
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
-    """What intake, or a report, knows about a message beside its body.
-
-    ``recipients``: (normalised address, domain, zone), each address once.
-    """
-
-    sender: str
-    header: bytes
-    recipients: Sequence[tuple[str, str, str]]
-    origin: Origin
-    message_id: str = ""
-    eight_bit: bool = False
-    smtputf8: bool = False
-    report_for: str = ""
-
-
 class Lease:
     """Recipients of one message at one destination, in one worker's hands; a crash gives them back."""
 
     __slots__ = ("destination", "live", "number", "recipients", "zone")
 
-    def __init__(self, live: LiveMessage, zone: str, destination: str, recipients: list[Recipient]) -> None:
+    def __init__(
+        self, live: LiveMessage, zone: str, destination: str, recipients: list[Recipient]
+    ) -> None:
         self.live = live
         self.zone = zone
         self.destination = destination
@@ -108,7 +98,8 @@ class Queue:
         self._spawn(self.cleanup.run(), "cleanup")
         for zone in zones_on_disk(self.store):
             self._spawn(
-                scan_zone(self.store, self.commits, self.windows, zone, self._newest_before), f"scan-{zone}"
+                scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
+                f"scan-{zone}",
             )
 
     def _spawn(self, work: object, name: str) -> None:
@@ -131,7 +122,7 @@ class Queue:
         await writer.written()
         tail = [writer.last] if writer.last else []
         # Shielded: a client that hangs up now must not tear a batch from what happens after it.
-        await asyncio.shield(self._accept(self._compose(writer.id, new, writer.mark(self._now()), tail)))
+        await asyncio.shield(self._accept(compose(writer.id, new, writer.mark(self._now()), tail)))
 
     def _accept(self, submission: Submission) -> asyncio.Future[None]:
         batch = Batch()
@@ -146,7 +137,9 @@ class Queue:
         transitions.accept(batch, submission, spills, self._now())
         return placement
 
-    def _accepted(self, submissions: list[Submission], placement: Placement, done: asyncio.Future[None]) -> None:
+    def _accepted(
+        self, submissions: list[Submission], placement: Placement, done: asyncio.Future[None]
+    ) -> None:
         if done.cancelled() or done.exception() is not None:
             self.windows.abandon(placement)
             return
@@ -155,26 +148,12 @@ class Queue:
             self._live.add(LiveMessage(new.message, new.meta, new.mark, body, len(new.recipients)))
         self.windows.place(placement)
 
-    def _compose(self, message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> Submission:
-        submitter = new.origin.submitter
-        recipients = [
-            Recipient(
-                keys.waiting_key(zone, message, address), zone, message, address, new_waiting(i, domain, submitter)
-            )
-            for i, (address, domain, zone) in enumerate(new.recipients)
-        ]
-        zones = tuple(sorted({zone for _, _, zone in new.recipients}))
-        meta = Meta(
-            FORMAT, new.sender, new.header, zones, new.eight_bit, new.smtputf8, new.report_for, new.origin
-        )
-        return Submission(message, meta, mark, tail, recipients, new.message_id)
-
     def compose_report(self, message: str, new: NewMessage, body: bytes) -> Submission:
         """A message made here, to be accepted in the batch of the settle that causes it."""
         size = keys.CHUNK_BYTES
         tail = [body[at : at + size] for at in range(0, len(body), size)]
         mark = Mark(FORMAT, self._now(), len(body), len(tail), zlib.crc32(body))
-        return self._compose(message, new, mark, tail)
+        return compose(message, new, mark, tail)
 
     def new_id(self) -> str:
         """A message id, for a report."""
@@ -357,22 +336,3 @@ class Queue:
         await self.commits.close()
         await self.cleanup.close()
         self.store.close()
-
-
-def open_store(directory: Path) -> LevelStore:
-    """The database of the queue in ``directory``. QueueLocked names the process that has it."""
-    holder = directory / HOLDER_FILE
-    try:
-        store = LevelStore(directory / "db")
-    except QueueLocked as exc:
-        try:
-            pid = holder.read_text().strip()
-        except OSError:
-            pid = "unknown"
-        raise QueueLocked(f"{directory}: the queue is in use by process {pid}") from exc
-    try:
-        holder.write_text(f"{os.getpid()}\n")
-    except OSError as exc:
-        store.close()
-        raise LocalError(f"{holder}: {exc}") from exc
-    return store

@@ -57,12 +57,13 @@ class Meta(NamedTuple):
 class Waiting(NamedTuple):
     """A recipient in ``delivery-zone/`` or ``deferred/``.
 
+    ``number`` is its 0-based place among the recipients (``index`` in events), for life.
     ``attempts`` that ended, ``uncertain`` ones that a crash cut off. ``due_ms`` is 0 unless
     deferred. The last reply, its time and whether the sender was warned of the delay follow.
     """
 
     version: int
-    index: int
+    number: int
     domain: str
     submitter: str
     attempts: int
@@ -141,6 +142,6 @@ def read_open(data: bytes) -> Open:
     return record
 
 
-def new_waiting(index: int, domain: str, submitter: str) -> Waiting:
+def new_waiting(number: int, domain: str, submitter: str) -> Waiting:
     """The record of a recipient that was just accepted."""
-    return Waiting(FORMAT, index, domain, submitter, 0, 0, 0, 0, 0, "", "", False)
+    return Waiting(FORMAT, number, domain, submitter, 0, 0, 0, 0, 0, "", "", False)

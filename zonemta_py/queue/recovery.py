@@ -76,7 +76,7 @@ def _cut_off(store: LevelStore, batch: Batch, message: str, inflight: Inflight, 
     meta = store.get(keys.meta_key(message))
     for key, value in store.scan(prefix, keys.end_of(prefix)):
         record = read_waiting(value)
-        if record.index not in inflight.indexes:
+        if record.number not in inflight.indexes:
             continue
         address = keys.parse_recipient(key)[2]
         record = record._replace(uncertain=record.uncertain + 1)
@@ -84,7 +84,7 @@ def _cut_off(store: LevelStore, batch: Batch, message: str, inflight: Inflight, 
             Uncertain(
                 time_ms=now_ms,
                 message=message,
-                index=record.index,
+                index=record.number,
                 recipient=address,
                 zone=inflight.zone,
                 domain=record.domain,

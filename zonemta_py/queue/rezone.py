@@ -8,7 +8,9 @@ from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.records import read_meta, read_waiting
 
 
-async def move_zone(store: LevelStore, commits: GroupCommit, zone: str, new_zone: str, now_ms: int) -> int:
+async def move_zone(
+    store: LevelStore, commits: GroupCommit, zone: str, new_zone: str, now_ms: int
+) -> int:
     """Move every recipient of ``zone``; returns how many messages. Before mail is taken or sent."""
     messages = {
         keys.parse_recipient(key)[1]
@@ -29,7 +31,7 @@ async def move_zone(store: LevelStore, commits: GroupCommit, zone: str, new_zone
                 else:
                     batch.put(keys.deferred_key(new_zone, message, address), value)
                     batch.put(keys.due_key(record.due_ms, new_zone, message), b"")
-                moved.append(record.index)
+                moved.append(record.number)
         meta_value = store.get(keys.meta_key(message))
         if meta_value is not None:
             meta = read_meta(meta_value)

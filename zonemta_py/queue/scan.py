@@ -16,7 +16,9 @@ from zonemta_py.queue.windows import Windows
 SLICE = 1000  # recipients between two looks at everything else: about 3 ms
 
 
-async def scan_zone(store: LevelStore, commits: GroupCommit, windows: Windows, zone: str, newest: str) -> int:
+async def scan_zone(
+    store: LevelStore, commits: GroupCommit, windows: Windows, zone: str, newest: str
+) -> int:
     """Offer the recipients of ``zone`` up to message ``newest``; returns how many there were."""
     cursor = keys.zone_prefix(keys.WAITING, zone)
     stop = keys.end_of(keys.zone_prefix(keys.WAITING, zone, newest))

@@ -66,7 +66,9 @@ def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now
             time_ms=now_ms,
             message=message,
             sender=meta.sender,
-            recipients=tuple(AcceptedRecipient(r.record.index, r.address, r.zone) for r in new.recipients),
+            recipients=tuple(
+                AcceptedRecipient(r.record.number, r.address, r.zone) for r in new.recipients
+            ),
             size_bytes=len(meta.header) + 2 + mark.size,
             message_id=new.message_id,
             listener=origin.listener,
@@ -80,14 +82,16 @@ def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now
     )
 
 
-def start(batch: Batch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int) -> None:
+def start(
+    batch: Batch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int
+) -> None:
     """S2 → S2: a transaction begins; durable before its final dot goes out."""
     first = recipients[0]
     record = Inflight(
         FORMAT,
         boot,
         first.zone,
-        tuple(r.record.index for r in recipients),
+        tuple(r.record.number for r in recipients),
         first.record.attempts + 1,
         now_ms,
     )
@@ -132,7 +136,7 @@ def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int
     facts: dict[str, Any] = {
         "time_ms": now_ms,
         "message": recipient.message,
-        "index": recipient.record.index,
+        "index": recipient.record.number,
         "recipient": recipient.address,
         "zone": recipient.zone,
         "domain": recipient.record.domain,
@@ -168,7 +172,7 @@ def delete(batch: Batch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -
         Deleted(
             time_ms=now_ms,
             message=message,
-            index=record.index,
+            index=record.number,
             recipient=address,
             zone=zone,
             domain=record.domain,

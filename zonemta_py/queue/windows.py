@@ -30,7 +30,9 @@ class Placement:
 class Windows:
     """One ReadyWindow per zone, made when first needed."""
 
-    def __init__(self, store: LevelStore, commits: GroupCommit, limit: int, destination_of: DestinationOf) -> None:
+    def __init__(
+        self, store: LevelStore, commits: GroupCommit, limit: int, destination_of: DestinationOf
+    ) -> None:
         self._store = store
         self._commits = commits
         self._limit = limit

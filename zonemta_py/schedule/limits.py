@@ -4,14 +4,14 @@ from zonemta_py.config.units import Rate
 
 
 class TokenBucket:
-    """Lets ``rate.count`` events pass per ``rate.per_s``, evenly, with a burst of a tenth of a second's worth.
+    """Lets ``rate.events`` pass per ``rate.per_s``, evenly, with a burst of a tenth of a second's worth.
 
     It measures from the time a token was due and not from when it was taken, so a late caller
     does not lower the rate.
     """
 
     def __init__(self, rate: Rate, now_s: float) -> None:
-        self._interval_s = rate.per_s / rate.count
+        self._interval_s = rate.per_s / rate.events
         self._burst_s = max(0.1, self._interval_s)
         self._next_s = now_s
 

@@ -47,7 +47,7 @@ def limits_recipients(reply: Reply) -> bool:
 
     Meaningful only after the same transaction had recipients accepted. Source: RFC 5321 4.5.3.1.10.
     """
-    return reply.code == 452 and reply.status in ("", "4.5.3") or (
+    return (reply.code == 452 and reply.status in ("", "4.5.3")) or (
         reply.code == 552 and not reply.status
     )
 

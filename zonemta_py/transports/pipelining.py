@@ -1,23 +1,19 @@
 """The dialogue of a session that is open: transactions, pipelined, bodies streamed.
 
 It takes over the connection after aiosmtplib has connected, greeted, encrypted and authenticated
-(decision 3). Every reply is matched to its command in order; one that comes early, or in the
-middle of a body, is read and not lost.
+(decision 3). A reply that comes in the middle of a body is read and not lost.
 
 Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining).
 """
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from zonemta_py import clock
-from zonemta_py.config.schema import Timeouts
 from zonemta_py.errors import SessionLost
 from zonemta_py.smtp.classify import Phase, limits_recipients
-from zonemta_py.smtp.reply import Reply, ReplyReader
+from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.transparency import DotEncoder
+from zonemta_py.transports.dialogue import Dialogue
 
 WRITE_AT_ONCE = 131_072  # a small message goes out in one write
 
@@ -47,95 +43,11 @@ class Result:
     uncertain: bool = False
 
 
-class SmtpSession(asyncio.Protocol):
-    """An open session. ``usable`` until something happens that leaves the dialogue in doubt."""
+class SmtpSession(Dialogue):
+    """An open session, for one transaction after another. ``recipients_max`` is learned from a 452."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        transport: asyncio.Transport,
-        extensions: Mapping[str, str],
-        timeouts: Timeouts,
-    ) -> None:
-        self._loop = loop
-        self._transport = transport
-        self._extensions = extensions
-        self._timeouts = timeouts
-        self._reader = ReplyReader()
-        self._replies: deque[Reply] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._resume: asyncio.Future[None] | None = None
-        self._lost: SessionLost | None = None
-        self._deadline = clock.Deadline(loop, self._timed_out)
-        self._in_transaction = False
-        self._dirty = False  # the peer holds a transaction that must be reset
-        self.usable = True
-        self.messages = 0
-        self.recipients_max: int | None = None  # learned from a 452
-        self.secure = transport.get_extra_info("sslcontext") is not None
-        limit = extensions.get("size", "")
-        self.size_max = int(limit) if limit.isdigit() else 0
-
-    def offers(self, extension: str) -> bool:
-        """Whether the peer announced ``extension`` (lower case)."""
-        return extension in self._extensions
-
-    # ---- the connection
-
-    def data_received(self, data: bytes) -> None:
-        """Replies; unexpected ones between transactions end the session's use."""
-        try:
-            self._replies.extend(self._reader.feed(data))
-        except SessionLost as exc:
-            self._end(exc)
-            self._transport.abort()
-            return
-        if not self._in_transaction:
-            self.usable = False
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits is told."""
-        self._end(SessionLost(f"connection lost: {exc}" if exc else "the peer closed the connection"))
-
-    def pause_writing(self) -> None:
-        """The peer is slower than we are."""
-        self._resume = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        """Go on."""
-        if self._resume is not None and not self._resume.done():
-            self._resume.set_result(None)
-        self._resume = None
-
-    def _timed_out(self) -> None:
-        self._end(SessionLost("timed out waiting for the peer"))
-        self._transport.abort()
-
-    def _end(self, reason: SessionLost) -> None:
-        self.usable = False
-        if self._lost is None:
-            self._lost = reason
-        self._deadline.cancel()
-        for waiter in (self._waiter, self._resume):
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
-
-    def close(self) -> None:
-        """Say QUIT if the dialogue is in order, and close; nothing is waited for."""
-        if self.usable and self._lost is None:
-            self._transport.write(b"QUIT\r\n")
-        self.usable = False
-        self._deadline.cancel()
-        self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once: what was begun must not look finished."""
-        self._end(SessionLost("given up"))
-        self._transport.abort()
-
-    # ---- one transaction
+    recipients_max: int | None = None
+    _dirty = False  # the peer holds a transaction that must be reset
 
     async def transact(self, mail: Mail, before_dot: Awaitable[None]) -> Result:
         """Send ``mail``; ``before_dot`` is awaited before its final dot goes out.
@@ -205,7 +117,10 @@ class SmtpSession(asyncio.Protocol):
 
         No answer to DATA: it was not sent.
         """
-        commands = [self._mail_command(mail), *(b"RCPT TO:<%b>\r\n" % r.encode() for r in mail.recipients)]
+        commands = [
+            self._mail_command(mail),
+            *(b"RCPT TO:<%b>\r\n" % r.encode() for r in mail.recipients),
+        ]
         reset = [b"RSET\r\n"] if self._dirty else []
         pipelined = self.offers("pipelining")
         if pipelined:
@@ -279,35 +194,3 @@ class SmtpSession(asyncio.Protocol):
             return self._replies.popleft()
         self._write(b"".join(pending))
         return None
-
-    # ---- bytes
-
-    def _write(self, data: bytes) -> None:
-        if self._lost is not None:
-            raise self._lost
-        self._transport.write(data)
-
-    async def _drained(self) -> None:
-        """Let the peer catch up, at most ``timeouts.data``."""
-        if self._resume is not None:
-            self._deadline.set(self._timeouts.data)
-            await self._resume
-        else:
-            await asyncio.sleep(0)  # a body from memory must not starve the other sessions
-        if self._lost is not None and not self._replies:
-            raise self._lost
-
-    async def _reply(self, timeout_s: float) -> Reply:
-        """The next reply, in order. Raises SessionLost."""
-        if not self._replies:
-            self._deadline.set(timeout_s)
-            while not self._replies:
-                if self._lost is not None:
-                    raise self._lost
-                self._waiter = self._loop.create_future()
-                await self._waiter
-            self._deadline.clear()
-        reply = self._replies.popleft()
-        if reply.code == 421:
-            self.usable = False
-        return reply

@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 from dataclasses import dataclass
+from typing import cast
 
 import aiosmtplib
 
@@ -56,7 +57,9 @@ class TlsFailed(DestinationFailed):
     """STARTTLS was offered and did not work; an opportunistic caller may do without."""
 
 
-async def open_session(target: Target, manner: Manner, *, context: ssl.SSLContext | None = None) -> SmtpSession:
+async def open_session(
+    target: Target, manner: Manner, *, context: ssl.SSLContext | None = None
+) -> SmtpSession:
     """A session that is ready for MAIL. Raises DestinationFailed. ``context`` replaces the trust store."""
     loop = asyncio.get_running_loop()
     sock = await _connect(loop, target, manner)
@@ -74,8 +77,9 @@ async def open_session(target: Target, manner: Manner, *, context: ssl.SSLContex
             await _encrypt(client, target, manner, context)
         if manner.credentials is not None:
             await client.login(*manner.credentials)
-        transport = client.transport
-        if not isinstance(transport, asyncio.Transport) or transport.is_closing():
+        # uvloop's transports are no subclasses of asyncio's.
+        transport = cast(asyncio.Transport | None, client.transport)
+        if transport is None or transport.is_closing():
             raise DestinationFailed(0, "4.4.2", f"{_where(target)} closed the connection")
         session = SmtpSession(loop, transport, client.esmtp_extensions, manner.timeouts)
         transport.set_protocol(session)
@@ -134,7 +138,9 @@ async def _encrypt(
     required = manner.tls == "required"
     if not client.supports_extension("starttls"):
         if required:
-            raise DestinationFailed(0, "5.7.10", f"{_where(target)} offers no TLS, which the zone requires")
+            raise DestinationFailed(
+                0, "5.7.10", f"{_where(target)} offers no TLS, which the zone requires"
+            )
         return
     try:
         await client.starttls(

@@ -1,0 +1,39 @@
+"""Progress on a terminal, silence elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A function that moves the bar on by so many; the bar is drawn only where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total, rate="")
+
+        def advance(count: int) -> None:
+            speed = progress.tasks[0].speed
+            progress.update(task, advance=count, rate=f"{speed:,.0f}/s" if speed else "")
+
+        yield advance

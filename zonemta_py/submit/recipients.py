@@ -1,0 +1,100 @@
+"""A list of recipients, read one row at a time: CSV with a header line, or JSON lines.
+
+The address is the column ``email`` (or ``address``, or ``recipient``); the others are merge fields.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from zonemta_py.codec import from_json
+from zonemta_py.errors import LocalError
+from zonemta_py.smtp.address import AddressError, normalise
+
+ADDRESS_COLUMNS = ("email", "address", "recipient")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One recipient. ``number`` is the line in the list, from 1; ``problem`` is set instead of an address."""
+
+    number: int
+    address: str
+    fields: dict[str, str]
+    problem: str = ""
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[str]]:
+    if path == "-":
+        yield io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", newline="")
+        return
+    try:
+        file = Path(path).open(encoding="utf-8-sig", newline="")  # noqa: SIM115 - closed below
+    except OSError as exc:
+        raise LocalError(f"{path}: {exc.strerror}") from exc
+    with file:
+        yield file
+
+
+def read_rows(path: str, column: str | None = None) -> Iterator[Row]:
+    """The rows of ``path``, ``-`` for standard input. Raises LocalError when it is no list at all.
+
+    A row that cannot be used is a Row with a ``problem``: it stops nobody else.
+    """
+    with _opened(path) as file:
+        try:
+            first = file.readline()
+            lines = _again(first, file)
+            records = _json_records(lines) if first.lstrip().startswith("{") else _csv_records(lines)
+            for number, record in records:
+                yield _row(number, record, column, path)
+        except (csv.Error, UnicodeDecodeError) as exc:
+            raise LocalError(f"{path}: {exc}") from exc
+
+
+def _again(first: str, rest: IO[str]) -> Iterator[str]:
+    if first:
+        yield first
+    yield from rest
+
+
+def _csv_records(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object] | str]]:
+    reader = csv.DictReader(lines)
+    for record in reader:
+        yield (
+            reader.line_num,
+            {str(name).strip(): value for name, value in record.items() if name is not None},
+        )
+
+
+def _json_records(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object] | str]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = from_json(line)
+        except ValueError as exc:
+            yield number, f"not JSON: {exc}"
+            continue
+        yield number, record if isinstance(record, dict) else "not a JSON object"
+
+
+def _row(number: int, record: dict[str, object] | str, column: str | None, path: str) -> Row:
+    if isinstance(record, str):
+        return Row(number, "", {}, record)
+    fields = {name: "" if value is None else str(value) for name, value in record.items()}
+    name = column or next((name for name in ADDRESS_COLUMNS if name in fields), None)
+    if name is None or name not in fields:
+        wanted = column or " or ".join(ADDRESS_COLUMNS)
+        raise LocalError(f"{path}:{number}: no column {wanted}; columns: {', '.join(fields)}")
+    text = fields[name].strip()
+    try:
+        return Row(number, normalise(text), fields)
+    except AddressError as exc:
+        return Row(number, text, fields, str(exc))
