@@ -1,8 +1,291 @@
-"""tmp"""
+"""``zonemta demo``: the main job on this machine, from an empty folder to an empty queue."""
+
+import asyncio
+import csv
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.table import Table
+
+from zonemta_py.admin.control import ask
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.nameserver import NameServer
+from zonemta_py.bench.script import Rule, Script, Step
+from zonemta_py.bench.sink import Sink
+from zonemta_py.cli.common import EXIT_FAILED, reports_errors
+from zonemta_py.cli.progress import progress_bar
+from zonemta_py.clock import monotonic_s
+from zonemta_py.config.units import HostPort
+from zonemta_py.errors import LocalError
+from zonemta_py.events.account import Account, account_of
+from zonemta_py.submit.client import Plan, Submission, Summary
+from zonemta_py.submit.merge import Template
+from zonemta_py.submit.recipients import read_rows
+
+SENDER = "letters@sender.example"
+RECEIVERS = {
+    "garden.example": "127.0.0.11",
+    "harbour.example": "127.0.0.12",
+    "meadow.example": "127.0.0.13",
+    "sender.example": "127.0.0.14",
+}
+POOLS = {"bulk": "127.0.0.2", "notices": "127.0.0.3"}
+TIMEOUT_S = 60.0
+
+CONFIG = """\
+hostname: relay.sender.example
+allow_private_destinations: true
+listeners:
+  - address: 127.0.0.1:0
+queue: {{directory: queue, min_free_disk: 16MiB}}
+events: {{directory: events, rotate: {{age: 2s}}}}
+resolver: {{nameservers: ["127.0.0.1:{dns_port}"]}}
+zones:
+  default: {{port: {smtp_port}, retry: {{delays: [1s, 2s], give_up_after: 1h}}}}
+  bulk: {{pool: bulk, recipients_per_transaction: 50}}
+  notices: {{pool: notices, connections: 5}}
+pools:
+  bulk: [{{address: 127.0.0.2, ehlo: out1.sender.example}}]
+  notices: [{{address: 127.0.0.3, ehlo: out2.sender.example}}]
+routing:
+  - {{header: X-Sending-Zone}}
+  - {{recipient_domain: sender.example, zone: notices}}   # reports to the sender
+  - {{sender_domain: sender.example, zone: bulk}}
+"""
+
+LETTER = b"""\
+From: Letters <letters@sender.example>
+To: {{name}} <{{email}}>
+Subject: {{name}}, the June letter
+MIME-Version: 1.0
+Content-Type: text/plain; charset=utf-8
+
+Dear {{name}},
+
+this is the letter for June.
+.It has a line that begins with a dot.
+
+The list
+"""
+
+NOTICE = b"""\
+From: Notices <letters@sender.example>
+To: everyone
+Subject: The office is closed on Friday
+X-Sending-Zone: notices
+
+One message, many recipients.
+"""
+
+
+@dataclass(slots=True)
+class Stage:
+    """What the demo set up around the relay."""
+
+    folder: Path
+    sinks: dict[str, Sink]
+    names: NameServer
+    relay: Child
+    address: HostPort
 
 
 @click.command()
-def demo() -> None:
-    """tmp."""
+@click.option(
+    "--recipients",
+    type=click.IntRange(10, 1_000_000),
+    default=2000,
+    show_default=True,
+    help="Length of the bulk list.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Leave configuration, queue and event log in this folder.",
+)
+@reports_errors
+def demo(recipients: int, keep: Path | None) -> None:
+    """Run the main job on this machine in under a minute.
+
+    Starts a relay with two zones that send from 127.0.0.2 and 127.0.0.3, a name server, and
+    receivers for four domains. One receiver defers every recipient once, one refuses every tenth.
+    A personalised list goes through the zone "bulk", one message to many through "notices". At the
+    end the relay's ledger stands beside what the receivers counted, and the queue is empty.
+
+    \b
+    Example:
+      zonemta demo --recipients 10000 --keep /tmp/demo
+    """
+    folder = keep or Path(tempfile.mkdtemp(prefix="zonemta-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        ok = asyncio.run(_demo(folder, recipients))
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not ok:
+        sys.exit(EXIT_FAILED)
+
+
+async def _demo(folder: Path, recipients: int) -> bool:
+    if (folder / "queue").exists():
+        raise LocalError(f"{folder} holds the queue of an earlier run; choose another folder")
+    began_s = monotonic_s()
+    stage = await _set_up(folder)
+    try:
+        click.echo(
+            f"relay      {stage.address}, zones bulk (from 127.0.0.2) and notices (from 127.0.0.3)"
+        )
+        click.echo(f"receivers  {', '.join(f'{domain} at {ip}' for domain, ip in RECEIVERS.items())}")
+        letters = await _submit(stage, LETTER, _list(folder, recipients), "the letter, one for each")
+        notices = await _submit(
+            stage, NOTICE, _list(folder, max(10, recipients // 4), "notice"), "the notice, 50 a message"
+        )
+        accepted = letters.counts["accepted"] + notices.counts["accepted"]
+        await _drain(stage, accepted)
+        stage.relay.stop()
+    finally:
+        stage.relay.kill()
+        for sink in stage.sinks.values():
+            await sink.close()
+        stage.names.close()
+    account = account_of(folder / "events")
+    ok = _report(stage, account, accepted)
+    click.echo(f"{'done' if ok else 'FAILED'} in {monotonic_s() - began_s:.1f} s")
+    return ok
+
+
+async def _set_up(folder: Path) -> Stage:
+    scripts = {
+        "harbour.example": Script([Rule(Step.RCPT, reply="451 4.7.1 Greylisted, come back", times=1)]),
+        "meadow.example": Script([Rule(Step.RCPT, recipient="*0@*", reply="550 5.1.1 No such mailbox")]),
+    }
+    port = free_port(*RECEIVERS.values())
+    sinks = {}
+    for domain, ip in RECEIVERS.items():
+        sinks[domain] = Sink(scripts.get(domain), hostname=f"mx.{domain}")
+        await sinks[domain].start(ip, port)
+    records: dict[str, dict[str, list[str]]] = {}
+    for domain, ip in RECEIVERS.items():
+        records[domain] = {"MX": [f"10 mx.{domain}."]}
+        records[f"mx.{domain}"] = {"A": [ip]}
+    names = NameServer(records)
+    dns_port = await names.start()
+    config = folder / "zonemta.yaml"
+    config.write_text(CONFIG.format(dns_port=dns_port, smtp_port=port))
+    relay = Child(["serve", "-c", str(config)], folder / "relay.log")
+    words = await asyncio.to_thread(relay.wait_ready)
+    host, _, bound = words[0].rpartition(":")
+    return Stage(folder, sinks, names, relay, HostPort(host, int(bound)))
+
+
+def _list(folder: Path, recipients: int, name: str = "reader") -> Path:
+    path = folder / f"{name}s.csv"
+    domains = [domain for domain in RECEIVERS if domain != "sender.example"]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["email", "name"])
+        for number in range(recipients):
+            domain = domains[number % len(domains)]
+            writer.writerow([f"{name}{number // len(domains)}@{domain}", f"Zoë {number}"])
+    return path
+
+
+async def _submit(stage: Stage, letter: bytes, recipients: Path, title: str) -> Summary:
+    plan = Plan(
+        sender=SENDER,
+        template=Template(letter),
+        relay=stage.address,
+        ip=stage.address.host,
+        ehlo="demo.example",
+        tls="off",
+        credentials=None,
+        connections=8,
+        recipients_per_message=50,
+        resend_uncertain=False,
+    )
+    total = sum(1 for _ in recipients.open(encoding="utf-8")) - 1
+    began_s = monotonic_s()
+    with progress_bar(f"submitting {title}", total) as advance:
+        summary = await Submission(plan, read_rows(str(recipients)), None, advance).run()
+    rate = summary.counts["accepted"] / max(1e-9, monotonic_s() - began_s)
+    click.echo(f"submitted  {title}: {summary.counts['accepted']:,} recipients accepted, {rate:,.0f}/s")
+    if not summary.complete:
+        raise LocalError(f"the submission is not complete: {summary.failure or summary.refusals[:3]}")
+    return summary
+
+
+async def _drain(stage: Stage, accepted: int) -> None:
+    """Watch until the queue is empty."""
+    end_s = monotonic_s() + TIMEOUT_S
+    shown = 0
+    with progress_bar("delivering", accepted) as advance:
+        while monotonic_s() < end_s:
+            got = sum(
+                s.tally.recipients + s.tally.refused
+                for d, s in stage.sinks.items()
+                if d != "harbour.example"
+            )
+            got += stage.sinks["harbour.example"].tally.recipients
+            advance(min(got, accepted) - shown)
+            shown = min(got, accepted)
+            rows = await asyncio.to_thread(lambda: list(ask(stage.folder / "queue", "summary", {})))
+            if not rows:
+                return
+            await asyncio.sleep(0.1)
+    raise LocalError(f"the queue did not empty in {TIMEOUT_S:.0f} s; see {stage.relay.log}")
+
+
+def _report(stage: Stage, account: Account, submitted: int) -> bool:
+    counted = sum(sink.tally.recipients for sink in stage.sinks.values())
+    repeated = sum(
+        sum(c - 1 for c in s.tally.by_recipient.values())
+        for d, s in stage.sinks.items()
+        if d != "sender.example"
+    )
+    sources = {peer for sink in stage.sinks.values() for peer in sink.tally.by_peer}
+    table = Table(box=None, pad_edge=False, title="the ledger, in recipients", title_justify="left")
+    columns = ("zone", "accepted", "delivered", "bounced", "expired", "deleted", "queued", "deferrals")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "zone" else "right")
+    for zone, counts in sorted(account.zones.items()):
+        if any(counts.values()):
+            values = [counts[c] for c in columns[1:6]]
+            table.add_row(zone, *map(str, values), str(account.queued(zone)), str(counts["deferred"]))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    receivers = Table(box=None, pad_edge=False, title="what the receivers counted", title_justify="left")
+    for column in ("domain", "delivered", "refused or deferred", "from"):
+        receivers.add_column(column, justify="right" if column[1] == "e" else "left")
+    for domain, sink in stage.sinks.items():
+        receivers.add_row(
+            domain,
+            str(sink.tally.recipients),
+            str(sink.tally.refused),
+            ", ".join(sorted(sink.tally.by_peer)),
+        )
+    console.print(receivers)
+    checks: list[tuple[str, bool]] = [
+        (
+            f"ledger: {account.total('delivered'):,} delivered; receivers: {counted:,}",
+            account.total("delivered") == counted,
+        ),
+        (
+            f"submitted {submitted:,} + reports {account.total('reports'):,} = accepted {account.total('accepted'):,}",
+            submitted + account.total("reports") == account.total("accepted"),
+        ),
+        (
+            "accepted = delivered + bounced, nothing left",
+            all(account.queued(z) == 0 for z in account.zones),
+        ),
+        ("nobody got a letter twice", repeated == 0),
+        (f"mail left from {', '.join(sorted(sources))}", sources == set(POOLS.values())),
+    ]
+    for text, good in checks:
+        mark = click.style("ok  ", fg="green") if good else click.style("BAD ", fg="red")
+        click.echo(mark + text)
+    return all(good for _, good in checks)

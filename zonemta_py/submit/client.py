@@ -17,6 +17,7 @@ from zonemta_py.transports.pipelining import Mail, SmtpSession
 from zonemta_py.transports.smtp import Manner, Target, open_session
 
 CONNECT_TRIES = 5
+LOSSES_MAX = 20  # sessions that break one after another before the run gives up
 REFUSALS_SHOWN = 1000
 
 
@@ -70,6 +71,7 @@ class Submission:
         self._progress = progress
         self._seen: set[bytes] = set()
         self._stop = False
+        self._losses = 0
         self.summary = Summary()
 
     async def run(self) -> Summary:
@@ -188,10 +190,12 @@ class Submission:
             if dotted:  # written down as sent, though the dot itself never left
                 await self._note(DEFERRED, addresses, str(exc))
             self.summary.failure = str(exc)
+            self._losses += 1
+            self._stop = self._stop or self._losses >= LOSSES_MAX
             return pending
         finally:
             before.close()
-        self.summary.failure = ""
+        self.summary.failure, self._losses = "", 0
         replies: dict[tuple[str, str], list[str]] = {}
         untried = pending[len(addresses) :]
         for address, answer in zip(addresses, result.answers, strict=True):

@@ -1,0 +1,123 @@
+"""Processes of our own: started, waited for until they are ready, ended by pid. Loopback only."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from zonemta_py.clock import monotonic_s
+from zonemta_py.errors import LocalError
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 40.0
+
+
+class Child:
+    """``python -m zonemta_py …`` in a process of its own. ``log`` takes its stderr."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, module: str = "zonemta_py") -> None:
+        self.log = log
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=stderr
+            )
+        self.pid = self.process.pid
+
+    def wait_ready(self) -> list[str]:
+        """The words after ``ready`` on its stdout. Raises LocalError with the end of its log."""
+        assert self.process.stdout is not None
+        if select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0]:
+            line = self.process.stdout.readline().decode()
+            if line.startswith("ready"):
+                return line.split()[1:]
+        self.kill()
+        raise LocalError(f"a process did not start: {self.log.read_text(errors='replace')[-2000:]}")
+
+    def stop(self) -> int:
+        """Ask it to end, and wait; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now, as a crash would."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def output(self) -> str:
+        """What it printed until it ended."""
+        assert self.process.stdout is not None
+        text = self.process.stdout.read().decode()
+        self.process.wait()
+        self.process.stdout.close()
+        return text
+
+
+def free_port(*addresses: str) -> int:
+    """A TCP port that is free on all of ``addresses``."""
+    end_s = monotonic_s() + START_TIMEOUT_S
+    while monotonic_s() < end_s:
+        sockets = []
+        try:
+            port = 0
+            for address in addresses or ("127.0.0.1",):
+                sock = socket.socket()
+                sockets.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind((address, port))
+                port = sock.getsockname()[1]
+            return port
+        except OSError:
+            continue
+        finally:
+            for sock in sockets:
+                sock.close()
+    raise LocalError("no free port")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its descendants, living and ended."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for each in family(pid):
+        try:
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(int(field) for field in fields[11:15]) / ticks
+    return total
+
+
+def family(pid: int) -> list[int]:
+    """The process and its living descendants."""
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            try:
+                found.extend(int(child) for child in task.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def rss_anon_bytes(pid: int) -> int:
+    """Anonymous memory of a process and its descendants; files mapped by LevelDB do not count."""
+    total = 0
+    for each in family(pid):
+        try:
+            status = Path(f"/proc/{each}/status").read_text()
+        except OSError:
+            continue
+        for line in status.splitlines():
+            if line.startswith("RssAnon:"):
+                total += int(line.split()[1]) * 1024
+    return total

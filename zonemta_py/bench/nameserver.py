@@ -1,0 +1,82 @@
+"""A small authoritative name server on loopback, for demos and tests. It speaks real DNS over UDP."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+
+SERVFAIL = "SERVFAIL"
+SILENT = "SILENT"
+
+Records = Mapping[str, Mapping[str, Sequence[str]] | str]
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers from ``records``: name → type → values in zone-file form, or SERVFAIL, or SILENT.
+
+    A name that is not there does not exist; one without the type asked for has no such record.
+    CNAMEs are answered with their target's records. ``queries`` counts (name, type).
+    """
+
+    def __init__(self, records: Records, ttl_s: int = 60) -> None:
+        self.records = {name.lower().rstrip("."): value for name, value in records.items()}
+        self.ttl_s = ttl_s
+        self.queries: Counter[tuple[str, str]] = Counter()
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
+        bound: int = self._transport.get_extra_info("sockname")[1]
+        return bound
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._transport.close()
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """Answer one query; what is no query is not answered."""
+        try:
+            query = dns.message.from_wire(data)
+            question = query.question[0]
+        except (dns.exception.DNSException, IndexError):
+            return
+        answer = self._answer(query, question)
+        if answer is not None:
+            self._transport.sendto(answer.to_wire(), addr)
+
+    def _answer(
+        self, query: dns.message.Message, question: dns.rrset.RRset
+    ) -> dns.message.Message | None:
+        name = question.name.to_text(omit_final_dot=True).lower()
+        kind = dns.rdatatype.to_text(question.rdtype)
+        self.queries[name, kind] += 1
+        response = dns.message.make_response(query)
+        response.flags |= dns.flags.AA
+        for _ in range(8):
+            found = self.records.get(name)
+            if found == SILENT:
+                return None
+            if isinstance(found, str):
+                response.set_rcode(dns.rcode.SERVFAIL)
+                return response
+            if found is None:
+                response.set_rcode(dns.rcode.NXDOMAIN)
+                return response
+            owner = dns.name.from_text(name)
+            if "CNAME" in found and kind != "CNAME":
+                target = found["CNAME"][0]
+                response.answer.append(dns.rrset.from_text(owner, self.ttl_s, "IN", "CNAME", target))
+                name = target.rstrip(".").lower()
+                continue
+            if found.get(kind):
+                response.answer.append(dns.rrset.from_text(owner, self.ttl_s, "IN", kind, *found[kind]))
+            return response
+        return response

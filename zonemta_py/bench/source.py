@@ -1,0 +1,150 @@
+"""Load: SMTP sessions that submit equal messages as fast as they are taken, as smtp-source does.
+
+One step at a time, no pipelining, recipients numbered so that a sink can tell them apart. Run as
+``python -m zonemta_py.bench.source``; prints one JSON line.
+"""
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+
+from zonemta_py.cli.serve import loop_factory
+from zonemta_py.codec import to_json
+from zonemta_py.config.units import HostPort, host_port
+
+
+@dataclass(slots=True)
+class Load:
+    """What is to be sent. ``keep``: one connection for many messages, else one for each."""
+
+    target: HostPort
+    sessions: int
+    messages: int
+    recipients: int
+    size: int
+    keep: bool
+    domain: str
+    sent: int = 0
+    failed: str = ""
+
+
+class SourceSession(asyncio.Protocol):
+    """One connection; it takes its work from the load until that is done."""
+
+    def __init__(self, load: Load, body: bytes, done: asyncio.Future[None]) -> None:
+        self._load = load
+        self._body = body
+        self._done = done
+        self._buffer = b""
+        self._steps: list[bytes] = []
+        self._paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The greeting comes first."""
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._steps = [b"EHLO source.example\r\n"]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Over, as planned or not."""
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Whole replies only; any refusal ends the run."""
+        self._buffer += data
+        while b"\r\n" in self._buffer:
+            line, _, self._buffer = self._buffer.partition(b"\r\n")
+            if line[3:4] == b"-":
+                continue
+            if line[:1] not in b"23":
+                self._load.failed = line.decode()
+                self._transport.close()
+                return
+            self._next()
+
+    def _next(self) -> None:
+        if not self._steps and not self._plan():
+            self._transport.write(b"QUIT\r\n")
+            self._transport.close()
+            return
+        self._transport.write(self._steps.pop())
+
+    def _plan(self) -> bool:
+        """The steps of the next message, last first; False when there is nothing more to send here."""
+        load = self._load
+        if load.sent >= load.messages or (not load.keep and self._steps_done):
+            return False
+        number = load.sent
+        load.sent += 1
+        self._steps_done = True
+        first = number * load.recipients
+        recipients = [
+            b"RCPT TO:<%d@%b>\r\n" % (first + i, load.domain.encode()) for i in range(load.recipients)
+        ]
+        self._steps = [
+            self._body,
+            b"DATA\r\n",
+            *reversed(recipients),
+            b"MAIL FROM:<source@source.example>\r\n",
+        ]
+        return True
+
+    _steps_done = False
+
+
+def make_body(size: int) -> bytes:
+    """A message of about ``size`` octets that does not compress to nothing, final dot included."""
+    line = bytes(33 + (i * 7919) % 90 for i in range(76)).replace(b".", b"-") + b"\r\n"
+    header = b"From: source@source.example\r\nTo: list@sink.example\r\nSubject: benchmark\r\nMessage-ID: <1@b>\r\n\r\n"
+    lines = [b"%08d%b" % (i, line[8:]) for i in range(max(1, (size - len(header)) // len(line)))]
+    return header + b"".join(lines) + b".\r\n"
+
+
+async def run(load: Load) -> dict[str, object]:
+    """Send the load; returns seconds and messages per second."""
+    loop = asyncio.get_running_loop()
+    body = make_body(load.size)
+    began_s = time.monotonic()
+
+    async def session() -> None:
+        while load.sent < load.messages and not load.failed:
+            done: asyncio.Future[None] = loop.create_future()
+            await loop.create_connection(
+                lambda: SourceSession(load, body, done), load.target.host, load.target.port
+            )
+            await done
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(load.sessions, load.messages)):
+            group.create_task(session())
+    took_s = time.monotonic() - began_s
+    return {"messages": load.sent, "seconds": round(took_s, 3), "failed": load.failed}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--sessions", type=int, default=30)
+    parser.add_argument("--messages", type=int, default=1000)
+    parser.add_argument("--recipients", type=int, default=1)
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--domain", default="sink.example")
+    options = parser.parse_args()
+    load = Load(
+        host_port(options.target),
+        options.sessions,
+        options.messages,
+        options.recipients,
+        options.size,
+        options.keep,
+        options.domain,
+    )
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        print(to_json(runner.run(run(load))).decode())
+
+
+if __name__ == "__main__":
+    main()
