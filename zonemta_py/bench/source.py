@@ -101,6 +101,13 @@ def make_body(size: int) -> bytes:
     return header + b"".join(lines) + b".\r\n"
 
 
+async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
+    """One connection, to its end."""
+    done: asyncio.Future[None] = loop.create_future()
+    await loop.create_connection(lambda: SourceSession(load, body, done), load.target.host, load.target.port)
+    await done
+
+
 async def run(load: Load) -> dict[str, object]:
     """Send the load; returns seconds and messages per second."""
     loop = asyncio.get_running_loop()
@@ -109,11 +116,7 @@ async def run(load: Load) -> dict[str, object]:
 
     async def session() -> None:
         while load.sent < load.messages and not load.failed:
-            done: asyncio.Future[None] = loop.create_future()
-            await loop.create_connection(
-                lambda: SourceSession(load, body, done), load.target.host, load.target.port
-            )
-            await done
+            await _connection(loop, load, body)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(load.sessions, load.messages)):

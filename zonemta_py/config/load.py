@@ -169,7 +169,10 @@ class _Reader:
     def _scalar(self, node: yaml.Node, kind: Any, key: str) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             self.fail(node, key, f"found {_shown(node)}, expected {_wanted(kind)}")
-        value = _plain(node)
+        try:
+            value = _plain(node)
+        except (yaml.YAMLError, ValueError):
+            self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_wanted(kind)}")
         if kind in _PARSERS:
             try:
                 return _PARSERS[kind](value)

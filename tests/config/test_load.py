@@ -1,0 +1,154 @@
+"""Configurations: what they say, and what an error says."""
+
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.config.load import load_config, parse_config
+from zonemta_py.config.schema import Config, Zone
+from zonemta_py.config.units import HostPort
+from zonemta_py.errors import ConfigError
+
+HERE = Path("/etc/zonemta/z.yaml")
+
+
+def test_empty_is_all_defaults() -> None:
+    """Every key is optional."""
+    assert parse_config("", HERE).zones == Config().zones
+    assert parse_config("{}", HERE).listeners[0].address == HostPort("127.0.0.1", 2525)
+
+
+def test_shipped_file_is_the_defaults() -> None:
+    """config/zonemta.yaml holds every key at its default."""
+    path = Path(__file__).parents[2] / "config/zonemta.yaml"
+    shipped, default = load_config(path), parse_config("", path)
+    assert shipped == default
+
+
+def test_zones_inherit_from_default() -> None:
+    """What a zone leaves out comes from zones.default, also inside its parts, in any order."""
+    config = parse_config(
+        "zones:\n  bulk: {connections: 7, retry: {give_up_after: 1d}}\n"
+        "  default: {connections_per_domain: 3, retry: {delays: [1m]}}\n",
+        HERE,
+    )
+    bulk = config.zones["bulk"]
+    assert (bulk.connections, bulk.connections_per_domain) == (7, 3)
+    assert (bulk.retry.delays, bulk.retry.give_up_after) == ((60.0,), 86400.0)
+    assert config.zones["default"].connections == Zone().connections
+
+
+def test_values() -> None:
+    """Networks, relative paths, null and lists."""
+    config = parse_config(
+        "listeners: [{address: '[::1]:0', trusted_networks: [10.0.0.1/8]}]\n"
+        "queue: {directory: q}\nevents: {directory: /abs}\nresolver: {nameservers: [127.0.0.1:5353, ns.example]}\n"
+        "zones: {default: {rate: 10/s, retry: {warn_after: null}}}\n",
+        HERE,
+    )
+    assert config.listeners[0].trusted_networks == (ip_network("10.0.0.0/8"),)
+    assert config.queue.directory == Path("/etc/zonemta/q")
+    assert config.events.directory == Path("/abs")
+    assert config.resolver.nameservers == (HostPort("127.0.0.1", 5353), HostPort("ns.example", 53))
+    assert config.zones["default"].retry.warn_after is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("zones:\n  bulk:\n    conections: 5\n", "z.yaml:3: zones.bulk.conections: unknown key; did you mean 'connections'?"),
+        ("queue:\n  store: redis\n", "z.yaml:2: queue.store: 'redis' is not available in this version"),
+        ("queue: {durability: maybe}", "z.yaml:1: queue.durability: found 'maybe', allowed: sync, none"),
+        ("zones: {default: {tls: dane}}", "zones.default.tls: 'dane' is not available"),
+        ("processes: {senders: 2}", "processes.senders: arrives with a relay of several processes"),
+        ("listeners: [{address: localhost}]", "listeners[0].address: found 'localhost', expected host:port"),
+        ("listeners: {}", "listeners: found a mapping, expected a list"),
+        ("listeners: []", "listeners: at least one is needed"),
+        ("zones: {Bulk: {}}", "zones.Bulk: a zone's name is lower-case"),
+        ("zones: {a/b: {}}", "zones.a/b: a zone's name"),
+        ("zones: {default: {connections: 0}}", "found 0, allowed: 1 to 10000"),
+        ("zones: {default: {connections: many}}", "found 'many', expected a whole number"),
+        ("zones: {default: {connections: true}}", "found 'true', expected a whole number"),
+        ("hostname: 5", "hostname: found '5', expected text"),
+        ("a: [", "z.yaml:1: not YAML"),
+        ("queue: {store: leveldb, store: leveldb}", "queue.store: stands twice"),
+        ("zones:\n  default:\n    pool: nope\n", "z.yaml:3: zones.default.pool: no pool 'nope'; pools: default"),
+        ("routing: [{zone: default}]", "routing[0]: exactly one of"),
+        ("routing: [{source: 10.0.0.0/8, zone: x}]", "routing[0].zone: no zone 'x'"),
+        ("routing: [{source: 10.0.0.0/99, zone: default}]", "expected a network"),
+        ("pools: {default: [{weight: 0}]}", "pools.default: needs an address with a weight above 0"),
+        ("pools: {default: [{address: here}]}", "pools.default[0].address: found 'here', expected an IP address"),
+        ("listeners: [{address: 'a:1', tls: {mode: starttls}}]", "listeners[0].tls: mode 'starttls' needs certificate and key"),
+        ("listeners: [{address: 'a:1', auth: {users_file: u}}]", "passwords would travel in the clear"),
+        ("listeners: [{address: 'a:1'}, {address: 'a:1'}]", "listeners[1].address: a:1 stands twice"),
+        ("zones: {default: {smarthost_auth: {username: u, password_file: p}}}", "needs a smarthost"),
+        ("zones: {default: {smarthost: 'a:1', smarthost_auth: {username: u}}}", "needs both"),
+        ("zones: {default: {retry: {delays: []}}}", "at least one delay"),
+        ("[1, 2]", "the document: found a list, expected a mapping"),
+        ("? [a, b]\n: 1\n", "a key must be a word"),
+        ("hostname: !!python/object:os.system x", "hostname"),
+    ],
+)  # fmt: skip
+def test_errors_say_where_what_and_what_is_allowed(text: str, expected: str) -> None:
+    """File, line, key, what was found, what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, HERE)
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith(f"{HERE}:")
+
+
+def test_unreadable(folder: Path) -> None:
+    """A file that is not there, or not text."""
+    with pytest.raises(ConfigError, match=r"nope\.yaml: cannot be read"):
+        load_config(folder / "nope.yaml")
+    (folder / "bad.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(folder / "bad.yaml")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_configuration_or_an_error(text: str) -> None:
+    """Nothing but ConfigError, whatever the file holds."""
+    try:
+        parse_config(text, HERE)
+    except ConfigError:
+        pass
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda s: (
+            st.lists(s, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "zones",
+                        "default",
+                        "queue",
+                        "listeners",
+                        "tls",
+                        "rate",
+                        "address",
+                        "retry",
+                        "delays",
+                    ]
+                ),
+                s,
+                max_size=3,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_structure_is_a_configuration_or_an_error(value: object) -> None:
+    """Right keys with wrong kinds of values give ConfigError."""
+    import json
+
+    try:
+        parse_config(json.dumps(value), HERE)
+    except ConfigError:
+        pass

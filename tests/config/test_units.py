@@ -1,0 +1,60 @@
+"""Durations, sizes, rates, addresses."""
+
+import pytest
+
+from zonemta_py.config.units import HostPort, Rate, duration, host_port, rate, size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5m", 300), ("1h30m", 5400), ("250ms", 0.25), ("1.5h", 5400), ("2d", 172800)]
+)
+def test_duration(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("bad", [5, "5", "m", "5 minutes", "", None, "-5m", "5m!", True])
+def test_no_duration(bad: object) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        duration(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "octets"), [("64KiB", 65536), (1000, 1000), ("1GB", 10**9), ("1.5MiB", 1572864), ("0", 0)]
+)
+def test_size(text: object, octets: int) -> None:
+    assert size(text) == octets
+
+
+@pytest.mark.parametrize("bad", ["64 kilobytes", "-1", None, True, [1], "MiB"])
+def test_no_size(bad: object) -> None:
+    with pytest.raises(ValueError, match="size"):
+        size(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("100/s", Rate(100, 1)),
+        ("6000/m", Rate(6000, 60)),
+        ("5/10s", Rate(5, 10)),
+        ("1 / h", Rate(1, 3600)),
+    ],
+)
+def test_rate(text: str, expected: Rate) -> None:
+    assert rate(text) == expected
+
+
+@pytest.mark.parametrize("bad", ["100", "0/s", "/s", "1/x", 100, "1.5/s"])
+def test_no_rate(bad: object) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        rate(bad)
+
+
+def test_host_port() -> None:
+    assert host_port("127.0.0.1:25") == HostPort("127.0.0.1", 25)
+    assert host_port("[::1]:25") == HostPort("::1", 25)
+    assert host_port("ns.example", 53) == HostPort("ns.example", 53)
+    assert str(HostPort("::1", 25)) == "[::1]:25"
+    for bad in ("127.0.0.1", "a b:1", "a:99999", "", 25, None):
+        with pytest.raises(ValueError, match="host:port"):
+            host_port(bad)

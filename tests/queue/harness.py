@@ -1,0 +1,129 @@
+"""A queue on a real LevelDB, and the few steps that tests take with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from zonemta_py.model import Attempt, Fate
+from zonemta_py.queue.check import check_queue
+from zonemta_py.queue.compose import NewMessage
+from zonemta_py.queue.holder import open_store
+from zonemta_py.queue.keys import (
+    CLEANUP,
+    DEFERRED,
+    DUE,
+    INFLIGHT,
+    MESSAGE,
+    OPEN,
+    OUTBOX,
+    SPILL,
+    WAITING,
+    end_of,
+)
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.queue import Lease, Queue
+from zonemta_py.queue.records import Origin
+from zonemta_py.queue.transitions import Outcome, Submission
+
+ORIGIN = Origin("127.0.0.1:2525", "127.0.0.1", "client.example", "", "ESMTP")
+OK = Attempt("dot", 250, "2.0.0", "ok", mx="mx.example", mx_ip="127.0.0.1")
+LATER = Attempt("rcpt", 451, "4.7.1", "later")
+NO = Attempt("rcpt", 550, "5.1.1", "no such user")
+HEADER = b"Subject: test\r\n"
+SPACES = (MESSAGE, WAITING, DEFERRED, DUE, SPILL, INFLIGHT, OPEN, CLEANUP)
+
+
+class Clock:
+    """Time that tests move."""
+
+    def __init__(self) -> None:
+        self.ms = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def make_queue(folder: Path, clock: Clock, *, window: int = 1000, cache: int = 1 << 20) -> Queue:
+    """A queue whose destinations are recipient domains."""
+    return Queue(
+        open_store(folder), sync=True, window=window, body_cache_bytes=cache,
+        destination_of=lambda zone, domain: domain, now=clock,
+    )  # fmt: skip
+
+
+async def begin(queue: Queue) -> None:
+    """Recover, and wait until the start-up scan is over."""
+    queue.commits.start()
+    await queue.begin()
+    scans = [task for task in queue._tasks if task.get_name().startswith("scan-")]
+    if scans:
+        await asyncio.wait(scans)
+
+
+@asynccontextmanager
+async def opened(folder: Path, clock: Clock | None = None, **options: int) -> AsyncIterator[Queue]:
+    """A running queue, closed in order at the end."""
+    queue = make_queue(folder, clock or Clock(), **options)
+    try:
+        await begin(queue)
+        yield queue
+    finally:
+        await queue.close()
+
+
+async def accept(
+    queue: Queue,
+    *addresses: str,
+    body: bytes = b"body\r\n",
+    zone: str = "default",
+    sender: str = "s@sender.example",
+) -> str:
+    """Accept a message to ``addresses``; ``zone`` for all, or ``address|zone`` for one."""
+    recipients = []
+    for text in addresses:
+        address, _, own = text.partition("|")
+        recipients.append((address, address.rpartition("@")[2], own or zone))
+    writer = queue.open_message()
+    await writer.write(body)
+    await queue.accept(writer, NewMessage(sender, HEADER, recipients, ORIGIN, "<id@here>"))
+    return writer.id
+
+
+def lease(queue: Queue, domain: str, most: int = 100, zone: str = "default") -> Lease:
+    """The next lease, which must be there."""
+    found = queue.lease(zone, domain, most)
+    assert found is not None
+    return found
+
+
+async def settle(
+    queue: Queue, held: Lease, fate: Fate, due_ms: int = 0, report: Submission | None = None
+) -> None:
+    """Give every recipient of a lease the same fate."""
+    attempt = {Fate.DELIVERED: OK, Fate.DEFERRED: LATER}.get(fate, NO)
+    await queue.settle(held, outcomes(held, fate, attempt, due_ms), report)
+
+
+def outcomes(held: Lease, fate: Fate, attempt: Attempt = OK, due_ms: int = 0) -> Sequence[Outcome]:
+    """The same outcome for every recipient of a lease."""
+    return [Outcome(recipient, fate, attempt, due_ms) for recipient in held.recipients]
+
+
+def everything(store: LevelStore) -> list[bytes]:
+    """Every key that is not meta or outbox."""
+    return [key for space in SPACES for key in store.keys(space, end_of(space))]
+
+
+def problems(store: LevelStore) -> list[str]:
+    """What the queue check finds."""
+    return [problem for problem in check_queue(store) if problem]
+
+
+def events(store: LevelStore) -> list[dict[str, object]]:
+    """The facts in the outbox, in order."""
+    from zonemta_py.codec import from_json
+
+    return [
+        from_json(line) for _, value in store.scan(OUTBOX, end_of(OUTBOX)) for line in value.splitlines()
+    ]

@@ -1,0 +1,61 @@
+"""The check finds what it is for."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.queue.harness import Clock, accept, lease, opened, problems, settle
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (lambda m: [(keys.meta_key(m), None)], "marker without its envelope"),
+        (lambda m: [(keys.mark_key(m), None)], "envelope without its marker"),
+        (
+            lambda m: [(keys.mark_key(m), None), (keys.meta_key(m), None)],
+            "chunks that nobody writes or removes",
+        ),
+        (lambda m: [(keys.chunk_key(m, 1), b"other\r")], "damaged"),
+        (lambda m: [(keys.chunk_key(m, 1), None)], "missing"),
+        (lambda m: [(keys.chunk_key(m, 2), b"more")], "more chunks"),
+        (lambda m: [(keys.open_key(m), b"")], "being written or removed"),
+        (lambda m: [(keys.waiting_key("default", m, "a@x.example"), b"\xc1")], "Waiting"),
+        (lambda m: [(keys.waiting_key("elsewhere", m, "a@x.example"), None)], ""),
+        (lambda m: [(keys.inflight_key("0" * 24, 1), b"")], "transaction without a message"),
+        (lambda m: [(b"due/nonsense", b"")], "not a due key"),
+    ],
+)
+async def test_finds(folder: Path, spoil: object, finding: str) -> None:
+    async with opened(folder) as queue:
+        message = await accept(queue, "a@x.example")
+        assert problems(queue.store) == []
+        queue.store.write(queue.store.batch(spoil(message), sync=True))  # type: ignore[operator]
+        found = problems(queue.store)
+        assert any(finding in problem for problem in found) if finding else found == []
+
+
+async def test_finds_recipients_astray(folder: Path) -> None:
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        message = await accept(queue, "a@x.example", "b@y.example")
+        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms + 1000)
+        value = queue.store.get(keys.waiting_key("default", message, "a@x.example"))
+        assert value
+        ops = [
+            (keys.deferred_key("default", message, "a@x.example"), value),
+            (keys.due_key(clock.ms + 1000, "default", message), None),
+            (keys.waiting_key("default", "f" * 24, "c@z.example"), value),
+            (keys.waiting_key("other", message, "d@z.example"), value),
+        ]
+        queue.store.write(queue.store.batch(ops, sync=True))
+        found = "\n".join(problems(queue.store))
+        for finding in (
+            "in two places",
+            "nothing to wake it",
+            "recipient without a message",
+            "zone other is not among",
+        ):
+            assert finding in found

@@ -1,0 +1,116 @@
+"""The key layout, frozen byte for byte."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.codec import pack
+from zonemta_py.queue import keys
+from zonemta_py.queue.ids import COUNTER_MAX, MessageIds
+from zonemta_py.queue.records import (
+    FORMAT,
+    Inflight,
+    Mark,
+    Meta,
+    Open,
+    Origin,
+    Waiting,
+    read_inflight,
+    read_mark,
+    read_meta,
+    read_open,
+    read_waiting,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ID = "019a1b2c3d4e000001abcdef"
+
+
+def test_keys_are_frozen() -> None:
+    """A changed key is a changed format: raise the version and convert."""
+    made = [
+        keys.chunk_key(ID, 1), keys.chunk_key(ID, 999_999), keys.mark_key(ID), keys.meta_key(ID),
+        keys.waiting_key("bulk", ID, "zoë@example.org"), keys.deferred_key("bulk", ID, "a/b@example.org"),
+        keys.due_key(1_800_000_000_000, "bulk", ID), keys.spill_key("bulk", "example.org", ID),
+        keys.inflight_key(ID, 7), keys.open_key(ID), keys.cleanup_key(ID), keys.outbox_key(255),
+        keys.META_FORMAT, keys.META_NODE, keys.META_BOOT, keys.META_IDS,
+    ]  # fmt: skip
+    assert b"\n".join(made) + b"\n" == (GOLDEN / "keys.txt").read_bytes()
+
+
+def test_records_are_frozen() -> None:
+    """What an older relay wrote is read by this one, to the octet."""
+    records = [
+        (Mark(FORMAT, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF), read_mark),
+        (
+            Meta(
+                FORMAT,
+                "s@x.y",
+                b"A: 1\r\n",
+                ("bulk", "default"),
+                True,
+                False,
+                "",
+                Origin("l", "c", "h", "u", "ESMTPSA"),
+            ),
+            read_meta,
+        ),
+        (
+            Waiting(
+                FORMAT, 3, "example.org", "u", 2, 1, 1_800_000_000_000, 5, 451, "4.7.1", "later", True
+            ),
+            read_waiting,
+        ),
+        (Inflight(FORMAT, 4, "bulk", (0, 3), 2, 9), read_inflight),
+        (Open(FORMAT, 4, 9), read_open),
+    ]
+    assert (
+        "\n".join(pack(record).hex() for record, _ in records) + "\n"
+        == (GOLDEN / "records.hex").read_text()
+    )
+    for line, (record, read) in zip((GOLDEN / "records.hex").read_text().split(), records, strict=True):
+        assert read(bytes.fromhex(line)) == record
+
+
+def test_order() -> None:
+    """Markers before chunks, older before newer, and a prefix keeps to itself."""
+    assert keys.mark_key(ID) < keys.meta_key(ID) < keys.chunk_key(ID, 1) < keys.chunk_key(ID, 2)
+    prefix = keys.zone_prefix(keys.WAITING, "a")
+    assert not keys.waiting_key("a-b", ID, "x@y").startswith(prefix)
+    assert prefix < keys.waiting_key("a", ID, "\U0010ffff@y") < keys.end_of(prefix)
+
+
+@given(
+    st.sampled_from(["default", "bulk-1", "z_9"]),
+    st.text(min_size=1, max_size=40).filter(lambda t: t.isprintable()),
+)
+def test_recipient_keys_read_back(zone: str, address: str) -> None:
+    """Whatever an address holds, slashes included."""
+    assert keys.parse_recipient(keys.waiting_key(zone, ID, address)) == (zone, ID, address)
+    assert keys.parse_recipient(keys.deferred_key(zone, ID, address)) == (zone, ID, address)
+
+
+def test_others_read_back() -> None:
+    assert keys.parse_due(keys.due_key(5, "bulk", ID)) == (5, "bulk", ID)
+    assert keys.parse_spill(keys.spill_key("bulk", "127.0.0.1:25", ID)) == ("bulk", "127.0.0.1:25", ID)
+    assert keys.parse_outbox(keys.outbox_key(1 << 41)) == 1 << 41
+    assert keys.owner_of(keys.chunk_key(ID, 4)) == keys.owner_of(keys.inflight_key(ID, 2)) == ID
+    assert keys.created_ms(ID) == int(ID[:12], 16)
+
+
+@given(st.lists(st.integers(0, 2**47), min_size=1, max_size=50))
+def test_ids_only_grow(times: list[int]) -> None:
+    """Whatever the clock does, also across a restart."""
+    ids, made = MessageIds("abcdef", ""), []
+    for i, now_ms in enumerate(times):
+        if i == len(times) // 2:
+            ids = MessageIds("abcdef", ids.last)
+        made.append(ids.next(now_ms))
+    assert made == sorted(set(made))
+    assert all(len(each) == keys.MESSAGE_ID_LENGTH and each.endswith("abcdef") for each in made)
+
+
+def test_ids_overflow_into_the_next_ms() -> None:
+    ids = MessageIds("abcdef", f"{5:012x}{COUNTER_MAX:06x}abcdef")
+    assert ids.next(5) == f"{6:012x}{0:06x}abcdef"

@@ -1,0 +1,207 @@
+"""The queue against a model: any order of verbs, with the database reopened in between.
+
+The model knows one thing: where each recipient is. The queue must agree after every step, its
+check must be clean, and when everyone is gone no key is left.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.queue.harness import Clock, accept, begin, events, everything, make_queue, outcomes, problems
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.queue import Lease
+from zonemta_py.queue.records import read_waiting
+
+DOMAINS = ["x.example", "y.example"]
+ZONES = ["default", "bulk"]
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Rules are the verbs; ``waiting``, ``deferred`` and ``leases`` are the model."""
+
+    @initialize()
+    def open(self) -> None:
+        self.runner = asyncio.Runner()
+        self.folder = Path(tempfile.mkdtemp(prefix="zonemta-model-"))
+        self.clock = Clock()
+        self.number = 0
+        self.waiting: set[tuple[str, str]] = set()  # (message, address), leased ones included
+        self.deferred: dict[tuple[str, str], int] = {}
+        self.leases: list[Lease] = []
+        self.settled = 0
+        self.accepted = 0
+        self._open()
+
+    def _open(self) -> None:
+        async def start() -> None:
+            self.queue = make_queue(self.folder, self.clock, window=100, cache=2000)
+            await begin(self.queue)
+
+        self.runner.run(start())
+
+    @rule(
+        domains=st.lists(st.sampled_from(DOMAINS), min_size=1, max_size=4),
+        zone=st.sampled_from(ZONES),
+        size=st.sampled_from([0, 10, 70_000]),
+    )
+    def accept(self, domains: list[str], zone: str, size: int) -> None:
+        addresses = [f"r{self.number}-{i}@{domain}" for i, domain in enumerate(domains)]
+        self.number += 1
+        message = self.runner.run(accept(self.queue, *addresses, body=b"b" * size, zone=zone))
+        self.waiting |= {(message, address) for address in addresses}
+        self.accepted += len(addresses)
+
+    @rule(
+        domain=st.sampled_from(DOMAINS),
+        zone=st.sampled_from(ZONES),
+        most=st.integers(1, 3),
+        start=st.booleans(),
+    )
+    def lease(self, domain: str, zone: str, most: int, start: bool) -> None:
+        async def take() -> None:
+            held = self.queue.lease(zone, domain, most)
+            if held is None:
+                busy = {(r.message, r.address) for lease in self.leases for r in lease.recipients}
+                left = [
+                    w for w in self.waiting - busy if w[1].endswith(domain) and self._zone(w) == zone
+                ]
+                assert not left, "the queue says there is nothing, the model knows better"
+                return
+            if start:
+                await self.queue.start(held)
+            self.leases.append(held)
+
+        self.runner.run(take())
+
+    def _zone(self, where: tuple[str, str]) -> str:
+        value = self.queue.store.get(keys.waiting_key("bulk", *where))
+        return "bulk" if value is not None else "default"
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        """Settle one lease, or two before one commit."""
+        count = data.draw(st.integers(1, min(2, len(self.leases))))
+        held = [self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))) for _ in range(count)]
+        fates = [
+            data.draw(st.sampled_from([Fate.DELIVERED, Fate.DEFERRED, Fate.BOUNCED, Fate.EXPIRED]))
+            for _ in held
+        ]
+        due_ms = self.clock.ms + data.draw(st.integers(1, 5000))
+        whole = data.draw(st.booleans())
+
+        async def settle() -> None:
+            futures = []
+            for lease, fate in zip(held, fates, strict=True):
+                some = list(outcomes(lease, fate, due_ms=due_ms))[: None if whole else 1]
+                for outcome in some:
+                    where = (outcome.recipient.message, outcome.recipient.address)
+                    self.waiting.discard(where)
+                    if fate is Fate.DEFERRED:
+                        self.deferred[where] = due_ms
+                    else:
+                        self.settled += 1
+                futures.append(self.queue.settle(lease, some))
+            await asyncio.gather(*futures)
+
+        self.runner.run(settle())
+
+    @rule(ms=st.integers(0, 6000))
+    def time_passes(self, ms: int) -> None:
+        self.clock.ms += ms
+
+        async def wake() -> None:
+            while await self.queue.deferral.wake_due(self.clock.ms):
+                pass
+
+        self.runner.run(wake())
+        for where, due_ms in list(self.deferred.items()):
+            if due_ms <= self.clock.ms:
+                del self.deferred[where]
+                self.waiting.add(where)
+
+    @rule()
+    def flush(self) -> None:
+        self.runner.run(self.queue.deferral.flush(None, None, None))
+        self.waiting |= set(self.deferred)
+        self.deferred.clear()
+
+    @precondition(lambda self: self.waiting or self.deferred)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        message, address = data.draw(st.sampled_from(sorted(self.waiting | set(self.deferred))))
+        busy = any(
+            (r.message, r.address) == (message, address)
+            for lease in self.leases
+            for r in lease.recipients
+        )
+        deleted, left = self.runner.run(self.queue.delete(message, address))
+        assert (deleted, left) == ((0, 1) if busy else (1, 0))
+        if not busy:
+            self.waiting.discard((message, address))
+            self.deferred.pop((message, address), None)
+            self.settled += 1
+
+    @rule()
+    def reopen(self) -> None:
+        """Leases are gone; what they held is ready again."""
+        self.runner.run(self.queue.close())
+        self.leases.clear()
+        self._open()
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        store = self.queue.store
+        waiting, deferred = set(), {}
+        for key in store.keys(keys.WAITING, keys.end_of(keys.WAITING)):
+            waiting.add(keys.parse_recipient(key)[1:])
+        for key, value in store.scan(keys.DEFERRED, keys.end_of(keys.DEFERRED)):
+            deferred[keys.parse_recipient(key)[1:]] = read_waiting(value).due_ms
+        assert waiting == self.waiting
+        assert deferred == self.deferred
+        assert problems(store) == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+
+        async def drain() -> None:
+            for lease in self.leases:
+                await self.queue.settle(lease, outcomes(lease, Fate.DELIVERED))
+            await self.queue.deferral.flush(None, None, None)
+            for zone in ZONES:
+                for domain in DOMAINS:
+                    while held := self.queue.lease(zone, domain, 10):
+                        await self.queue.settle(held, outcomes(held, Fate.DELIVERED))
+            while await self.queue.deferral.wake_due(2**52):
+                pass
+            for _ in range(200):
+                if not everything(self.queue.store):
+                    break
+                await asyncio.sleep(0.01)
+
+        try:
+            self.runner.run(drain())
+            left = everything(self.queue.store)
+            facts = events(self.queue.store)
+            self.runner.run(self.queue.close())
+            assert left == []
+            finals = [e for e in facts if e["event"] in ("delivered", "bounced", "expired", "deleted")]
+            identities = {(e["message"], e["index"]) for e in finals}
+            assert len(finals) == len(identities) == self.accepted
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.folder)
+
+
+TestQueueModel = QueueMachine.TestCase
+TestQueueModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

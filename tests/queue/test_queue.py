@@ -1,0 +1,341 @@
+"""The verbs: what each leaves on disk, and in memory."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.queue.harness import (
+    HEADER,
+    LATER,
+    OK,
+    ORIGIN,
+    Clock,
+    accept,
+    begin,
+    events,
+    everything,
+    lease,
+    make_queue,
+    opened,
+    outcomes,
+    problems,
+    settle,
+)
+from zonemta_py.errors import QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.compose import NewMessage
+from zonemta_py.queue.holder import open_store
+from zonemta_py.queue.transitions import Outcome
+
+
+async def test_accepted_and_delivered_leaves_nothing(folder: Path) -> None:
+    """One message, one recipient: the keys while it waits, and none when it is gone."""
+    async with opened(folder) as queue:
+        message = await accept(queue, "a@b.example")
+        assert everything(queue.store) == [
+            keys.mark_key(message), keys.meta_key(message), keys.chunk_key(message, 1),
+            keys.waiting_key("default", message, "a@b.example"),
+        ]  # fmt: skip
+        assert problems(queue.store) == []
+        held = lease(queue, "b.example")
+        await queue.start(held)
+        assert keys.INFLIGHT in b"".join(everything(queue.store))
+        assert b"".join(queue.body(held.live)) == b"body\r\n"
+        await settle(queue, held, Fate.DELIVERED)
+        assert everything(queue.store) == []
+        assert [e["event"] for e in events(queue.store)] == ["accepted", "delivered"]
+        assert queue.lease("default", "b.example", 1) is None
+
+
+async def test_recipients_of_a_message_and_domain_travel_together(folder: Path) -> None:
+    """One lease takes one message at one destination, up to the limit, oldest first."""
+    async with opened(folder) as queue:
+        first = await accept(queue, "a@x.example", "b@y.example", "c@x.example", "d@x.example")
+        await accept(queue, "e@x.example")
+        held = lease(queue, "x.example", 2)
+        assert (held.live.id, [r.address for r in held.recipients]) == (
+            first,
+            ["a@x.example", "c@x.example"],
+        )
+        assert [r.address for r in lease(queue, "x.example", 2).recipients] == ["d@x.example"]
+        assert [r.address for r in lease(queue, "x.example", 2).recipients] == ["e@x.example"]
+        assert queue.lease("default", "x.example", 2) is None
+
+
+async def test_two_that_settle_together_are_not_both_not_the_last(folder: Path) -> None:
+    """DESIGN trap 2: two leases settled before one commit."""
+    async with opened(folder) as queue:
+        await accept(queue, "a@x.example", "b@y.example", body=b"z" * 200_000)
+        one, two = lease(queue, "x.example"), lease(queue, "y.example")
+        await asyncio.gather(
+            queue.settle(one, outcomes(one, Fate.DELIVERED)),
+            queue.settle(two, outcomes(two, Fate.DELIVERED)),
+        )
+        await until(lambda: everything(queue.store) == [], "the chunks to go")
+
+
+async def test_large_body_in_chunks(folder: Path) -> None:
+    """65,536 octets each, the last shorter; open/ while it is written, cleanup/ when it goes."""
+    body = bytes(range(256)) * 1000
+    async with opened(folder, cache=0) as queue:
+        writer = queue.open_message()
+        for at in range(0, len(body), 10_000):
+            await writer.write(body[at : at + 10_000])
+        await writer.written()
+        assert queue.store.get(keys.open_key(writer.id)) is not None
+        await queue.accept(
+            writer, NewMessage("", HEADER, [("a@x.example", "x.example", "default")], ORIGIN)
+        )
+        assert queue.store.get(keys.open_key(writer.id)) is None
+        sizes = [len(queue.store.get(keys.chunk_key(writer.id, n)) or b"") for n in range(1, 5)]
+        assert sizes == [65_536, 65_536, 65_536, len(body) - 3 * 65_536]
+        held = lease(queue, "x.example")
+        assert b"".join(queue.body(held.live)) == body
+        await settle(queue, held, Fate.DELIVERED)
+        await until(lambda: everything(queue.store) == [], "the chunks to go")
+
+
+async def test_empty_body_has_no_chunk(folder: Path) -> None:
+    async with opened(folder) as queue:
+        message = await accept(queue, "a@x.example", body=b"")
+        assert queue.store.get(keys.chunk_key(message, 1)) is None
+        assert list(queue.body(lease(queue, "x.example").live)) == []
+        assert problems(queue.store) == []
+
+
+async def test_chunk_boundary_is_exact(folder: Path) -> None:
+    """A body of exactly one chunk, and of exactly two."""
+    async with opened(folder, cache=0) as queue:
+        for size in (65_535, 65_536, 65_537, 131_072):
+            await accept(queue, f"a{size}@x.example", body=b"q" * size)
+            held = lease(queue, "x.example")
+            assert sum(map(len, queue.body(held.live))) == size
+        assert problems(queue.store) == []
+
+
+async def test_abort_leaves_nothing(folder: Path) -> None:
+    """A client that leaves in the middle of a large message."""
+    async with opened(folder) as queue:
+        writer = queue.open_message()
+        await writer.write(b"x" * 300_000)
+        await queue.abort(writer)
+        await until(lambda: everything(queue.store) == [], "the chunks to go")
+
+
+async def test_deferred_and_woken(folder: Path) -> None:
+    """A deferral moves the recipient; the clock brings it back with what was learned."""
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        message = await accept(queue, "a@x.example")
+        held = lease(queue, "x.example")
+        await queue.start(held)
+        await settle(queue, held, Fate.DEFERRED, clock.ms + 5000)
+        assert keys.due_key(clock.ms + 5000, "default", message) in everything(queue.store)
+        assert keys.deferred_key("default", message, "a@x.example") in everything(queue.store)
+        assert problems(queue.store) == []
+        assert queue.lease("default", "x.example", 1) is None
+        await queue.deferral.wake_due(clock.ms)
+        assert queue.lease("default", "x.example", 1) is None
+        clock.ms += 5000
+        while await queue.deferral.wake_due(clock.ms):
+            pass
+        again = lease(queue, "x.example")
+        record = again.recipients[0].record
+        assert (record.attempts, record.code, record.text) == (1, 451, "later")
+        await settle(queue, again, Fate.DELIVERED)
+        assert everything(queue.store) == []
+
+
+async def test_the_timer_wakes_by_itself(folder: Path) -> None:
+    """No poll: the background task sleeps until the first is due, and is told of a sooner one."""
+    async with opened(folder, Clock()) as queue:
+        ready: list[str] = []
+        queue.windows.on_ready = lambda zone, destination: ready.append(destination)
+        from zonemta_py import clock
+
+        queue.deferral._now = queue._now = clock.now_ms
+        await accept(queue, "a@x.example")
+        await accept(queue, "a@y.example")
+        far, near = lease(queue, "x.example"), lease(queue, "y.example")
+        await settle(queue, far, Fate.DEFERRED, clock.now_ms() + 3_600_000)
+        ready.clear()
+        await settle(queue, near, Fate.DEFERRED, clock.now_ms() + 50)
+        await until(lambda: ready == ["y.example"], "the wake-up")
+
+
+async def test_flush_wakes_what_matches(folder: Path) -> None:
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        for address in ("a@x.example", "b@y.example"):
+            await accept(queue, address)
+            await settle(queue, lease(queue, address[2:]), Fate.DEFERRED, clock.ms + 10**6)
+        assert await queue.deferral.flush(None, "y.example", None) == 1
+        assert await queue.deferral.flush("nowhere", None, None) == 0
+        assert queue.lease("default", "x.example", 1) is None
+        await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+        assert await queue.deferral.flush(None, None, None) == 1
+        await settle(queue, lease(queue, "x.example"), Fate.DELIVERED)
+        clock.ms += 10**7
+        while await queue.deferral.wake_due(clock.ms):
+            pass
+        assert everything(queue.store) == []  # the due keys found nothing, and went
+
+
+async def test_untried_recipients_go_back_to_the_front(folder: Path) -> None:
+    """452 after some: the rest of the lease is next, with no attempt counted."""
+    async with opened(folder) as queue:
+        await accept(queue, "a@x.example", "b@x.example", "c@x.example")
+        await accept(queue, "z@x.example")
+        held = lease(queue, "x.example")
+        await queue.start(held)
+        await queue.settle(held, [Outcome(held.recipients[0], Fate.DELIVERED, OK)])
+        rest = lease(queue, "x.example")
+        assert [r.address for r in rest.recipients] == ["b@x.example", "c@x.example"]
+        assert rest.recipients[0].record.attempts == 0
+        await settle(queue, rest, Fate.DELIVERED)
+        await settle(queue, lease(queue, "x.example"), Fate.DELIVERED)
+        assert everything(queue.store) == []
+
+
+async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
+    """The failed recipient and the report about it change places in one group commit."""
+    async with opened(folder) as queue:
+        await accept(queue, "a@x.example")
+        held = lease(queue, "x.example")
+        report = queue.compose_report(
+            queue.new_id(),
+            NewMessage(
+                "",
+                b"Subject: report\r\n",
+                [("s@sender.example", "sender.example", "default")],
+                ORIGIN,
+                report_for=held.live.id,
+            ),
+            b"r" * 70_000,
+        )
+        before = queue.commits.groups
+        await settle(queue, held, Fate.BOUNCED, report=report)
+        assert queue.commits.groups == before + 1
+        assert problems(queue.store) == []
+        facts = [(e["event"], e["message"]) for e in events(queue.store)]
+        assert facts[1:] == [("bounced", held.live.id), ("accepted", report.message)]
+        waiting = lease(queue, "sender.example")
+        assert waiting.live.meta.report_for == held.live.id
+        assert sum(map(len, queue.body(waiting.live))) == 70_000
+
+
+async def test_delete(folder: Path) -> None:
+    """Waiting and deferred recipients go, one in flight stays and is counted."""
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        message = await accept(queue, "a@x.example", "b@y.example", "c@z.example", body=b"b" * 100_000)
+        held = lease(queue, "x.example")
+        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms + 1000)
+        assert await queue.delete(message, "nobody@x.example") == (0, 0)
+        assert await queue.delete(message) == (2, 1)
+        assert queue.lease("default", "z.example", 1) is None
+        assert problems(queue.store) == []
+        await settle(queue, held, Fate.DELIVERED)
+        clock.ms += 10_000
+        while await queue.deferral.wake_due(clock.ms):
+            pass
+        await until(lambda: everything(queue.store) == [], "the message to go")
+        assert [e["event"] for e in events(queue.store)].count("deleted") == 2
+        assert await queue.delete(message) == (0, 0)
+
+
+async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
+    """Missing or changed chunks raise before the last one is given out."""
+    async with opened(folder, cache=0) as queue:
+        for spoil in (None, b"x" * 65_536):
+            message = await accept(queue, "a@x.example", body=b"y" * 150_000)
+            queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
+            got = []
+            with pytest.raises(QueueCorrupt, match="missing|damaged"):
+                for chunk in queue.body(lease(queue, "x.example").live):
+                    got.append(chunk)
+            assert sum(map(len, got)) < 150_000
+        assert any("missing" in p for p in problems(queue.store))
+        assert any("damaged" in p for p in problems(queue.store))
+
+
+async def test_second_opener_is_told_who_has_it(folder: Path) -> None:
+    import os
+
+    async with opened(folder):
+        with pytest.raises(QueueLocked, match=f"process {os.getpid()}"):
+            open_store(folder)
+
+
+async def test_after_a_failed_write_everything_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC or EIO: later writes fail too, nothing is lost, the next life finds everything."""
+    clock = Clock()
+    queue = make_queue(folder, clock)
+    await begin(queue)
+    message = await accept(queue, "a@x.example")
+    held = lease(queue, "x.example")
+
+    def broken(batch: object) -> None:
+        raise QueueUnavailable("No space left on device")
+
+    monkeypatch.setattr(queue.store, "write", broken)
+    with pytest.raises(QueueUnavailable):
+        await accept(queue, "b@x.example")
+    with pytest.raises(QueueUnavailable):
+        await queue.settle(held, outcomes(held, Fate.DELIVERED))
+    assert queue.commits.failure is not None
+    monkeypatch.undo()
+    with pytest.raises(QueueUnavailable):
+        await accept(queue, "c@x.example")
+    await queue.close()
+    async with opened(folder, clock) as again:
+        assert lease(again, "x.example").live.id == message
+
+
+async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
+    """The accept goes on without it, and the message is offered at once, not at the next start."""
+    async with opened(folder) as queue:
+        writer = queue.open_message()
+        await writer.write(b"body\r\n")
+        new = NewMessage("", HEADER, [("a@x.example", "x.example", "default")], ORIGIN)
+        task = asyncio.ensure_future(queue.accept(writer, new))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: queue.windows.zone("default").waiting("x.example") == 1, "the message")
+
+
+async def test_facts_are_numbered_for_ever(folder: Path) -> None:
+    """(node, seq, position) identifies a fact, also across restarts."""
+    clock, seen = Clock(), set()
+    for _ in range(3):
+        async with opened(folder, clock) as queue:
+            await accept(queue, "a@x.example", "b@x.example")
+            held = lease(queue, "x.example", 1)
+            await settle(queue, held, Fate.DEFERRED, clock.ms + 10**9)
+            found = [(e["node"], e["seq"], e["position"]) for e in events(queue.store)]
+            assert len(found) == len(set(found))
+            assert seen <= set(found)
+            seen = set(found)
+
+
+async def test_deferral_to_an_earlier_time_than_the_cursor(folder: Path) -> None:
+    """A clock that went back: a due key before the cursor is found all the same."""
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        await accept(queue, "a@x.example")
+        await accept(queue, "a@y.example")
+        await settle(queue, lease(queue, "x.example"), Fate.DEFERRED, clock.ms)
+        while await queue.deferral.wake_due(clock.ms):
+            pass
+        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms - 5000)
+        while await queue.deferral.wake_due(clock.ms):
+            pass
+        assert lease(queue, "y.example")
+        assert LATER.code == 451

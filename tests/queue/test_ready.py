@@ -1,0 +1,101 @@
+"""The ready window: bounded, fair to destinations, and nobody forgotten outside it."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.queue.harness import Clock, accept, everything, lease, opened, problems, settle
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.ready import SHARES, ReadyWindow, Recipient
+from zonemta_py.queue.records import new_waiting
+
+
+def _recipient(message: str, n: int, domain: str = "x.example") -> Recipient:
+    address = f"{n}@{domain}"
+    return Recipient(
+        keys.waiting_key("z", message, address), "z", message, address, new_waiting(n, domain, "me")
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=40))
+def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
+    """Whatever is reserved, added, taken, given back, held or forgotten, the size is what is queued."""
+    window, number, leased = ReadyWindow("z", 64), 0, []
+    held: list[bytes] = []
+    for kind, count in steps:
+        if kind == 0 and window.reserve("x.example", count):
+            window.unreserve("x.example", count)
+            window.add("x.example", [_recipient(f"m{number}", i) for i in range(count)])
+            number += 1
+        elif kind == 1:
+            leased += window.take("x.example", count)
+        elif kind == 2 and leased:
+            window.give_back("x.example", leased[:count])
+            del leased[:count]
+        elif leased:
+            window.forget([r.key for r in leased[:count]])
+            del leased[:count]
+        elif number:
+            key = _recipient(f"m{number - 1}", 0).key
+            if key in window and window.hold(key):
+                held.append(key)
+    rest = []
+    while taken := window.take("x.example", 5):
+        rest += taken
+    assert window.size == 0
+    assert not {r.key for r in rest} & set(held)
+
+
+async def test_a_flood_for_one_domain_leaves_room_for_others(folder: Path) -> None:
+    """More mail than the share of one destination spills, on disk, in order; nothing is lost."""
+    async with opened(folder, window=80) as queue:
+        share = 80 // SHARES
+        sent = [await accept(queue, f"a{n}@flood.example") for n in range(share * 5)]
+        window = queue.windows.zone("default")
+        assert window.waiting("flood.example") == share
+        assert sum(1 for key in everything(queue.store) if key.startswith(keys.SPILL)) == share * 4
+        await accept(queue, "b@other.example")
+        assert lease(queue, "other.example").recipients[0].address == "b@other.example"
+        got = []
+        while held := queue.lease("default", "flood.example", 10):
+            got.append(held.live.id)
+            await settle(queue, held, Fate.DELIVERED)
+        assert got == sent
+        assert not [key for key in everything(queue.store) if key.startswith(keys.SPILL)]
+
+
+async def test_more_domains_than_the_window_holds(folder: Path) -> None:
+    """With the whole window full, a new destination's mail waits on disk and still gets its turn."""
+    ready: list[str] = []
+    async with opened(folder, window=100) as queue:
+        queue.windows.on_ready = lambda zone, destination: ready.append(destination)
+        domains = [f"d{n}.example" for n in range(300)]
+        for domain in domains:
+            await accept(queue, f"a@{domain}")
+        done = set()
+        while len(done) < len(domains):
+            assert ready, f"{len(done)} of {len(domains)} and nothing is announced"
+            held = queue.lease("default", ready.pop(0), 10)
+            if held is not None:
+                done.add(held.destination)
+                await settle(queue, held, Fate.DELIVERED)
+        assert everything(queue.store) == []
+
+
+async def test_a_restart_finds_window_and_spill(folder: Path) -> None:
+    """The scan at start covers what was in memory and what was spilled, each once."""
+    clock = Clock()
+    async with opened(folder, clock, window=80) as queue:
+        sent = [await accept(queue, f"a{n}@x.example", f"b{n}@x.example") for n in range(60)]
+    async with opened(folder, clock, window=80) as queue:
+        assert problems(queue.store) == []
+        new = await accept(queue, "new@x.example")
+        got = []
+        while held := queue.lease("default", "x.example", 10):
+            assert len(held.recipients) <= 2
+            got += [held.live.id] * len(held.recipients)
+            await settle(queue, held, Fate.DELIVERED)
+        assert got == [message for message in sent for _ in range(2)] + [new]
+        assert everything(queue.store) == []

@@ -1,0 +1,136 @@
+"""What the next life does about the last one's keys."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.queue.harness import (
+    Clock,
+    accept,
+    begin,
+    events,
+    everything,
+    lease,
+    make_queue,
+    opened,
+    problems,
+    settle,
+)
+from zonemta_py.errors import LocalError
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.rezone import move_zone
+
+
+async def _die(queue: Queue) -> None:
+    """Close the database without telling the queue, as kill -9 would."""
+    for task in queue._tasks:
+        task.cancel()
+    await queue.commits.close()
+    await queue.cleanup.close()
+    queue.store.close()
+
+
+async def test_a_transaction_cut_off_is_uncertain(folder: Path) -> None:
+    """Its recipients are ready again, and the ledger names them."""
+    clock = Clock()
+    queue = make_queue(folder, clock)
+    await begin(queue)
+    await accept(queue, "a@x.example", "b@x.example", "c@y.example")
+    await queue.start(lease(queue, "x.example"))
+    await _die(queue)
+    async with opened(folder, clock) as again:
+        assert [e["recipient"] for e in events(again.store) if e["event"] == "uncertain"] == [
+            "a@x.example",
+            "b@x.example",
+        ]
+        assert not any(key.startswith(keys.INFLIGHT) for key in everything(again.store))
+        held = lease(again, "x.example")
+        assert [r.record.uncertain for r in held.recipients] == [1, 1]
+        await settle(again, held, Fate.DELIVERED)
+        await settle(again, lease(again, "y.example"), Fate.DELIVERED)
+        assert everything(again.store) == []
+
+
+async def test_a_message_that_kills_the_relay_is_set_aside(folder: Path) -> None:
+    """Three times cut off, and it waits; the others do not."""
+    clock = Clock()
+    for life in range(3):
+        queue = make_queue(folder, clock)
+        await begin(queue)
+        if life == 0:
+            await accept(queue, "poison@x.example")
+        await queue.start(lease(queue, "x.example"))
+        await _die(queue)
+    async with opened(folder, clock) as again:
+        assert again.lease("default", "x.example", 1) is None
+        assert problems(again.store) == []
+        clock.ms += 3_600_000
+        while await again.deferral.wake_due(clock.ms):
+            pass
+        assert "stopped 3 times" in lease(again, "x.example").recipients[0].record.text
+
+
+async def test_half_a_body_is_swept(folder: Path) -> None:
+    """open/ of a dead process, and a removal that was cut off."""
+    clock = Clock()
+    queue = make_queue(folder, clock)
+    await begin(queue)
+    writer = queue.open_message()
+    await writer.write(b"x" * 200_000)
+    await writer.written()
+    kept = await accept(queue, "a@x.example", body=b"y" * 200_000)
+    gone = await accept(queue, "a@y.example", body=b"y" * 200_000)
+    queue.cleanup.add = lambda message: None  # type: ignore[method-assign]
+    await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+    assert queue.store.get(keys.cleanup_key(gone)) is not None
+    await _die(queue)
+    async with opened(folder, clock) as again:
+        owners = {keys.owner_of(key) for key in everything(again.store) if key.startswith(keys.MESSAGE)}
+        assert owners == {kept}
+        assert problems(again.store) == []
+
+
+async def test_ids_go_on_after_a_clock_that_went_back(folder: Path) -> None:
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        first = await accept(queue, "a@x.example")
+    clock.ms -= 10**6
+    async with opened(folder, clock) as queue:
+        assert await accept(queue, "a@x.example") > first
+
+
+async def test_another_format_is_refused(folder: Path) -> None:
+    async with opened(folder) as queue:
+        queue.store.write(queue.store.batch([(keys.META_FORMAT, b"99")], sync=True))
+    with pytest.raises(LocalError, match="format"):
+        make_queue(folder, Clock())
+
+
+async def test_moving_a_zone(folder: Path) -> None:
+    """Waiting and deferred recipients change zone, one batch a message, and say so."""
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        await accept(queue, "a@x.example|old", "b@y.example|old", "c@x.example")
+        await settle(queue, lease(queue, "y.example", zone="old"), Fate.DEFERRED, clock.ms + 1000)
+    queue = make_queue(folder, clock)
+    queue.commits.start()
+    assert await move_zone(queue.store, queue.commits, "old", "default", clock.ms) == 1
+    assert problems(queue.store) == []
+    assert [e["recipients"] for e in events(queue.store) if e["event"] == "moved"] == [[0, 1]]
+    await begin_after_start(queue)
+    assert len(lease(queue, "x.example").recipients) == 2
+    clock.ms += 1000
+    while await queue.deferral.wake_due(clock.ms):
+        pass
+    assert lease(queue, "y.example")
+    await queue.close()
+
+
+async def begin_after_start(queue: Queue) -> None:
+    """As ``begin``, for a queue whose group commit runs already."""
+    import asyncio
+
+    await queue.begin()
+    await asyncio.wait([task for task in queue._tasks if task.get_name().startswith("scan-")])

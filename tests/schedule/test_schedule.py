@@ -1,0 +1,118 @@
+"""Retries, rates, sources and turn-taking: pure, so tested with made-up time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.config.schema import PoolAddress, Retry, Zone
+from zonemta_py.config.units import Rate, Seconds
+from zonemta_py.schedule.limits import TokenBucket
+from zonemta_py.schedule.retry import JITTER, next_due_ms, warning_is_due
+from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.schedule.sources import choose_source
+
+RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
+
+
+def test_the_ladder() -> None:
+    """Each failure climbs it, the last step repeats, and the end is the end."""
+    assert next_due_ms(RETRY, 1, 0, 1000, 0.0) == 61_000
+    assert next_due_ms(RETRY, 2, 0, 61_000, 0.0) == 181_000
+    assert next_due_ms(RETRY, 9, 0, 181_000, 0.0) == 301_000
+    assert next_due_ms(RETRY, 9, 0, 599_000, 0.0) == 600_000
+    assert next_due_ms(RETRY, 9, 0, 600_000, 0.0) is None
+
+
+@given(st.integers(1, 50), st.integers(0, 599_999), st.floats(0, 1))
+def test_a_retry_is_later_and_in_time(attempts: int, now_ms: int, spread: float) -> None:
+    """The next attempt is after now, not after the end, and spread by no more than JITTER."""
+    due = next_due_ms(RETRY, attempts, 0, now_ms, spread)
+    assert due is not None
+    assert now_ms < due <= 600_000
+    assert due - now_ms <= 120_000 * (1 + JITTER) + 1
+
+
+def test_warning() -> None:
+    assert not warning_is_due(RETRY, 0, 299_999)
+    assert warning_is_due(RETRY, 0, 300_000)
+    assert not warning_is_due(Retry(warn_after=None), 0, 10**12)
+
+
+@given(st.integers(1, 200), st.lists(st.floats(0, 0.2), min_size=1, max_size=300))
+def test_a_bucket_never_exceeds_its_rate(events: int, steps: list[float]) -> None:
+    """However it is asked, no window sees more than the rate and one burst."""
+    bucket, now, taken = TokenBucket(Rate(events, 1), 0.0), 0.0, 0
+    for step in steps:
+        now += step
+        while bucket.take(now):
+            taken += 1
+    burst = max(0.1, 1 / events) * events
+    assert taken <= now * events + burst + 2
+
+
+def test_a_bucket_reaches_its_rate_with_a_late_caller() -> None:
+    """A caller that comes a little late each time loses nothing."""
+    bucket, taken = TokenBucket(Rate(100, 1), 0.0), 0
+    for tick in range(100):
+        now = tick * 0.0101
+        while bucket.take(now):
+            taken += 1
+    assert 98 <= taken <= 113
+    assert bucket.wait_s(1.0) <= 0.02
+
+
+def test_sources_are_weighted_and_stable() -> None:
+    """Shares follow the weights, a message keeps its address, a family must fit."""
+    pool = [
+        PoolAddress("192.0.2.1", weight=3),
+        PoolAddress("192.0.2.2", weight=1),
+        PoolAddress("2001:db8::1", weight=1),
+        PoolAddress("192.0.2.9", weight=0),
+    ]
+    chosen = [choose_source(pool, f"{n:024x}", "198.51.100.1") for n in range(4000)]
+    assert [choose_source(pool, f"{n:024x}", "198.51.100.1") for n in range(4000)] == chosen
+    share = sum(1 for entry in chosen if entry is pool[0]) / 4000
+    assert 0.7 < share < 0.8
+    assert pool[3] not in chosen
+    assert choose_source(pool, "m", "2001:db8::9") is pool[2]
+    assert choose_source(pool[:2], "m", "2001:db8::9") is None
+    assert choose_source([PoolAddress()], "m", "2001:db8::9") == PoolAddress()
+
+
+def test_turns_and_limits() -> None:
+    """Destinations take turns; a full one makes room for others; nobody exceeds the zone."""
+    scheduler = Scheduler(Zone(connections=3, connections_per_domain=2), 0.0)
+    scheduler.ready("a")
+    scheduler.ready("b")
+    started = [scheduler.next(0.0) for _ in range(4)]
+    assert [d.name for d in started if d] == ["a", "b", "a"]
+    assert started[3] is None
+    a, b = started[0], started[1]
+    assert a and b
+    assert scheduler.others_wait(a)
+    scheduler.ended(b, has_mail=False)
+    scheduler.empty(b)
+    assert scheduler.next(0.0) is None  # a is at its own limit
+    scheduler.ended(a, has_mail=True)
+    again = scheduler.next(0.0)
+    assert again is not None
+    assert again.name == "a"
+
+
+def test_a_failing_destination_rests_and_is_probed_by_one() -> None:
+    """After a failure nobody tries until the rest is over, then one alone; success opens it again."""
+    scheduler = Scheduler(Zone(connections=10, connections_per_domain=5), 0.0)
+    scheduler.ready("a")
+    a = scheduler.next(0.0)
+    assert a is not None
+    scheduler.failed(a, 30.0, 0.0, "refused")
+    scheduler.ended(a, has_mail=True)
+    assert scheduler.next(10.0) is None
+    scheduler.ready("a")
+    assert scheduler.next(31.0) is a
+    scheduler.ready("a")
+    assert scheduler.next(31.0) is None
+    assert a.answered()
+    scheduler.ready("a")
+    assert scheduler.next(31.0) is a
+    state = scheduler.state("a")
+    assert state is not None and not state.failing

@@ -1,0 +1,89 @@
+"""Reports, read back by the standard library's parser."""
+
+from email import message_from_bytes, policy
+from email.message import EmailMessage, Message
+from typing import cast
+
+from zonemta_py.smtp.dsn import Failure, status_report
+
+FAILED = Failure(
+    "failed",
+    "a@b.example",
+    "5.1.1",
+    "The receiving server answered.",
+    "550 5.1.1 no such user",
+    "mx.b.example",
+    "Sat, 21 Nov 2026 08:00:00 +0000",
+)
+DELAYED = Failure(
+    "delayed",
+    "c@b.example",
+    "4.4.1",
+    "connection timed out",
+    "",
+    "",
+    "Sat, 21 Nov 2026 08:00:00 +0000",
+    "Mon, 23 Nov 2026 08:00:00 +0000",
+)
+
+
+def _report(*failures: Failure, body: bytes | None = b"hello\r\n") -> EmailMessage:
+    report = status_report(
+        hostname="relay.example", message_id="m1", report_id="r1", sender="me@here.example",
+        arrival_date="Sat, 21 Nov 2026 07:00:00 +0000", date="Sat, 21 Nov 2026 08:00:00 +0000",
+        failures=failures, original_header=b"Subject: original\r\n", original_body=body,
+    )  # fmt: skip
+    whole = report.header + b"\r\n" + report.body
+    assert b"\n" not in whole.replace(b"\r\n", b"")
+    assert max(len(line) for line in whole.split(b"\r\n")) <= 998
+    return cast(EmailMessage, message_from_bytes(whole, policy=policy.SMTP))
+
+
+def test_failed() -> None:
+    """Every field RFC 3464 asks for, and the message itself."""
+    report = _report(FAILED)
+    assert report.get_content_type() == "multipart/report"
+    assert report["To"] == "me@here.example"
+    assert report["Auto-Submitted"] == "auto-replied"
+    human, machine, original = report.iter_parts()
+    assert "a@b.example" in human.get_content()
+    groups = cast(list[Message], machine.get_payload())
+    assert groups[0]["Reporting-MTA"] == "dns; relay.example"
+    assert groups[0]["Arrival-Date"] == "Sat, 21 Nov 2026 07:00:00 +0000"
+    assert groups[1]["Final-Recipient"] == "rfc822; a@b.example"
+    assert groups[1]["Action"] == "failed"
+    assert groups[1]["Status"] == "5.1.1"
+    assert groups[1]["Diagnostic-Code"] == "smtp; 550 5.1.1 no such user"
+    assert groups[1]["Remote-MTA"] == "dns; mx.b.example"
+    assert original.get_content_type() == "message/rfc822"
+    inner = cast(EmailMessage, original.get_content())
+    assert inner["Subject"] == "original"
+    assert inner.get_content().strip() == "hello"
+
+
+def test_header_only() -> None:
+    """A large message is represented by its header block."""
+    original = list(_report(FAILED, body=None).iter_parts())[2]
+    assert original.get_content_type() == "text/rfc822-headers"
+
+
+def test_delayed_and_mixed() -> None:
+    """A delay says until when; a mixed report is about failure."""
+    report = _report(DELAYED)
+    assert "Delayed" in report["Subject"]
+    groups = cast(list[Message], list(report.iter_parts())[1].get_payload())
+    assert groups[1]["Action"] == "delayed"
+    assert groups[1]["Will-Retry-Until"] == "Mon, 23 Nov 2026 08:00:00 +0000"
+    assert groups[1]["Diagnostic-Code"] is None
+    assert "Undelivered" in _report(FAILED, DELAYED)["Subject"]
+
+
+def test_hostile_text_stays_in_its_field() -> None:
+    """A reply cannot write fields of its own, and UTF-8 addresses get their own type."""
+    evil = FAILED._replace(
+        diagnostic="550 x\r\nAction: delivered", recipient="zoë@b.example", explanation="é" * 3000
+    )
+    report = _report(evil)
+    groups = report.as_bytes().decode()
+    assert "\nAction: delivered" not in groups
+    assert "utf-8; zoë@b.example" in groups or "utf-8;" in groups

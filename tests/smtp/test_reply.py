@@ -1,0 +1,63 @@
+"""Replies: parsed at any split, bounded, printable."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.errors import SessionLost
+from zonemta_py.smtp.reply import LINE_MAX, Reply, ReplyReader, make_reply
+
+
+@pytest.mark.parametrize(
+    ("wire", "expected"),
+    [
+        (b"250 ok\r\n", [Reply(250, "", "ok")]),
+        (b"250\r\n", [Reply(250, "", "")]),
+        (b"250 2.1.0 ok\n", [Reply(250, "2.1.0", "ok")]),
+        (b"550-5.1.1 no\r\n550 5.1.1 such user\r\n", [Reply(550, "5.1.1", "no such user")]),
+        (b"250-a\r\n250 b\r\n354 go\r\n", [Reply(250, "", "a b"), Reply(354, "", "go")]),
+        (b"550 2.1.0 liar\r\n", [Reply(550, "", "2.1.0 liar")]),
+        (b"451 4.7.1\x1b[31m red\r\n", [Reply(451, "4.7.1", "[31m red")]),
+    ],
+)
+def test_whole_and_byte_by_byte(wire: bytes, expected: list[Reply]) -> None:
+    """The same replies, however the network cuts them."""
+    assert ReplyReader().feed(wire) == expected
+
+    reader, got = ReplyReader(), []
+    for i in range(len(wire)):
+        got += reader.feed(wire[i : i + 1])
+    assert got == expected
+    assert not reader.midway
+
+
+@pytest.mark.parametrize(
+    "wire", [b"hello\r\n", b"99 x\r\n", b"250" + b"x" * LINE_MAX, b"250-a\r\n" * 200, b"\r\n"]
+)
+def test_not_smtp(wire: bytes) -> None:
+    """What is no reply, or has no end, ends the session."""
+    with pytest.raises(SessionLost):
+        ReplyReader().feed(wire)
+
+
+@given(st.binary(max_size=300), st.data())
+def test_garbage_never_does_anything_else(wire: bytes, data: st.DataObject) -> None:
+    """Random octets give replies or SessionLost."""
+    reader = ReplyReader()
+    at = 0
+    try:
+        while at < len(wire):
+            step = data.draw(st.integers(1, 50))
+            for reply in reader.feed(wire[at : at + step]):
+                assert 200 <= reply.code < 600
+            at += step
+    except SessionLost:
+        pass
+
+
+def test_text_is_printable_and_bounded() -> None:
+    """Nothing in a reply can break a log line or a report."""
+    reply = make_reply(550, "5.1.1 a\r\nb\0c" + "x" * 5000)
+    assert "\r" not in reply.text and "\n" not in reply.text and "\0" not in reply.text
+    assert len(reply.text) <= 1024
+    assert str(Reply(550, "5.1.1", "no")) == "550 5.1.1 no"
