@@ -38,6 +38,19 @@ def mail_date(ms: int) -> str:
     return _mail_date[1]
 
 
+async def wait_event(event: asyncio.Event, at_most_s: float) -> bool:
+    """Wait for ``event``, at most so long; whether it came.
+
+    Not asyncio.wait_for, which before Python 3.12 may swallow a cancellation that comes with the event.
+    """
+    try:
+        async with asyncio.timeout(at_most_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 class Deadline:
     """A time limit that moves often and seldom passes.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zonemta_py.bench.sink import Sink
 from zonemta_py.cli.serve import loop_factory
+from zonemta_py.clock import wait_event
 
 EVERY_S = 0.01
 
@@ -25,10 +26,7 @@ async def run(port: int, counts: Path) -> None:
         if sink.tally.recipients != shown:
             shown = sink.tally.recipients
             os.pwrite(handle, b"%d" % shown, 0)  # counts only grow, so no shorter text is left over
-        try:
-            await asyncio.wait_for(stop.wait(), EVERY_S)
-        except TimeoutError:
-            pass
+        await wait_event(stop, EVERY_S)
     os.close(handle)
     await sink.close()
 

@@ -104,7 +104,9 @@ def make_body(size: int) -> bytes:
 async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
     """One connection, to its end."""
     done: asyncio.Future[None] = loop.create_future()
-    await loop.create_connection(lambda: SourceSession(load, body, done), load.target.host, load.target.port)
+    await loop.create_connection(
+        lambda: SourceSession(load, body, done), load.target.host, load.target.port
+    )
     await done
 
 

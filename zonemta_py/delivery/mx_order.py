@@ -4,9 +4,12 @@ Source: RFC 5321 section 5.1: by preference, at random within one.
 """
 
 from collections.abc import Sequence
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from random import Random
 from typing import NamedTuple
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+_COMPATIBLE = IPv6Network("::/96")
 
 TARGETS_MAX = 16  # addresses tried for one delivery
 
@@ -33,9 +36,30 @@ def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
 
 
 def is_public(ip: str) -> bool:
-    """Whether mail may go there without ``allow_private_destinations``."""
+    """Whether mail may go there without ``allow_private_destinations``.
+
+    An IPv6 address that carries an IPv4 one (mapped, 6to4, Teredo, NAT64, the old compatible form)
+    is as public as what it carries.
+    """
     address = ip_address(ip)
+    if isinstance(address, IPv6Address):
+        if address.is_site_local:
+            return False
+        carried = _carried(address)
+        if carried is not None:
+            return is_public(str(carried))
     return address.is_global and not address.is_multicast
+
+
+def _carried(address: IPv6Address) -> IPv4Address | None:
+    mapped = address.ipv4_mapped or address.sixtofour
+    if mapped is not None:
+        return mapped
+    if address.teredo is not None:
+        return address.teredo[1]
+    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
 
 
 def allowed(pairs: Sequence[tuple[str, str]], *, private: bool) -> list[tuple[str, str]]:

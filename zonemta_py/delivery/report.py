@@ -46,7 +46,7 @@ def compose(
         arrival_date=clock.mail_date(created_ms(live.id)),
         date=clock.mail_date(now_ms),
         failures=[_failure(outcome, retry, live.id, now_ms) for outcome in outcomes],
-        original_header=live.meta.header,
+        original_header=_header(live.meta.header),
         original_body=_original(queue, live),
     )
     domain = domain_of(sender)
@@ -61,6 +61,13 @@ def compose(
         report_for=live.id,
     )
     return queue.compose_report(report_id, new, report.body)
+
+
+def _header(block: bytes) -> bytes:
+    """The header block, cut at a line end when it is longer than a report should be."""
+    if len(block) <= RETURN_MAX:
+        return block
+    return block[: block.rfind(b"\r\n", 0, RETURN_MAX) + 2]
 
 
 def _original(queue: Queue, live: LiveMessage) -> bytes | None:

@@ -14,7 +14,7 @@ from zonemta_py.model import Attempt
 from zonemta_py.queue.queue import Lease
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
-from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
 from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
 
@@ -47,10 +47,13 @@ class Worker:
         started = self._outbound.queue.start(lease)
         try:
             result = await self._transact(session, lease, started)
+            if reused and _was_closing(result):
+                raise SessionLost("the session was about to be closed")
         except SessionLost as exc:
             if not reused:
                 return self._settle(lease, self._same(lease, way, session, str(exc), began_s)), None
             # A session that rested may have been closed at the other end: that says nothing.
+            session.close()
             try:
                 session, way, _ = await self._session(ways, lease.destination, room, fresh=True)
                 result = await self._transact(session, lease, started)
@@ -61,6 +64,13 @@ class Worker:
                 return self._settle(lease, self._same(lease, way, session, str(lost), began_s)), None
         self._rest(session, way, lease.destination)
         return self._settle(lease, self._attempts(result, way, session, began_s)), None
+
+    def broken(self, lease: Lease) -> Future[None]:
+        """A defect of ours kept ``lease`` from being attempted: its recipients are deferred, not lost."""
+        here = Attempt(
+            Phase.CONNECT.value, 0, "4.3.0", "internal error of the relay; the operator has been told"
+        )
+        return self._settle(lease, [here] * len(lease.recipients))
 
     # ---- sessions
 
@@ -175,7 +185,7 @@ class Worker:
             phase=Phase.CONNECT.value,
             code=0,
             status=exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}",
-            text=exc.text,
+            text=printable(exc.text),
             duration_ms=_since_ms(began_s),
         )
 
@@ -195,6 +205,14 @@ class Worker:
             else None
         )
         return outbound.queue.settle(lease, outcomes, about)
+
+
+def _was_closing(result: Result) -> bool:
+    """Whether all the peer had to say was that it closes the connection."""
+    return all(
+        answer is not None and answer[0] is Phase.MAIL and answer[1].code == 421
+        for answer in result.answers
+    )
 
 
 def _unfit(session: SmtpSession, size: int, eight_bit: bool, smtputf8: bool) -> Reply | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
 
 _PATH = re.compile(
-    r"\s*<(?:@[^:<>\s]+(?:,@[^:<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
+    r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
     re.DOTALL,
 )
 _PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+))?\Z")
@@ -46,7 +46,9 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
             pass  # the body itself is looked at: what it claims does not matter
         elif name == "SMTPUTF8" and not value:
             smtputf8 = True
-        elif name in ("SIZE", "BODY", "SMTPUTF8"):
+        elif name == "AUTH" and value:
+            pass  # RFC 4954 section 5: taken, and believed as little as the section allows
+        elif name in ("SIZE", "BODY", "SMTPUTF8", "AUTH"):
             raise Refused(f"501 5.5.4 Bad value of {name}")
         else:
             raise Refused(f"555 5.5.4 Unsupported parameter {name}")

@@ -1,6 +1,6 @@
 """The connection of an SMTP session and its command loop, on top of aiosmtpd.
 
-aiosmtpd keeps the stream, STARTTLS and the AUTH challenge; this owns the loop, because aiosmtpd's
+aiosmtpd keeps the stream, the connection's life and STARTTLS; this owns the loop, because aiosmtpd's
 own costs three times as much per message and cannot stream DATA (decision 2). The constructor sets
 aiosmtpd's attributes directly instead of reflecting over classes for every connection; aiosmtpd is
 pinned and a test compares the two. The one door to aiosmtpd.
@@ -10,17 +10,19 @@ Replies to pipelined commands leave in one write, just before the session would 
 
 import asyncio
 import logging
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from aiosmtpd.smtp import MISSING, SMTP
+from aiosmtpd.smtp import SMTP
 
 from zonemta_py import clock
 from zonemta_py.intake.commands import Refused
 from zonemta_py.intake.port import Port
 
 BLOCK_BYTES = 65_536
+LINGER_S = 5.0  # how long a closing connection may take to send its last words
+IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
 COMMAND_MAX = 4096  # octets: RFC 5321 asks for 512, parameters and UTF-8 need more
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,19 @@ class Connection(SMTP):
 
     A command replies by ``_reply`` or raises Refused; ``Hangup`` ends the dialogue.
     """
+
+    def _end(self) -> None:
+        """Say what is still to be said and close; a client that does not read is cut off."""
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+            return
+        self.transport.write(b"".join(self._out))
+        self._out.clear()
+        self.transport.close()
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self.loop.call_later(LINGER_S, self.transport.abort)
 
     @property
     def busy(self) -> bool:
@@ -118,8 +133,7 @@ class Connection(SMTP):
     def _timeout_cb(self) -> None:
         if self.transport is not None:
             self._reply("421 4.4.2 Timed out waiting for you")
-            self.transport.write(b"".join(self._out))
-            self.transport.close()
+            self._end()
 
     @property
     def _unread(self) -> bytearray:
@@ -144,12 +158,7 @@ class Connection(SMTP):
         except Exception:
             log.exception("session with %s failed", self._client_ip)
             self._reply("421 4.3.0 Internal error")
-        try:
-            await self._flush()
-        except ConnectionError:
-            pass
-        if self.transport is not None:
-            self.transport.close()
+        self._end()
 
     async def _converse(self) -> None:
         if not self._port.admit(self):
@@ -176,15 +185,15 @@ class Connection(SMTP):
         self._deadline.set(self._timeout_duration)
         try:
             raw = await reader.readuntil(b"\n")
+            while len(raw) > COMMAND_MAX or b"\0" in raw:
+                self._refuse(
+                    "500 5.5.6 Line too long" if len(raw) > COMMAND_MAX else "500 5.5.2 NUL in a command"
+                )
+                await self._flush()
+                raw = await reader.readuntil(b"\n")
         except asyncio.LimitOverrunError:
             self._reply("500 5.5.6 Line too long")
             raise Hangup from None
-        while len(raw) > COMMAND_MAX or b"\0" in raw:
-            self._refuse(
-                "500 5.5.6 Line too long" if len(raw) > COMMAND_MAX else "500 5.5.2 NUL in a command"
-            )
-            await self._flush()
-            raw = await reader.readuntil(b"\n")
         return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
 
     def _reply(self, text: str) -> None:
@@ -209,17 +218,16 @@ class Connection(SMTP):
             raise Hangup
 
     async def _challenge(self, initial: str, challenge: str) -> str | None:
-        """The client's answer to an AUTH challenge, or its initial response; None if it gave up."""
-        if initial:
-            try:
-                return b64decode("" if initial == "=" else initial, validate=True).decode(
-                    "utf-8", "replace"
-                )
-            except ValueError:
+        """The client's answer to an AUTH challenge, or its initial response; None if it gives up."""
+        if not initial:
+            self._reply(f"334 {b64encode(challenge.encode()).decode()}")
+            initial = (await self._next_line()).strip()
+            if initial == "*":
                 return None
-        await self._flush()
-        answer = await self.challenge_auth(challenge)
-        return None if answer is MISSING else bytes(answer).decode("utf-8", "replace")
+        try:
+            return b64decode("" if initial == "=" else initial, validate=True).decode("utf-8", "replace")
+        except ValueError:
+            return None
 
     async def _encrypt(self) -> None:
         """Answer STARTTLS with 220 and shake hands. Raises Hangup when that fails."""

@@ -21,6 +21,8 @@ from zonemta_py.smtp.transparency import LineCheck
 LINE_MAX = 65_536  # octets: RFC 5321's 998 is what we may send, not what the world sends us
 GIVE_UP_FACTOR = 2  # a sender that goes on past so many times the limit is cut off
 
+UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
+
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
 
 
@@ -78,7 +80,7 @@ class Ingest:
             except HeaderTooLarge as exc:
                 self.refusal = f"552 5.3.4 Refused: {exc}"
             except QueueUnavailable:
-                self.refusal = "451 4.3.0 The queue cannot be written, try again later"
+                self.refusal = UNWRITABLE
             except LocalError as exc:
                 self.refusal = f"552 5.3.4 {exc}"
         if self.refusal:
@@ -98,22 +100,28 @@ class Ingest:
         if not self.refusal:
             self._check.finish()
             self._judge_lines()
+        new: NewMessage | None = None
         if not self.refusal:
             try:
                 tail = self._splitter.finish()
                 if tail:
                     await self._writer.write(tail)
+                await self._writer.written()
                 new = self._compose()
             except HeaderTooLarge as exc:
                 self.refusal = f"552 5.3.4 Refused: {exc}"
-        if self.refusal:
+            except QueueUnavailable:
+                self.refusal = UNWRITABLE
+            except LocalError as exc:
+                self.refusal = f"552 5.3.4 {exc}"
+        if self.refusal or new is None:
             await self.abort()
             return self.refusal
-        self._ended = True
+        self._ended = True  # from here on the queue answers for the message, whatever the client does
         try:
             await self._queue.accept(self._writer, new)
         except QueueUnavailable:
-            self.refusal = "451 4.3.0 The queue cannot be written, try again later"
+            self.refusal = UNWRITABLE
             return self.refusal
         return f"250 2.0.0 Ok: queued as {self._writer.id}"
 

@@ -9,13 +9,13 @@ from typing import Any
 from zonemta_py import clock
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.commands import Refused, parse_mail, parse_rcpt
-from zonemta_py.intake.connection import BLOCK_BYTES, Connection, Hangup
+from zonemta_py.intake.connection import BLOCK_BYTES, IDLE_COMMANDS_MAX, Connection, Hangup
 from zonemta_py.intake.ingest import Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
 from zonemta_py.smtp.transparency import DotDecoder
 
-_HOST = re.compile(r"[\x21-\x7e\x80-\U0010ffff]{1,255}\Z")
+_HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
 
 
 class Session(Connection):
@@ -26,6 +26,7 @@ class Session(Connection):
         self._helo = ""
         self._extended = False
         self._user = ""
+        self._idle_commands = 0
         self._set_rset_state()
 
     def connection_made(self, transport: Any) -> None:
@@ -134,12 +135,14 @@ class Session(Connection):
         await self._flush()
         try:
             await self._receive(ingest)
+            reply = await ingest.finish()
         except BaseException:
             await ingest.abort()
             raise
-        reply = await ingest.finish()
         if ingest.refusal:
             self._rejected("DATA", reply)
+        else:
+            self._errors = self._idle_commands = 0
         self._set_rset_state()
         self._reply(reply)
 
@@ -154,7 +157,7 @@ class Session(Connection):
             origin=Origin(
                 str(settings.address),
                 self._client_ip,
-                self._helo.encode("utf-8", "replace").decode(),
+                self._helo,
                 self._user,
                 protocol,
             ),
@@ -186,16 +189,27 @@ class Session(Connection):
         deadline.set(idle_s)
 
     def _rset(self, argument: str) -> None:
+        self._count_idle()
         self._set_rset_state()
         self._reply("250 2.0.0 Ok")
 
+    def _count_idle(self) -> None:
+        """Commands that do nothing are free only so often, or a session could be held for ever."""
+        self._idle_commands += 1
+        if self._idle_commands > IDLE_COMMANDS_MAX:
+            self._reply("421 4.7.0 Too many commands without a message")
+            raise Hangup
+
     def _noop(self, argument: str) -> None:
+        self._count_idle()
         self._reply("250 2.0.0 Ok")
 
     def _vrfy(self, argument: str) -> None:
+        self._count_idle()
         self._reply("252 2.5.2 Send mail to it and see")
 
     def _help(self, argument: str) -> None:
+        self._count_idle()
         self._reply("214 2.0.0 EHLO HELO MAIL RCPT DATA RSET NOOP QUIT VRFY STARTTLS AUTH")
 
     def _unimplemented(self, argument: str) -> None:

@@ -97,6 +97,10 @@ class GroupCommit:
             except QueueUnavailable as exc:
                 self._fail(group, exc)
                 continue
+            except Exception as exc:  # a defect here must not leave everybody waiting
+                log.exception("a group could not be written")
+                self._fail(group, QueueUnavailable(f"internal error: {exc!r}"))
+                continue
             self.groups += 1
             self.batches += len(group)
             if any(batch.events for batch in group):

@@ -4,6 +4,7 @@ Source: RFC 3464 (the format), RFC 3462/6522 (multipart/report), RFC 3834 (Auto-
 (UTF-8 addresses).
 """
 
+import quopri
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,8 +49,8 @@ def status_report(
 ) -> Report:
     """A multipart/report to ``sender`` about ``failures``, 1 or more; failed and delayed may mix.
 
-    ``original_body`` None returns only the header block (text/rfc822-headers), else the whole
-    message. ``message_id`` and ``report_id`` are queue ids of the message and of the report.
+    ``original_body`` None returns only the header block (text/rfc822-headers), as does one with
+    8-bit octets: the report itself is 7-bit unless an address needs UTF-8. ``message_id`` and ``report_id`` are queue ids of the message and of the report.
     """
     utf8 = not all(f.recipient.isascii() for f in failures) or not sender.isascii()
     boundary = f"{report_id}.report"
@@ -67,25 +68,31 @@ def status_report(
         f'\tboundary="{boundary}"\r\n'
     ).encode()
     kind = "message/global-delivery-status" if utf8 else "message/delivery-status"
+    human = _human(hostname, message_id, failures).encode()
+    machine = _machine(hostname, message_id, arrival_date, failures, utf8=utf8)
     parts = [
-        f"--{boundary}\r\nContent-Type: text/plain; charset=utf-8\r\n"
-        f"Content-Transfer-Encoding: 8bit\r\n\r\n{_human(hostname, message_id, failures)}",
-        f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n"
-        + _machine(hostname, message_id, arrival_date, failures, utf8=utf8),
+        b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
+        + quopri.encodestring(human.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n"),
+        f"Content-Type: {kind}\r\n\r\n".encode() + (machine.encode() if utf8 else _ascii(machine)),
+        _original(original_header, original_body),
     ]
-    if original_body is None:
-        original = b"Content-Type: text/rfc822-headers\r\n\r\n" + original_header
-    else:
-        original = b"Content-Type: message/rfc822\r\n\r\n" + original_header + b"\r\n" + original_body
-    if not original.endswith(b"\r\n"):
-        original += b"\r\n"
-    body = (
-        "\r\n".join(parts).encode()
-        + f"\r\n--{boundary}\r\n".encode()
-        + original
-        + f"\r\n--{boundary}--\r\n".encode()
-    )
+    limit = f"--{boundary}".encode()
+    body = b"".join(limit + b"\r\n" + part + b"\r\n" for part in parts) + limit + b"--\r\n"
     return Report(header, body)
+
+
+def _original(header: bytes, body: bytes | None) -> bytes:
+    """The part that returns the message; what is not ASCII is not returned, so any server takes it."""
+    if body is not None and header.isascii() and body.isascii():
+        part = b"Content-Type: message/rfc822\r\n\r\n" + header + b"\r\n" + body
+    else:
+        part = b"Content-Type: text/rfc822-headers\r\n\r\n" + _ascii(header.decode("utf-8", "replace"))
+    return part if part.endswith(b"\r\n") else part + b"\r\n"
+
+
+def _ascii(text: str) -> bytes:
+    """``text`` with a question mark for everything that 7-bit mail cannot carry."""
+    return text.encode("ascii", "replace")
 
 
 def _human(hostname: str, message_id: str, failures: Sequence[Failure]) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 HEADER_MAX = 1 << 20  # octets: larger header blocks are refused
+FIELDS_MAX = 2000  # fields: a block of tiny ones would take fifty times its size in memory
 
 _NAME_OCTETS = bytes(range(0x21, 0x7F)).replace(b":", b"")
 
 
 class HeaderTooLarge(ValueError):
-    """The header block exceeds HEADER_MAX."""
+    """The header block exceeds HEADER_MAX or FIELDS_MAX."""
 
 
 class Field(NamedTuple):
@@ -33,6 +34,7 @@ def scan(block: bytes) -> tuple[list[Field], int]:
 
     The second value is the offset of the first line that is neither a field nor the continuation
     of one, or the length of the block. The block consists of whole lines, its last may lack CRLF.
+    Raises HeaderTooLarge.
     """
     fields: list[Field] = []
     at = 0
@@ -44,6 +46,8 @@ def scan(block: bytes) -> tuple[list[Field], int]:
             if value >= 0:
                 fields.append(Field(name, start, value, at))
                 value = -1
+                if len(fields) > FIELDS_MAX:
+                    raise HeaderTooLarge(f"more than {FIELDS_MAX} header fields")
             head, colon, _ = line.partition(b":")
             name = head.rstrip(b" \t").lower()
             if not colon or not name or name.translate(None, _NAME_OCTETS):

@@ -38,13 +38,18 @@ class Reply(NamedTuple):
         return " ".join(part for part in (str(self.code), self.status, self.text) if part)
 
 
+def printable(text: str) -> str:
+    """``text`` on one line, valid UTF-8, TEXT_MAX characters at most: fit for logs, records, reports."""
+    return _CONTROL.sub(" ", text.encode("utf-8", "replace").decode()).strip()[:TEXT_MAX]
+
+
 def make_reply(code: int, text: str) -> Reply:
     """A reply from its code and its text, which may begin with an enhanced status code.
 
     Control characters become spaces (log and report injection), the rest is cut at TEXT_MAX. An
     enhanced code of another class than the reply code is left in the text: it cannot be trusted.
     """
-    clean = _CONTROL.sub(" ", text).strip()[:TEXT_MAX]
+    clean = printable(text)
     match = _ENHANCED.match(clean)
     if match and match[1][0] == str(code)[0]:
         return Reply(code, match[1], clean[match.end() :])

@@ -11,6 +11,7 @@ takes some hundreds of megabytes and not more.
 """
 
 import asyncio
+import fcntl
 import hashlib
 import os
 from collections.abc import Sequence
@@ -41,10 +42,11 @@ class Journal:
         self.uncertain: set[bytes] = set()
         head = {"journal": 1, "from": sender, "message": message_sha256}
         try:
-            fresh = not path.exists() or path.stat().st_size == 0
-            if not fresh:
-                self._read(head)
             self._file: BinaryIO = path.open("ab")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fresh = self._read(head) == 0
+        except BlockingIOError as exc:
+            raise LocalError(f"{path}: another submission uses this journal") from exc
         except OSError as exc:
             raise LocalError(f"{path}: {exc.strerror}") from exc
         self._pending: list[bytes] = []
@@ -53,7 +55,8 @@ class Journal:
         if fresh:
             self._write([to_json(head) + b"\n"])
 
-    def _read(self, head: dict[str, object]) -> None:
+    def _read(self, head: dict[str, object]) -> int:
+        """Take in what earlier runs wrote; returns its size. A line cut by a crash was never acted upon."""
         whole = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -63,12 +66,15 @@ class Journal:
                     record = from_json(line)
                 except ValueError as exc:
                     raise LocalError(f"{self._path}:{number}: not a journal: {exc}") from exc
+                if not isinstance(record, dict):
+                    raise LocalError(f"{self._path}:{number}: not a journal")
                 if number == 1 and record != head:
                     raise LocalError(f"{self._path}: this journal belongs to another message or sender")
                 self._recall(record)
                 whole += len(line)
         with self._path.open("r+b") as file:
-            file.truncate(whole)  # a line cut by a crash was never acted upon
+            file.truncate(whole)
+        return whole
 
     def _recall(self, record: dict[str, list[str]]) -> None:
         for address in record.get("sent", ()):

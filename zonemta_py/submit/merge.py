@@ -57,7 +57,7 @@ def _header_value(value: str) -> bytes:
     flat = " ".join(value.split())
     if flat.isascii():
         return re.sub(r"[\x00-\x1f\x7f]", " ", flat).encode()
-    return Header(flat, "utf-8", maxlinelen=10_000).encode().replace("\n", "\r\n").encode()
+    return Header(flat, "utf-8", maxlinelen=75).encode(linesep="\r\n").encode()
 
 
 def _body_value(value: str) -> bytes:

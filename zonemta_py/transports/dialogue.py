@@ -34,7 +34,7 @@ class Dialogue(asyncio.Protocol):
         self._resume: asyncio.Future[None] | None = None
         self._lost: SessionLost | None = None
         self._deadline = clock.Deadline(loop, self._timed_out)
-        self._in_transaction = False
+        self._replies_owed = 0  # at most so many may come before they are asked for
         self.usable = True
         self.messages = 0
         self.secure = transport.get_extra_info("sslcontext") is not None
@@ -53,8 +53,12 @@ class Dialogue(asyncio.Protocol):
             self._end(exc)
             self._transport.abort()
             return
-        if not self._in_transaction:
-            self.usable = False
+        if len(self._replies) > self._replies_owed:
+            self._end(SessionLost("the peer sends replies that nobody asked for"))
+            self._transport.abort()
+            return
+        if self._resume is not None and not self._resume.done() and self._replies:
+            self._resume.set_result(None)  # an answer in the middle of a body: whoever writes must look
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -87,11 +91,13 @@ class Dialogue(asyncio.Protocol):
 
     def close(self) -> None:
         """Say QUIT if the dialogue is in order, and close; nothing is waited for."""
-        if self.usable and self._lost is None:
-            self._transport.write(b"QUIT\r\n")
-        self.usable = False
         self._deadline.cancel()
-        self._transport.close()
+        if self.usable and self._lost is None and not self._transport.get_write_buffer_size():
+            self._transport.write(b"QUIT\r\n")
+            self._transport.close()
+        else:
+            self._transport.abort()  # waiting for a peer that does not read could take for ever
+        self.usable = False
 
     def abort(self) -> None:
         """Close at once: what was begun must not look finished."""
@@ -108,6 +114,7 @@ class Dialogue(asyncio.Protocol):
         if self._resume is not None:
             self._deadline.set(self._timeouts.data)
             await self._resume
+            self._deadline.clear()
         else:
             await asyncio.sleep(0)  # a body from memory must not starve the other sessions
         if self._lost is not None and not self._replies:

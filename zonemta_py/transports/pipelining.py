@@ -16,6 +16,7 @@ from zonemta_py.smtp.transparency import DotEncoder
 from zonemta_py.transports.dialogue import Dialogue
 
 WRITE_AT_ONCE = 131_072  # a small message goes out in one write
+SPARE_REPLIES = 4  # a transaction's replies beside those to RCPT: RSET, MAIL, DATA, the final dot
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class SmtpSession(Dialogue):
         Raises SessionLost when the connection fails before the final dot. Whatever the iterator of
         chunks or ``before_dot`` raises is raised here too, with the connection aborted.
         """
-        self._in_transaction = True
+        self._replies_owed = len(mail.recipients) + SPARE_REPLIES
         self.messages += 1
         try:
             return await self._transact(mail, before_dot)
@@ -66,7 +67,7 @@ class SmtpSession(Dialogue):
             self.abort()
             raise
         finally:
-            self._in_transaction = False
+            self._replies_owed = 0
             self._deadline.clear()
             if self._replies or self._reader.midway:
                 self.usable = False
@@ -131,19 +132,33 @@ class SmtpSession(Dialogue):
             await self._reply(self._timeouts.command)
         self._dirty = True
         replies: list[Reply] = []
-        for command in commands:
+        try:
+            for command in commands:
+                if not pipelined:
+                    self._write(command)
+                replies.append(await self._reply(self._timeouts.command))
+                if not pipelined and not replies[0].positive:
+                    break
+            answers, accepted = self._judge(len(mail.recipients), replies)
             if not pipelined:
-                self._write(command)
-            replies.append(await self._reply(self._timeouts.command))
-            if not pipelined and not replies[0].positive:
-                break
-        answers, accepted = self._judge(len(mail.recipients), replies)
-        if pipelined:
+                if not accepted:
+                    return answers, accepted, None
+                self._write(b"DATA\r\n")
             return answers, accepted, await self._reply(self._timeouts.command)
-        if accepted:
-            self._write(b"DATA\r\n")
-            return answers, accepted, await self._reply(self._timeouts.command)
-        return answers, accepted, None
+        except SessionLost as exc:
+            return self._cut_short(mail, replies, exc), [], None
+
+    def _cut_short(
+        self, mail: Mail, replies: Sequence[Reply], lost: SessionLost
+    ) -> list[tuple[Phase, Reply] | None]:
+        """What the peer said before it left counts. Raises ``lost`` when it said nothing of weight."""
+        self.usable = False
+        if all(reply.positive for reply in replies):
+            raise lost
+        answers, _ = self._judge(len(mail.recipients), replies)
+        rest = replies[-1] if replies[-1].code == 421 else Reply(0, "4.4.2", str(lost))
+        answers += [None] * (len(mail.recipients) - len(answers))
+        return [answer or (Phase.RCPT, rest) for answer in answers]
 
     def _judge(
         self, count: int, replies: Sequence[Reply]

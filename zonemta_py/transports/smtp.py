@@ -76,6 +76,10 @@ async def open_session(
         if manner.tls != "off":
             await _encrypt(client, target, manner, context)
         if manner.credentials is not None:
+            if manner.tls != "off" and client.get_transport_info("sslcontext") is None:
+                raise DestinationFailed(
+                    0, "4.7.0", f"{_where(target)} offers no TLS: no password is sent"
+                )
             await client.login(*manner.credentials)
         # uvloop's transports are no subclasses of asyncio's.
         transport = cast(asyncio.Transport | None, client.transport)
