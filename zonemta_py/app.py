@@ -5,7 +5,6 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from zonemta_py import clock
 from zonemta_py.admin.control import ControlServer
@@ -19,7 +18,7 @@ from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
 from zonemta_py.intake.listener import Listener
 from zonemta_py.intake.policies import DiskRoom
-from zonemta_py.intake.port import Port
+from zonemta_py.intake.port import Port, make_policy
 from zonemta_py.queue.holder import open_store
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
@@ -49,6 +48,8 @@ class Relay:
         )
         self.listeners: list[Listener] = []
         self.addresses: list[HostPort] = []
+        self.exporter: Exporter | None = None
+        self.control: ControlServer | None = None
         self._zones: dict[str, ZoneDelivery] = {}
 
     def _destination_of(self, zone: str, domain: str) -> str:
@@ -71,7 +72,7 @@ class Relay:
             log.warning(
                 "durability is none: accepted mail is lost when the power fails. For benchmarks only"
             )
-        queue.commits.start()
+        await queue.recover()
         await self._settle_removed_zones(config)
         self.outbound = Outbound(queue, MxResolver(config.resolver), config, self.hostname, self.router)
         for name, zone in config.zones.items():
@@ -81,7 +82,7 @@ class Relay:
         await self.exporter.start()
         disk_room = DiskRoom(config.queue.directory, config.queue.min_free_disk)
         self.listeners = [
-            Listener(Port(settings, self.hostname, queue, self.router, disk_room))
+            Listener(Port(make_policy(settings, self.hostname, self.router), queue, disk_room))
             for settings in config.listeners
         ]
         await queue.begin()
@@ -120,22 +121,27 @@ class Relay:
                     read_password(zone)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
+            changes = []
             for listener, settings in zip(self.listeners, config.listeners, strict=True):
-                bound = listener.port.settings.address
-                listener.port.configure(replace(settings, address=bound), hostname, router)
-        except ConfigError as exc:
+                bound = replace(settings, address=listener.port.settings.address)
+                changes.append((listener.port, make_policy(bound, hostname, router)))
+            resolver = MxResolver(config.resolver)
+        except Exception as exc:  # whatever is wrong with it, the relay goes on with what it has
             log.error("the configuration stays as it was: %s", exc)
             return
         self.config, self.router, self.hostname = config, router, hostname
         outbound = self.outbound
         outbound.config, outbound.router, outbound.hostname = config, router, hostname
-        outbound.resolver.configure(config.resolver)
+        outbound.resolver = resolver
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
             if delivery is None:
                 self._zones[name] = ZoneDelivery(name, zone, outbound)
+                self._zones[name].look_around()
             else:
                 delivery.configure(zone)
+        for port, policy in changes:
+            port.apply(policy)
         log.info("configuration reloaded")
 
     def _check_reload(self, config: Config) -> None:
@@ -170,13 +176,10 @@ class Relay:
         work = [listener.drain(grace) for listener in self.listeners]
         work += [zone.close(grace) for zone in self._zones.values()]
         await asyncio.gather(*work)
-        if hasattr(self, "control"):
-            await self.control.close()
-        if hasattr(self, "exporter"):
-            await self.exporter.close()
-        await self.queue.close()
-
-    @property
-    def directory(self) -> Path:
-        """The queue's directory."""
-        return self.config.queue.directory
+        try:
+            if self.control is not None:
+                await self.control.close()
+            if self.exporter is not None:
+                await self.exporter.close()
+        finally:
+            await self.queue.close()

@@ -54,7 +54,7 @@ def make_queue(folder: Path, clock: Clock, *, window: int = 1000, cache: int = 1
 
 async def begin(queue: Queue) -> None:
     """Recover, and wait until the start-up scan is over."""
-    queue.commits.start()
+    await queue.recover()
     await queue.begin()
     scans = [task for task in queue._tasks if task.get_name().startswith("scan-")]
     if scans:

@@ -39,7 +39,7 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
             del leased[:count]
         elif number:
             key = _recipient(f"m{number - 1}", 0).key
-            if key in window and window.hold(key):
+            if key in window and window.withdraw(key):
                 held.append(key)
     rest = []
     while taken := window.take("x.example", 5):

@@ -115,7 +115,7 @@ async def test_moving_a_zone(folder: Path) -> None:
         await accept(queue, "a@x.example|old", "b@y.example|old", "c@x.example")
         await settle(queue, lease(queue, "y.example", zone="old"), Fate.DEFERRED, clock.ms + 1000)
     queue = make_queue(folder, clock)
-    queue.commits.start()
+    await queue.recover()
     assert await move_zone(queue.store, queue.commits, "old", "default", clock.ms) == 1
     assert problems(queue.store) == []
     assert [e["recipients"] for e in events(queue.store) if e["event"] == "moved"] == [[0, 1]]

@@ -84,7 +84,8 @@ class Operations:
                 return
 
     async def _show(self, message: str) -> AsyncIterator[Row]:
-        row = message_row(self._queue.store, message)
+        with self._queue.store.frozen() as view:
+            row = message_row(view, message)
         if row is None:
             raise LocalError(f"no message {message} in the queue")
         yield row

@@ -67,7 +67,7 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 async def _serve(config: Config, path: Path, log_events: bool) -> None:
     relay = Relay(config)
     await relay.start()
-    if log_events:
+    if log_events and relay.exporter is not None:
         relay.exporter.observers.append(lambda lines: click.echo(lines.decode(), err=True, nl=False))
     # What lives now lives until the end: the collector need not look at it again.
     gc.collect()

@@ -52,13 +52,13 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
     auth = zone.smarthost_auth
     if auth.username is not None and zone.smarthost is None:
         complain(f"{key}.smarthost_auth", "needs a smarthost")
+    if (auth.username is None) != (auth.password_file is None):
+        complain(f"{key}.smarthost_auth", "needs both username and password_file")
     if auth.username is not None and zone.tls == "opportunistic":
         complain(
             f"{key}.tls",
             "a password needs tls: required, or tls: off on a network you trust",
         )
-    if (auth.username is None) != (auth.password_file is None):
-        complain(f"{key}.smarthost_auth", "needs both username and password_file")
 
 
 def _routes(config: Config, complain: Complain) -> None:

@@ -65,6 +65,10 @@ class Worker:
         self._rest(session, way, lease.destination)
         return self._settle(lease, self._attempts(result, way, session, began_s)), None
 
+    def give_up(self, lease: Lease, failure: Attempt) -> Future[None]:
+        """Settle ``lease`` with a failure that another lease of its destination met."""
+        return self._settle(lease, [failure] * len(lease.recipients))
+
     def broken(self, lease: Lease) -> Future[None]:
         """A defect of ours kept ``lease`` from being attempted: its recipients are deferred, not lost."""
         here = Attempt(

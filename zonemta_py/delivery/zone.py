@@ -9,9 +9,13 @@ from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool
 from zonemta_py.delivery.worker import Worker
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.model import Attempt
+from zonemta_py.queue.keys import created_ms
+from zonemta_py.queue.queue import Lease
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.scheduler import Scheduler
 
+BROKEN_S = 1.0  # a pause after a defect of ours, so that it does not become a busy loop
 TURN = 10  # leases before a worker looks whether others wait for its connection
 
 log = logging.getLogger(__name__)
@@ -34,9 +38,18 @@ class ZoneDelivery:
     def configure(self, zone: Zone) -> None:
         """Take over settings after a reload; sessions made under the old ones end."""
         self.scheduler.configure(zone, clock.monotonic_s())
-        self._worker = Worker(self._outbound, zone, self.pool)
         self.pool.close()
-        for destination in self._outbound.queue.windows.zone(self.name).destinations():
+        self.pool = SessionPool()  # a worker under way puts its session back into the old one
+        self._worker = Worker(self._outbound, zone, self.pool)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.look_around()
+
+    def look_around(self) -> None:
+        """Take up whatever the window holds already."""
+        window = self._outbound.queue.windows.zone(self.name)
+        for destination in window.destinations():
             self.scheduler.ready(destination)
         self.pump()
 
@@ -83,11 +96,8 @@ class ZoneDelivery:
         except QueueUnavailable:
             self._stopping = True  # nothing can be settled, so nothing may be sent
         except Exception:
-            log.exception(
-                "a worker of %s for %s failed; its recipients wait for the next start",
-                self.name,
-                destination.name,
-            )
+            log.exception("the worker of %s for %s failed; another follows", self.name, destination.name)
+            await asyncio.sleep(BROKEN_S)
         finally:
             self.scheduler.ended(destination, has_mail=more)
             self.pump()
@@ -107,23 +117,25 @@ class ZoneDelivery:
                 )
             except QueueCorrupt as exc:
                 log.critical("not delivered: %s", exc)
+                await asyncio.sleep(0)
                 continue
             if lease is None:
+                window = self._outbound.queue.windows.zone(self.name)
+                if window.has_spilled(destination.name) and window.has_room(destination.name):
+                    await asyncio.sleep(0)  # a refill reads so much at a time, and found nothing yet
+                    continue
                 self.scheduler.empty(destination)
                 return False
             if bucket is not None:
                 bucket.take(now_s)
-            room = (
-                zone.connections - self.scheduler.active,
-                self.scheduler.per_destination - destination.active,
-            )
-            settling, failure = await self._worker.deliver(lease, room)
+            settling, failure = await self._deliver(lease, destination)
             if failure is not None:
-                self._rest(destination, failure.text, zone)
+                await asyncio.shield(settling)
+                await self._rest(destination, failure, zone)
                 return True
             if destination.answered():
-                self.scheduler.ready(destination.name)
-                self.pump()
+                self._outbound.queue.windows.zone(self.name).awake(destination.name)
+                self.ready(destination.name)
             if settled is not None:
                 await asyncio.shield(settled)  # one settle under way per worker, no more
             settled = settling
@@ -132,11 +144,49 @@ class ZoneDelivery:
                 return True
         return True
 
-    def _rest(self, destination: Destination, reason: str, zone: Zone) -> None:
-        """No session with it: leave it alone for a while, as long as its first recipients wait."""
+    async def _deliver(
+        self, lease: Lease, destination: Destination
+    ) -> tuple[asyncio.Future[None], Attempt | None]:
+        scheduler = self.scheduler
+        room = (
+            scheduler.zone.connections - scheduler.active,
+            scheduler.per_destination - destination.active,
+        )
+        worker = self._worker
+        try:
+            return await worker.deliver(lease, room)
+        except QueueUnavailable:
+            raise
+        except Exception:
+            log.exception("delivery of %s to %s failed here", lease.live.id, destination.name)
+            return worker.broken(lease), None
+
+    async def _rest(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
+        """No session could be had: leave the destination alone for a while and make room for others.
+
+        Its mail stays on disk unattempted, except what is too old, which expires with this failure.
+        """
         now_s = clock.monotonic_s()
-        until_s = self.scheduler.failed(destination, zone.retry.delays[0], now_s, reason)
-        self._loop.call_later(until_s - now_s, self.ready, destination.name)
+        self.scheduler.failed(destination, zone.retry.delays[0], now_s, failure.text)
+        self._outbound.queue.windows.rest(self.name, destination.name)
+        self._loop.call_later(destination.down_until_s - now_s, self._rested, destination)
+        oldest_ms = clock.now_ms() - int(zone.retry.give_up_after * 1000)
+        while lease := self._outbound.queue.lease(
+            self.name, destination.name, zone.recipients_per_transaction
+        ):
+            if created_ms(lease.live.id) > oldest_ms:
+                self._outbound.queue.release(lease)
+                self._outbound.queue.windows.rest(self.name, destination.name)
+                return
+            await asyncio.shield(self._worker.give_up(lease, failure))
+
+    def _rested(self, destination: Destination) -> None:
+        """The rest is over, or would be if this timer had not come a little early."""
+        left_s = destination.down_until_s - clock.monotonic_s()
+        if left_s > 0:
+            self._loop.call_later(left_s + 0.001, self._rested, destination)
+        else:
+            self.ready(destination.name)
 
     async def close(self, grace_s: float) -> None:
         """Finish the transactions under way, at most ``grace_s``, then cut off what is left."""

@@ -56,22 +56,15 @@ class Exporter:
             try:
                 exported = await self._export()
                 await self._seal_if_due()
-            except OSError as exc:
-                log.error("the event log cannot be written, facts wait in the queue: %s", exc)
-                await self._wait(self._stopping, RETRY_S)
-                continue
             except QueueUnavailable:
                 return
-            if exported < GROUPS_AT_ONCE:
-                await self._wait(grew, self._settings.rotate.age)
-                await self._wait(self._stopping, GATHER_S)
-
-    @staticmethod
-    async def _wait(event: asyncio.Event, at_most_s: float) -> None:
-        try:
-            await asyncio.wait_for(event.wait(), at_most_s)
-        except TimeoutError:
-            pass
+            except Exception as exc:
+                log.error("the event log cannot be written, facts wait in the queue: %s", exc)
+                await clock.wait_event(self._stopping, RETRY_S)
+                continue
+            if not exported:
+                await clock.wait_event(grew, self._settings.rotate.age)
+                await clock.wait_event(self._stopping, GATHER_S)
 
     async def _export(self) -> int:
         """Write the next groups to the segment; returns how many."""
@@ -102,8 +95,9 @@ class Exporter:
         try:
             self._segment.append(lines)
         except OSError:
-            self._segment.close()
-            self._segment = None
+            # What it holds is whole; the rest goes into another file, with another first number.
+            broken, self._segment = self._segment, None
+            broken.seal(clock.now_ms())
             raise
 
     async def _forget(self, last: bytes) -> None:
@@ -133,6 +127,6 @@ class Exporter:
             while self._queue.commits.failure is None and await self._export():
                 pass
             await self._seal_if_due(now=True)
-        except OSError as exc:
+        except Exception as exc:
             log.error("the event log cannot be written, facts stay in the queue: %s", exc)
         self._thread.shutdown(wait=False)

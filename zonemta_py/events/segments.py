@@ -9,8 +9,8 @@ file, which recovery cuts off. The one door to zstandard.
 
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import zstandard
 
@@ -28,34 +28,34 @@ class Segment:
         self._directory = directory
         self._name = f"{node}-{first_seq:016x}"
         self._path = directory / f".{self._name}.open"
-        self._file: BinaryIO = self._path.open("ab")
+        self._file: FileIO = FileIO(self._path, "xb")  # never behind what another life left
+        _sync_directory(directory)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL)
         self.size_bytes = 0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines as one frame; on disk when this returns. Raises OSError."""
+        """Write whole lines as one frame; on disk when this returns. Raises OSError.
+
+        After a failure the file ends where it did before, and nothing may be appended to it.
+        """
         frame = self._compressor.compress(lines)
-        start = self._file.tell()
         try:
-            self._file.write(frame)
-            self._file.flush()
+            rest = memoryview(frame)
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError:
-            try:
-                self._file.truncate(start)  # a torn frame in the middle would hide what follows
-            except OSError:
-                pass
+            os.ftruncate(self._file.fileno(), self.size_bytes)
             raise
         self.size_bytes += len(frame)
 
-    def seal(self, now_ms: int) -> Path:
-        """Close and give the file its final name, which appears whole or not at all."""
+    def seal(self, now_ms: int) -> Path | None:
+        """Close and give the file its final name, which appears whole or not at all; None if it is empty."""
         self._file.close()
+        if not self.size_bytes:
+            self._path.unlink()
+            return None
         return _publish(self._directory, self._path, self._name, now_ms)
-
-    def close(self) -> None:
-        """Close without sealing, after a failure: recovery will."""
-        self._file.close()
 
 
 def _publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:

@@ -1,6 +1,7 @@
 """What the sessions of one listener share: its settings, its users, its queue, their number."""
 
 import ssl
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zonemta_py.config.schema import Listener
@@ -14,28 +15,41 @@ if TYPE_CHECKING:
     from zonemta_py.intake.connection import Connection
 
 
-class Port:
-    """One listening address as its sessions see it. ``configure`` changes it under them."""
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a listener's configuration says, its files read."""
 
-    def __init__(
-        self, settings: Listener, hostname: str, queue: Queue, router: Router, disk_room: DiskRoom
-    ) -> None:
+    settings: Listener
+    hostname: str
+    router: Router
+    users: Users | None
+    tls_context: ssl.SSLContext | None
+
+
+def make_policy(settings: Listener, hostname: str, router: Router) -> Policy:
+    """Read the files that ``settings`` names. Raises ConfigError when one cannot be used."""
+    users = load_users(settings.auth.users_file) if settings.auth.users_file else None
+    return Policy(settings, hostname, router, users, make_context(settings))
+
+
+class Port:
+    """One listening address as its sessions see it. ``apply`` changes it under them."""
+
+    def __init__(self, policy: Policy, queue: Queue, disk_room: DiskRoom) -> None:
         self.queue = queue
         self.disk_room = disk_room
         self.stopping = False
         self.sessions: set[Connection] = set()
-        self.configure(settings, hostname, router)
+        self.apply(policy)
 
-    def configure(self, settings: Listener, hostname: str, router: Router) -> None:
-        """Take over settings. Raises ConfigError and changes nothing when a file cannot be used."""
-        users = load_users(settings.auth.users_file) if settings.auth.users_file else None
-        context = make_context(settings)
-        self.settings = settings
-        self.hostname = hostname
-        self.router = router
-        self.users: Users | None = users
-        self.tls_context = context
-        self.starttls_context = context if settings.tls.mode == "starttls" else None
+    def apply(self, policy: Policy) -> None:
+        """Take over a policy, at the start or after a reload."""
+        self.settings = policy.settings
+        self.hostname = policy.hostname
+        self.router = policy.router
+        self.users = policy.users
+        self.tls_context = policy.tls_context
+        self.starttls_context = policy.tls_context if policy.settings.tls.mode == "starttls" else None
 
     def admit(self, session: "Connection") -> bool:
         """Count a new session; False when there are too many."""

@@ -6,14 +6,21 @@ nothing moves twice.
 """
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 
+from zonemta_py.clock import wait_event
+from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import read_waiting
+from zonemta_py.queue.records import Waiting, read_waiting
 from zonemta_py.queue.windows import Windows
+
+log = logging.getLogger(__name__)
 
 WAKE_MAX = 500  # recipients in one batch
 LOOK_AGAIN_S = 60.0  # a backstop against a clock that was set
@@ -33,9 +40,20 @@ class Deferral:
         self._changed = asyncio.Event()
         self._next_due_ms: int | None = None
         self.moving: set[bytes] = set()
+        self._coming: Counter[bytes] = Counter()  # due/ keys that commits under way will write
 
-    def note(self, due_ms: int) -> None:
-        """A ``due/`` key for ``due_ms`` is on disk."""
+    def expect(self, due: bytes) -> None:
+        """A commit under way writes this ``due/`` key, so nobody may delete it; ``arrived`` follows."""
+        self._coming[due] += 1
+
+    def arrived(self, due: bytes) -> None:
+        """The commit with this ``due/`` key is on disk."""
+        self._coming[due] -= 1
+        if not self._coming[due]:
+            del self._coming[due]
+        self._note(keys.parse_due(due)[0])
+
+    def _note(self, due_ms: int) -> None:
         if self._next_due_ms is None or due_ms < self._next_due_ms:
             self._next_due_ms = due_ms
             self._changed.set()
@@ -52,10 +70,7 @@ class Deferral:
             wait_s = LOOK_AGAIN_S
             if self._next_due_ms is not None:
                 wait_s = min(wait_s, max(0.0, (self._next_due_ms - self._now()) / 1000))
-            try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
-            except TimeoutError:
-                pass
+            await wait_event(self._changed, wait_s)
 
     def _peek(self) -> int | None:
         for key in self._store.keys(self._cursor, keys.end_of(keys.DUE)):
@@ -69,7 +84,7 @@ class Deferral:
         handled = 0
         stop = keys.due_key(now_ms + 1, "", "")
         for due in self._store.keys(self._cursor, stop):
-            if len(woken) >= WAKE_MAX:
+            if len(woken) >= WAKE_MAX or handled >= WAKE_MAX:
                 break
             _, zone, message = keys.parse_due(due)
             finished = True
@@ -80,7 +95,8 @@ class Deferral:
                     break
             handled += 1
             if finished:
-                batch.delete(due)
+                if due not in self._coming:
+                    batch.delete(due)
                 self._cursor = due + b"\x00"
         if handled:
             await self._commit(batch, woken)
@@ -89,8 +105,8 @@ class Deferral:
     def _due_of(self, batch: Batch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-            record = read_waiting(value)
-            if record.due_ms <= now_ms and key not in self.moving:
+            record = _readable(key, value)
+            if record is not None and record.due_ms <= now_ms and key not in self.moving:
                 yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
 
     async def _commit(self, batch: Batch, woken: list[Recipient]) -> None:
@@ -119,16 +135,15 @@ class Deferral:
             batch = Batch()
             woken: list[Recipient] = []
             seen = 0
-            for key, value in self._store.scan(cursor, keys.end_of(prefix)):
+            for key, value in islice(self._store.scan(cursor, keys.end_of(prefix)), WAKE_MAX):
                 cursor = key + b"\x00"
                 seen += 1
                 in_zone, of_message, address = keys.parse_recipient(key)
-                record = read_waiting(value)
-                matches = message in (None, of_message) and domain in (None, record.domain)
-                if matches and key not in self.moving:
+                record = _readable(key, value)
+                if record is None or key in self.moving:
+                    continue
+                if message in (None, of_message) and domain in (None, record.domain):
                     woken.append(transitions.wake(batch, in_zone, of_message, address, record))
-                if seen >= WAKE_MAX:
-                    break
             if not seen:
                 return total
             if woken:
@@ -136,3 +151,12 @@ class Deferral:
             else:
                 await asyncio.sleep(0)
             total += len(woken)
+
+
+def _readable(key: bytes, value: bytes) -> Waiting | None:
+    """The record, or None for a damaged one, which must not keep the others asleep."""
+    try:
+        return read_waiting(value)
+    except QueueCorrupt as exc:
+        log.critical("%r is left alone: %s", key, exc)
+        return None

@@ -10,7 +10,8 @@ from typing import Any
 
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
-from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.chunks import read_body
+from zonemta_py.queue.leveldb import LevelStore, LevelView
 from zonemta_py.queue.records import read_mark, read_meta, read_waiting
 
 TOP_DOMAINS = 10
@@ -66,7 +67,7 @@ class Summary:
         ]
 
 
-def message_row(store: LevelStore, message: str) -> dict[str, Any] | None:
+def message_row(store: LevelView, message: str) -> dict[str, Any] | None:
     """Everything about one message but its body; None when there is none."""
     meta_value = store.get(keys.meta_key(message))
     mark_value = store.get(keys.mark_key(message))
@@ -108,8 +109,6 @@ def message_row(store: LevelStore, message: str) -> dict[str, Any] | None:
 
 def body_of(store: LevelStore, message: str) -> Iterator[bytes]:
     """The message as it is sent: header, empty line, body. Raises QueueCorrupt."""
-    from zonemta_py.queue.chunks import read_body
-
     meta_value = store.get(keys.meta_key(message))
     mark_value = store.get(keys.mark_key(message))
     if meta_value is None or mark_value is None:

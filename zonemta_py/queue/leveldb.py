@@ -6,12 +6,13 @@ again, which LevelDB insists on and we rely on.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import plyvel
 
-from zonemta_py.errors import LocalError, QueueLocked, QueueUnavailable
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 
 WRITE_BUFFER_BYTES = 16 << 20  # rate against reopen time and retained disk, see decision 6
 CACHE_BYTES = 32 << 20
@@ -21,7 +22,36 @@ _leveldb: Any = plyvel  # it comes without types
 Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 
 
-class LevelStore:
+class LevelView:
+    """Reading, from the database as it changes or from a snapshot of it."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
+        try:
+            value: bytes | None = self._source.get(key)
+        except (_leveldb.Error, OSError) as exc:
+            raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
+        return value
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from ``start`` (inclusive) to ``stop`` (exclusive), as of the first one."""
+        return self._iterate(start, stop, include_value=True)
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """As ``scan``, without values."""
+        return self._iterate(start, stop, include_value=False)
+
+    def _iterate(self, start: bytes, stop: bytes, *, include_value: bool) -> Iterator[Any]:
+        try:
+            yield from self._source.iterator(start=start, stop=stop, include_value=include_value)
+        except (_leveldb.Error, OSError) as exc:
+            raise QueueCorrupt(f"the range from {start!r} cannot be read: {exc}") from exc
+
+
+class LevelStore(LevelView):
     """An open database. ``directory`` is made if need be; QueueLocked when another has it open."""
 
     def __init__(self, directory: Path) -> None:
@@ -40,19 +70,16 @@ class LevelStore:
             raise LocalError(f"{directory}: {exc}") from exc
         except (_leveldb.Error, OSError) as exc:
             raise LocalError(f"{directory}: {exc}") from exc
+        super().__init__(self._db)
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None."""
-        value: bytes | None = self._db.get(key)
-        return value
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values from ``start`` (inclusive) to ``stop`` (exclusive), as of this call."""
-        return iter(self._db.iterator(start=start, stop=stop, reverse=reverse))
-
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """As ``scan``, without values."""
-        return iter(self._db.iterator(start=start, stop=stop, include_value=False))
+    @contextmanager
+    def frozen(self) -> Iterator[LevelView]:
+        """One moment of the database, for reads that must agree with each other. Keep it short."""
+        snapshot = self._db.snapshot()
+        try:
+            yield LevelView(snapshot)
+        finally:
+            snapshot.close()
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
         """A write batch, built here: doing it in a thread beside a busy loop takes 300 times longer."""

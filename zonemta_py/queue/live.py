@@ -7,10 +7,12 @@ which saves reading them back.
 """
 
 from collections import OrderedDict
+from itertools import islice
 
 from zonemta_py.queue.records import Mark, Meta
 
 OVERHEAD_BYTES = 600  # of one entry, beside its header and body
+EVICT_LOOK = 16  # old entries looked at to make room for one
 
 
 class LiveMessage:
@@ -48,24 +50,30 @@ class LiveMessages:
         return self._entries.get(message)
 
     def add(self, entry: LiveMessage) -> None:
-        """Keep ``entry``; old ones without leases may go."""
+        """Keep ``entry`` if the limit allows or leases pin it; old ones without leases make room."""
         self._entries[entry.id] = entry
         self._bytes += entry.cost
-        while self._bytes > self._limit:
-            oldest = next(iter(self._entries.values()))
+        if self._bytes > self._limit:
+            self._shrink(entry)
+
+    def _shrink(self, newest: LiveMessage) -> None:
+        for oldest in list(islice(self._entries.values(), EVICT_LOOK)):
+            if self._bytes <= self._limit:
+                return
             if oldest.leases:
                 self._entries.move_to_end(oldest.id)
-                break
-            self.drop(oldest.id)
+            elif oldest is not newest:
+                self._forget(oldest)
+        if self._bytes > self._limit and not newest.leases:
+            self._forget(newest)
 
-    def drop(self, message: str) -> None:
-        """Forget ``message``, because it is gone or to make room."""
-        entry = self._entries.pop(message, None)
-        if entry is not None:
+    def _forget(self, entry: LiveMessage) -> None:
+        if self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]
             self._bytes -= entry.cost
 
     def unpin(self, entry: LiveMessage) -> None:
         """A lease of ``entry`` has ended and its commit is on disk."""
         entry.leases -= 1
         if entry.leases == 0 and (entry.remaining == 0 or self._bytes > self._limit):
-            self.drop(entry.id)
+            self._forget(entry)

@@ -24,7 +24,7 @@ from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
-from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.leveldb import LevelStore, LevelView
 from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import (
@@ -41,7 +41,6 @@ from zonemta_py.queue.transitions import Outcome, Submission
 from zonemta_py.queue.windows import DestinationOf, Placement, Windows
 
 HOLDER_FILE = "relay.pid"
-FEED_EVERY = 64  # leases between two looks at destinations whose mail is all spilled
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +87,15 @@ class Queue:
         self.cleanup = Cleanup(store, self.commits)
         self._live = LiveMessages(body_cache_bytes)
         self._transactions = 0
-        self._leases = 0
         self._tasks: list[asyncio.Task[object]] = []
 
-    async def begin(self) -> None:
-        """Recover, then wake, clean and scan in the background. The group commit runs by then."""
+    async def recover(self) -> None:
+        """Start to write, and deal with what the last life left. Before anything else."""
+        self.commits.start()
         await recover(self.store, self.commits, self.cleanup, self._now())
+
+    async def begin(self) -> None:
+        """Wake, clean and scan in the background."""
         self._spawn(self.deferral.run(), "deferral")
         self._spawn(self.cleanup.run(), "cleanup")
         for zone in zones_on_disk(self.store):
@@ -186,22 +188,24 @@ class Queue:
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
         recipients = window.take(destination, most)
-        self._leases += 1
-        if self._leases % FEED_EVERY == 0 or not window.size:
-            self.windows.feed_starving(zone)
+        window.note_starved(destination)
+        self.windows.feed(zone)
         if not recipients:
             return None
-        live = self._load(recipients[0].message)
-        live.leases += 1
-        return Lease(live, zone, destination, recipients)
+        return Lease(self._pin(recipients[0].message), zone, destination, recipients)
 
-    def _load(self, message: str) -> LiveMessage:
+    def _pin(self, message: str) -> LiveMessage:
+        """The live entry of ``message``, with one lease more."""
         live = self._live.get(message)
-        if live is None:
-            meta, mark = self.read(message)
-            remaining = sum(1 for _ in self.recipients(message, meta.zones))
-            live = LiveMessage(message, meta, mark, None, remaining)
-            self._live.add(live)
+        if live is not None:
+            live.leases += 1
+            return live
+        with self.store.frozen() as view:  # a wake committed between two reads would be counted nowhere
+            meta, mark = read_message(view, message)
+            remaining = sum(1 for _ in recipients_of(view, message, meta.zones))
+        live = LiveMessage(message, meta, mark, None, remaining)
+        live.leases = 1
+        self._live.add(live)
         return live
 
     def start(self, lease: Lease) -> asyncio.Future[None]:
@@ -241,6 +245,8 @@ class Queue:
         untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
         if untried:
             self.windows.zone(lease.zone).give_back(lease.destination, untried)
+        for due in _due_keys(outcomes):
+            self.deferral.expect(due)
         future = self.commits.submit(batch)
         future.add_done_callback(partial(self._settled, lease, outcomes, report, placement))
         return future
@@ -257,9 +263,8 @@ class Queue:
             return  # the lease stays: the next life of the queue finds everything as it was
         live = lease.live
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
-        for outcome in outcomes:
-            if outcome.fate is Fate.DEFERRED:
-                self.deferral.note(outcome.due_ms)
+        for due in _due_keys(outcomes):
+            self.deferral.arrived(due)
         self._gone(live)
         self._live.unpin(live)
         if report is not None:
@@ -277,55 +282,43 @@ class Queue:
 
     # ---- operator
 
-    def read(self, message: str) -> tuple[Meta, Mark]:
-        """The markers of a message. Raises QueueCorrupt when it has none."""
-        meta = self.store.get(keys.meta_key(message))
-        mark = self.store.get(keys.mark_key(message))
-        if meta is None or mark is None:
-            raise QueueCorrupt(f"{message}: recipients without a message")
-        return read_meta(meta), read_mark(mark)
-
-    def recipients(self, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the recipients a message still has."""
-        for zone in zones:
-            for space in (keys.WAITING, keys.DEFERRED):
-                prefix = keys.zone_prefix(space, zone, message)
-                yield from self.store.scan(prefix, keys.end_of(prefix))
-
     async def delete(self, message: str, address: str | None = None) -> tuple[int, int]:
         """Remove a message's recipients, or one; returns (removed, left because in flight)."""
         if self.store.get(keys.meta_key(message)) is None:
             return 0, 0
-        live = self._load(message)
-        batch, freed, deleted, busy = Batch(), [], 0, 0
-        for key, value in list(self.recipients(message, live.meta.zones)):
+        live = self._pin(message)
+        batch, waiting, deferred, busy = Batch(), [], [], 0
+        for key, value in list(recipients_of(self.store, message, live.meta.zones)):
             zone, _, found = keys.parse_recipient(key)
             if address is not None and found != address:
                 continue
-            record = read_waiting(value)
             if key.startswith(keys.DEFERRED):
-                if key in self.deferral.moving:
-                    busy += 1
-                    continue
-                self.deferral.moving.add(key)
-            elif not self.windows.zone(zone).hold(key):
+                free = key not in self.deferral.moving
+                deferred += [key] if free else []
+            else:
+                free = self.windows.zone(zone).withdraw(key)
+                waiting += [key] if free else []
+            if free:
+                transitions.delete(batch, live.meta, key, read_waiting(value), self._now())
+            else:
                 busy += 1
-                continue
-            freed.append(key)
-            transitions.delete(batch, live.meta, key, record, self._now())
-            deleted += 1
-        if deleted:
-            live.leases += 1
-            live.remaining -= deleted
-            if live.remaining == 0:
-                transitions.last(batch, message, live.mark.chunks)
+        self.deferral.moving.update(deferred)
+        live.remaining -= len(waiting) + len(deferred)
+        if live.remaining == 0:
+            transitions.last(batch, message, live.mark.chunks)
+        await asyncio.shield(self._deleted(live, batch, waiting, deferred))
+        return len(waiting) + len(deferred), busy
+
+    async def _deleted(
+        self, live: LiveMessage, batch: Batch, waiting: list[bytes], deferred: list[bytes]
+    ) -> None:
+        if batch.ops:
             await self.commits.submit(batch)
             self._gone(live)
-            self._live.unpin(live)
-        for key in freed:
-            self.deferral.moving.discard(key)
+        self._live.unpin(live)
+        self.deferral.moving.difference_update(deferred)
+        for key in waiting:
             self.windows.zone(keys.parse_recipient(key)[0]).forget([key])
-        return deleted, busy
 
     async def close(self) -> None:
         """Stop the background work, write what waits, close the database."""
@@ -336,3 +329,29 @@ class Queue:
         await self.commits.close()
         await self.cleanup.close()
         self.store.close()
+
+
+def _due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
+    """The ``due/`` keys that settling ``outcomes`` writes."""
+    return {
+        keys.due_key(outcome.due_ms, outcome.recipient.zone, outcome.recipient.message)
+        for outcome in outcomes
+        if outcome.fate is Fate.DEFERRED
+    }
+
+
+def read_message(view: LevelView, message: str) -> tuple[Meta, Mark]:
+    """The markers of a message. Raises QueueCorrupt when it has none."""
+    meta = view.get(keys.meta_key(message))
+    mark = view.get(keys.mark_key(message))
+    if meta is None or mark is None:
+        raise QueueCorrupt(f"{message}: recipients without a message")
+    return read_meta(meta), read_mark(mark)
+
+
+def recipients_of(view: LevelView, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the recipients a message still has."""
+    for zone in zones:
+        for space in (keys.WAITING, keys.DEFERRED):
+            prefix = keys.zone_prefix(space, zone, message)
+            yield from view.scan(prefix, keys.end_of(prefix))

@@ -38,9 +38,12 @@ class ReadyWindow:
         self.size = 0  # in queues, plus reserved by accepts whose commit is under way
         self._reserved: dict[str, int] = {}
         self._queues: dict[str, deque[Recipient]] = {}
-        self._known: set[bytes] = set()  # keys in a queue, leased or held
+        self._known: set[bytes] = set()  # keys in a queue, leased or being deleted
         self._leased: set[bytes] = set()
-        self._held: set[bytes] = set()  # being deleted by an operator
+        self._withdrawn: set[bytes] = set()  # being deleted by an operator
+        self._void: set[bytes] = set()  # still in a queue, but withdrawn
+        self._resting: set[str] = set()  # destinations that do not answer: their mail stays on disk
+        self._starved: dict[str, None] = {}  # spilled mail and an empty queue, in order of waiting
         self._spilled: dict[str, str] = {}  # destination: message id where its refill resumes
 
     def __contains__(self, key: bytes) -> bool:
@@ -52,7 +55,8 @@ class ReadyWindow:
         Mail for a destination with spilled mail goes behind it.
         """
         queued = len(self._queues.get(destination, ())) + self._reserved.get(destination, 0)
-        if destination in self._spilled or queued >= self.share or self.size >= self.limit:
+        full = queued >= self.share or self.size >= self.limit
+        if full or destination in self._spilled or destination in self._resting:
             return False
         self._reserved[destination] = self._reserved.get(destination, 0) + count
         self.size += count
@@ -92,7 +96,8 @@ class ReadyWindow:
             if taken and queue[0].message != taken[0].message:
                 break
             recipient = queue.popleft()
-            if recipient.key in self._held:
+            if recipient.key in self._void:
+                self._void.discard(recipient.key)
                 continue
             taken.append(recipient)
             self._leased.add(recipient.key)
@@ -113,26 +118,58 @@ class ReadyWindow:
         for key in keys:
             self._known.discard(key)
             self._leased.discard(key)
-            self._held.discard(key)
+            self._withdrawn.discard(key)
 
-    def hold(self, key: bytes) -> bool:
-        """Take one waiting recipient out of circulation until ``forget``; False: it is leased.
+    def withdraw(self, key: bytes) -> bool:
+        """Take one waiting recipient out of circulation, for an operator; False: it is leased.
 
-        One that is in a queue is passed over when its turn comes.
+        One in a queue is passed over when its turn comes. ``forget`` follows its deletion.
         """
-        if key in self._leased or key in self._held:
+        if key in self._leased or key in self._withdrawn:
             return False
         if key in self._known:
             self.size -= 1
+            self._void.add(key)
         self._known.add(key)
-        self._held.add(key)
+        self._withdrawn.add(key)
         return True
+
+    def evict(self, destination: str) -> list[Recipient]:
+        """Take a destination's queue out of the window, to be spilled; it rests until ``awake``."""
+        self._resting.add(destination)
+        evicted = [r for r in self._queues.pop(destination, ()) if r.key not in self._void]
+        self.size -= len(evicted)
+        self._known.difference_update(recipient.key for recipient in evicted)
+        return evicted
+
+    def awake(self, destination: str) -> None:
+        """The destination answers again."""
+        self._resting.discard(destination)
+
+    def rests(self, destination: str) -> bool:
+        """Whether the destination was evicted and has not answered since."""
+        return destination in self._resting
+
+    def note_starved(self, destination: str) -> None:
+        """Remember a destination that has spilled mail and an empty queue, until there is room."""
+        if destination in self._spilled and destination not in self._queues:
+            self._starved[destination] = None
+
+    def next_starved(self) -> str | None:
+        """The destination that has waited longest for room, if there is any room now."""
+        while self._starved and self.size < self.limit:
+            destination = next(iter(self._starved))
+            del self._starved[destination]
+            if destination in self._spilled and destination not in self._resting:
+                return destination
+        return None
 
     def note_spill(self, destination: str, message: str) -> None:
         """``message`` has spilled recipients for ``destination``; its refill resumes no later."""
         at = self._spilled.get(destination)
         if at is None or message < at:
             self._spilled[destination] = message
+        self.note_starved(destination)
 
     def wants_refill(self, destination: str) -> str | None:
         """The message id to resume at, when the destination runs low and has spilled mail."""
@@ -141,16 +178,16 @@ class ReadyWindow:
             return None
         return at
 
+    def has_spilled(self, destination: str) -> bool:
+        """Whether mail of the destination may be on disk and not here."""
+        return destination in self._spilled
+
     def refilled(self, destination: str, resume_at: str | None) -> None:
         """The spill was read up to ``resume_at``; None: there is nothing more."""
         if resume_at is None:
             self._spilled.pop(destination, None)
         else:
             self._spilled[destination] = resume_at
-
-    def starving(self) -> list[str]:
-        """Destinations that have spilled mail and none in the window."""
-        return [name for name in self._spilled if name not in self._queues]
 
     def waiting(self, destination: str) -> int:
         """How many recipients of ``destination`` are in the window."""

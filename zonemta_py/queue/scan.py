@@ -5,13 +5,17 @@ previous life, and never runs again: later mail is offered when it is committed.
 """
 
 import asyncio
+import logging
 
+from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import read_waiting
-from zonemta_py.queue.windows import Windows
+from zonemta_py.queue.windows import Placement, Windows
+
+log = logging.getLogger(__name__)
 
 SLICE = 1000  # recipients between two looks at everything else: about 3 ms
 
@@ -24,24 +28,26 @@ async def scan_zone(
     stop = keys.end_of(keys.zone_prefix(keys.WAITING, zone, newest))
     total = 0
     while True:
-        batch = Batch()
-        fed: set[str] = set()
+        placement = Placement()
         count = 0
         for key, value in store.scan(cursor, stop):
             _, message, address = keys.parse_recipient(key)
-            recipient = Recipient(key, zone, message, address, read_waiting(value))
-            destination = windows.offer_scanned(batch, recipient)
-            if destination is not None:
-                fed.add(destination)
+            try:
+                recipient = Recipient(key, zone, message, address, read_waiting(value))
+                windows.offer_scanned(recipient, placement)
+            except QueueCorrupt as exc:
+                log.critical("%s to %s is left alone: %s", message, address, exc)
             cursor = key + b"\x00"
             count += 1
             if count == SLICE:
                 break
-        for destination in fed:
-            windows.on_ready(zone, destination)
         total += count
-        if batch.ops:
+        if placement.spills:
+            batch = Batch()
+            for spill in placement.spills:
+                batch.put(keys.spill_key(*spill), b"")
             await commits.submit(batch)
+        windows.placed_scanned(placement)
         if count < SLICE:
             return total
         await asyncio.sleep(0)

@@ -1,22 +1,31 @@
 """The ready windows of all zones: where new and woken mail goes, and how a window is filled again.
 
 A placement is planned before a commit (so that its spill keys are in the same batch) and carried
-out after it.
+out after it. A spill key that a commit under way is about to write is not deleted by a refill that
+cannot see it yet.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.ready import ReadyWindow, Recipient
-from zonemta_py.queue.records import Waiting, read_waiting
+from zonemta_py.queue.records import read_waiting
+from zonemta_py.smtp.address import domain_of
 
-REFILL_MESSAGES = 500  # spilled messages read at a time: about 5 ms
+REFILL_KEYS = 2000  # keys read in one refill: a few milliseconds
+FEED_AT_ONCE = 4  # starved destinations that one lease may feed
 
 DestinationOf = Callable[[str, str], str]  # (zone, domain) → the queue its mail waits in
 OnReady = Callable[[str, str], None]  # (zone, destination): there is mail to send
+Spill = tuple[str, str, str]  # zone, destination, message
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -24,7 +33,7 @@ class Placement:
     """Where the recipients of one commit will go: groups in the window, and what spills."""
 
     groups: list[tuple[str, str, list[Recipient]]] = field(default_factory=list)
-    spills: list[tuple[str, str, str]] = field(default_factory=list)  # zone, destination, message
+    spills: list[Spill] = field(default_factory=list)
 
 
 class Windows:
@@ -39,6 +48,7 @@ class Windows:
         self.destination_of = destination_of
         self.on_ready: OnReady = lambda zone, destination: None
         self._zones: dict[str, ReadyWindow] = {}
+        self._planned: Counter[Spill] = Counter()
 
     def zone(self, zone: str) -> ReadyWindow:
         """The window of ``zone``."""
@@ -47,18 +57,22 @@ class Windows:
             window = self._zones[zone] = ReadyWindow(zone, self._limit)
         return window
 
+    # ---- new and woken mail
+
     def plan(self, recipients: Sequence[Recipient]) -> Placement:
         """Reserve room for ``recipients``, which are about to be committed as waiting."""
         placement = Placement()
-        groups: dict[tuple[str, str, str], list[Recipient]] = {}
+        groups: dict[Spill, list[Recipient]] = {}
         for recipient in recipients:
             destination = self.destination_of(recipient.zone, recipient.record.domain)
             groups.setdefault((recipient.zone, destination, recipient.message), []).append(recipient)
-        for (zone, destination, message), members in groups.items():
+        for spill, members in groups.items():
+            zone, destination, _ = spill
             if self.zone(zone).reserve(destination, len(members)):
                 placement.groups.append((zone, destination, members))
             else:
-                placement.spills.append((zone, destination, message))
+                placement.spills.append(spill)
+                self._planned[spill] += 1
         return placement
 
     def place(self, placement: Placement) -> None:
@@ -68,6 +82,7 @@ class Windows:
             window.unreserve(destination, len(members))
             window.add(destination, members)
             self.on_ready(zone, destination)
+        self._unplan(placement.spills)
         for zone, destination, message in placement.spills:
             self.zone(zone).note_spill(destination, message)
             self.on_ready(zone, destination)
@@ -76,25 +91,45 @@ class Windows:
         """The commit failed."""
         for zone, destination, members in placement.groups:
             self.zone(zone).unreserve(destination, len(members))
+        self._unplan(placement.spills)
 
-    def offer_scanned(self, batch: Batch, recipient: Recipient) -> str | None:
-        """Put a recipient found by the start-up scan into its window, or note its spill in ``batch``.
+    def _unplan(self, spills: Sequence[Spill]) -> None:
+        for spill in spills:
+            self._planned[spill] -= 1
+            if not self._planned[spill]:
+                del self._planned[spill]
 
-        Returns the destination that got mail, None if it spilled or was known.
-        """
-        window = self.zone(recipient.zone)
+    def offer_scanned(self, recipient: Recipient, placement: Placement) -> None:
+        """Put a recipient found by the start-up scan into its window, or plan its spill."""
+        zone, destination = recipient.zone, self.destination_of(recipient.zone, recipient.record.domain)
+        window = self.zone(zone)
         if recipient.key in window:
-            return None
-        destination = self.destination_of(recipient.zone, recipient.record.domain)
-        if window.has_room(destination) and window.wants_refill(destination) is None:
+            return
+        if window.has_room(destination) and not window.has_spilled(destination):
             window.add(destination, [recipient])
-            return destination
-        batch.put(keys.spill_key(recipient.zone, destination, recipient.message), b"")
-        window.note_spill(destination, recipient.message)
-        return None
+            placement.groups.append((zone, destination, []))
+            return
+        spill = (zone, destination, recipient.message)
+        if not placement.spills or placement.spills[-1] != spill:
+            placement.spills.append(spill)
+            self._planned[spill] += 1
+
+    def placed_scanned(self, placement: Placement) -> None:
+        """The spill keys of a scan are on disk."""
+        self._unplan(placement.spills)
+        for zone, destination, message in placement.spills:
+            self.zone(zone).note_spill(destination, message)
+        touched = {spill[:2] for spill in placement.spills} | {group[:2] for group in placement.groups}
+        for zone, destination in touched:
+            self.on_ready(zone, destination)
+
+    # ---- filling the window again
 
     def refill(self, zone: str, destination: str) -> None:
-        """Read spilled mail of ``destination`` into the window, oldest first, if it runs low."""
+        """Read spilled mail of ``destination`` into the window, oldest first, if it runs low.
+
+        It reads REFILL_KEYS at most; ``has_spilled`` says whether there may be more.
+        """
         window = self.zone(zone)
         resume_at = window.wants_refill(destination)
         if resume_at is None:
@@ -102,33 +137,73 @@ class Windows:
         start = keys.spill_key(zone, destination, resume_at)
         stop = keys.end_of(keys.spill_key(zone, destination, ""))
         batch = Batch()
-        resume_at = None
-        for count, key in enumerate(self._store.keys(start, stop)):
+        resume_at, budget = None, REFILL_KEYS
+        for key in self._store.keys(start, stop):
             message = keys.parse_spill(key)[2]
-            if count == REFILL_MESSAGES or not window.has_room(destination):
+            if budget <= 0 or not window.has_room(destination):
                 resume_at = message
                 break
-            window.add(destination, self._spilled_recipients(zone, destination, message))
-            batch.delete(key)
+            found, read = self._spilled_recipients(zone, destination, message)
+            window.add(destination, found)
+            budget -= read + 1
+            if (zone, destination, message) not in self._planned:
+                batch.delete(key)
+            if window.rests(destination) and found:
+                resume_at = self._after(message)  # a probe: one message is enough
+                break
         window.refilled(destination, resume_at)
         if batch.ops:
             self._commits.submit(batch)
 
-    def feed_starving(self, zone: str) -> None:
-        """Give destinations whose mail is all spilled their part of a window that has room again."""
-        window = self.zone(zone)
-        if window.size > window.limit // 2:
-            return
-        for destination in window.starving():
-            self.refill(zone, destination)
-            if window.waiting(destination):
-                self.on_ready(zone, destination)
+    @staticmethod
+    def _after(message: str) -> str:
+        return message + "0"
 
-    def _spilled_recipients(self, zone: str, destination: str, message: str) -> list[Recipient]:
+    def _spilled_recipients(
+        self, zone: str, destination: str, message: str
+    ) -> tuple[list[Recipient], int]:
+        """The recipients of a message that wait for this destination, and how many keys were read."""
         prefix = keys.zone_prefix(keys.WAITING, zone, message)
-        found = []
+        found, read = [], 0
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-            record: Waiting = read_waiting(value)
-            if self.destination_of(zone, record.domain) == destination:
-                found.append(Recipient(key, zone, message, keys.parse_recipient(key)[2], record))
-        return found
+            read += 1
+            address = keys.parse_recipient(key)[2]
+            if self.destination_of(zone, domain_of(address)) != destination:
+                continue
+            try:
+                found.append(Recipient(key, zone, message, address, read_waiting(value)))
+            except QueueCorrupt as exc:
+                log.critical("%s to %s is left alone: %s", message, address, exc)
+        return found, read
+
+    def feed(self, zone: str) -> None:
+        """Give starved destinations their part of a window that has room again."""
+        window = self.zone(zone)
+        for _ in range(FEED_AT_ONCE):
+            destination = window.next_starved()
+            if destination is None:
+                return
+            self.refill(zone, destination)
+            self.on_ready(zone, destination)
+
+    # ---- destinations that do not answer
+
+    def rest(self, zone: str, destination: str) -> None:
+        """Put the mail of a destination that does not answer back on disk: others need the room."""
+        evicted = self.zone(zone).evict(destination)
+        if not evicted:
+            return
+        placement = Placement()
+        batch = Batch()
+        for message in dict.fromkeys(recipient.message for recipient in evicted):
+            spill = (zone, destination, message)
+            placement.spills.append(spill)
+            self._planned[spill] += 1
+            batch.put(keys.spill_key(*spill), b"")
+        self._commits.submit(batch).add_done_callback(lambda _: self._evicted(zone, placement))
+
+    def _evicted(self, zone: str, placement: Placement) -> None:
+        self._unplan(placement.spills)
+        for _, destination, message in placement.spills:
+            self.zone(zone).note_spill(destination, message)
+        self.feed(zone)

@@ -33,8 +33,3 @@ class Destination:
         was_failing, self.failing = self.failing, False
         self.reason = ""
         return was_failing
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing here is worth remembering."""
-        return self.active == 0 and not self.failing

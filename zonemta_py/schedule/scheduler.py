@@ -61,8 +61,8 @@ class Scheduler:
         self.active -= 1
         if has_mail:
             self.ready(destination.name)
-        if destination.idle and destination.name not in self._ring:
-            self._destinations.pop(destination.name, None)
+        elif destination.active == 0:
+            self._destinations.pop(destination.name, None)  # nothing here is worth remembering
 
     def others_wait(self, destination: Destination) -> bool:
         """Whether a worker should make room: all connections are taken and others have mail."""
