@@ -40,16 +40,18 @@ class Connection(SMTP):
 
     def _end(self) -> None:
         """Say what is still to be said and close; a client that does not read is cut off."""
-        if self.transport is None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
             return
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
+        if transport.get_write_buffer_size():
+            transport.abort()
             return
-        self.transport.write(b"".join(self._out))
+        transport.write(b"".join(self._out))
         self._out.clear()
-        self.transport.close()
-        if self.transport is not None and self.transport.get_write_buffer_size():
-            self.loop.call_later(LINGER_S, self.transport.abort)
+        lingers = transport.get_write_buffer_size() > 0
+        transport.close()
+        if lingers:
+            self.loop.call_later(LINGER_S, transport.abort)
 
     @property
     def busy(self) -> bool:
@@ -158,7 +160,11 @@ class Connection(SMTP):
         except Exception:
             log.exception("session with %s failed", self._client_ip)
             self._reply("421 4.3.0 Internal error")
-        self._end()
+        finally:
+            self._end()
+            # After a handshake that failed nobody else says that the connection is lost.
+            self._deadline.cancel()
+            self._port.sessions.discard(self)
 
     async def _converse(self) -> None:
         if not self._port.admit(self):
@@ -237,4 +243,5 @@ class Connection(SMTP):
         except Exception as exc:
             log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
             self._out.clear()
+            self._original_transport.abort()
             raise Hangup from None

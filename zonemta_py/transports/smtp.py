@@ -5,6 +5,8 @@ The one door to aiosmtplib, which does these steps; the session that results has
 """
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -117,8 +119,8 @@ async def _connect(loop: asyncio.AbstractEventLoop, target: Target, manner: Mann
         raise DestinationFailed(0, "4.4.1", f"{_where(target)}: connection timed out") from exc
     except OSError as exc:
         sock.close()
-        text = exc.strerror or str(exc)
-        if exc.filename is None and manner.source is not None and exc.errno in (99, 49):
+        text = os.strerror(exc.errno) if exc.errno else str(exc)
+        if manner.source is not None and exc.errno == errno.EADDRNOTAVAIL:
             text = f"source address {manner.source} is not on this machine"
         raise DestinationFailed(0, "4.4.1", f"{_where(target)}: {text}") from exc
     except BaseException:

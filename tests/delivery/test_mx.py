@@ -1,0 +1,150 @@
+"""Look-ups against a real name server on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+
+from zonemta_py.bench.nameserver import SERVFAIL, SILENT, NameServer, Records
+from zonemta_py.config.schema import Resolver
+from zonemta_py.config.units import HostPort, Seconds
+from zonemta_py.config.units import NameServer as Server
+from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.mx_order import TARGETS_MAX, Host, allowed, is_public, order
+from zonemta_py.errors import DestinationFailed
+
+RECORDS: Records = {
+    "plain.example": {"MX": ["20 b.example.", "10 a.example."]},
+    "a.example": {"A": ["127.0.0.11", "127.0.0.12"], "AAAA": ["::1"]},
+    "b.example": {"A": ["127.0.0.13"]},
+    "bare.example": {"A": ["127.0.0.14"]},
+    "null.example": {"MX": ["0 ."]},
+    "empty.example": {"TXT": ["x"]},
+    "alias.example": {"CNAME": ["plain.example."]},
+    "mxalias.example": {"MX": ["10 hostalias.example."]},
+    "hostalias.example": {"CNAME": ["b.example."]},
+    "broken.example": SERVFAIL,
+    "silent.example": SILENT,
+    "nohost.example": {"MX": ["10 nowhere.example."]},
+    "halfhost.example": {"MX": ["10 broken.example.", "20 b.example."]},
+    "onlybroken.example": {"MX": ["10 broken.example."]},
+    "six.example": {"AAAA": ["::1"]},
+}
+
+
+@asynccontextmanager
+async def resolving(ttl_s: int = 60) -> AsyncIterator[tuple[MxResolver, NameServer]]:
+    server = NameServer(RECORDS, ttl_s)
+    port = await server.start()
+    try:
+        yield MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(0.6))), server
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("domain", "hosts"),
+    [
+        (
+            "plain.example",
+            [(10, "a.example", ("127.0.0.11", "127.0.0.12", "::1")), (20, "b.example", ("127.0.0.13",))],
+        ),
+        ("bare.example", [(0, "bare.example", ("127.0.0.14",))]),
+        ("six.example", [(0, "six.example", ("::1",))]),
+        (
+            "alias.example",
+            [(10, "a.example", ("127.0.0.11", "127.0.0.12", "::1")), (20, "b.example", ("127.0.0.13",))],
+        ),
+        ("mxalias.example", [(10, "hostalias.example", ("127.0.0.13",))]),
+        ("halfhost.example", [(20, "b.example", ("127.0.0.13",))]),
+        ("[127.0.0.1]", [(0, "[127.0.0.1]", ("127.0.0.1",))]),
+        ("[ipv6:::1]", [(0, "[ipv6:::1]", ("::1",))]),
+    ],
+)
+async def test_hosts(domain: str, hosts: list[tuple[int, str, tuple[str, ...]]]) -> None:
+    async with resolving() as (resolver, _):
+        found = await resolver.resolve(domain)
+        assert [(h.preference, h.name, tuple(sorted(h.ips))) for h in found] == hosts
+
+
+@pytest.mark.parametrize(
+    ("domain", "status", "permanent"),
+    [
+        ("null.example", "5.1.10", True),
+        ("missing.example", "5.1.2", True),
+        ("empty.example", "5.4.4", True),
+        ("broken.example", "4.4.3", False),
+        ("silent.example", "4.4.3", False),
+        ("nohost.example", "4.4.4", False),
+        ("onlybroken.example", "4.4.3", False),
+        ("[ipv6:nonsense]", "5.1.2", True),
+    ],
+)
+async def test_failures(domain: str, status: str, permanent: bool) -> None:
+    """Permanent only where the answer is final; a name server that fails is a deferral."""
+    async with resolving() as (resolver, _):
+        with pytest.raises(DestinationFailed) as caught:
+            await resolver.resolve(domain)
+        assert (caught.value.status, caught.value.permanent) == (status, permanent)
+
+
+async def test_each_name_is_asked_once() -> None:
+    """A hundred at a time share one look-up, and the answer is kept; a negative one too."""
+    async with resolving() as (resolver, server):
+        await asyncio.gather(*(resolver.resolve("plain.example") for _ in range(100)))
+        await resolver.resolve("plain.example")
+        assert server.queries["plain.example", "MX"] == 1
+        for _ in range(3):
+            with pytest.raises(DestinationFailed):
+                await resolver.resolve("missing.example")
+        assert server.queries["missing.example", "MX"] == 1
+
+
+async def test_one_that_gives_up_does_not_take_the_answer_along() -> None:
+    async with resolving() as (resolver, _):
+        first = asyncio.ensure_future(resolver.resolve("plain.example"))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(resolver.resolve("plain.example"))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert len(await second) == 2
+
+
+async def test_answers_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zonemta_py.delivery import mx
+
+    now = [100.0]
+    monkeypatch.setattr(mx.clock, "monotonic_s", lambda: now[0])
+    async with resolving(ttl_s=30) as (resolver, server):
+        await resolver.resolve("bare.example")
+        now[0] += 29
+        await resolver.resolve("bare.example")
+        assert server.queries["bare.example", "A"] == 1
+        now[0] += 10
+        await resolver.resolve("bare.example")
+        assert server.queries["bare.example", "A"] == 2
+
+
+def test_order() -> None:
+    """By preference, at random within one, bounded."""
+    hosts = [Host(20, "c", ("3",)), Host(10, "a", ("1",)), Host(10, "b", ("2",))]
+    seen = {tuple(order(hosts, Random(seed))) for seed in range(20)}
+    assert seen == {(("a", "1"), ("b", "2"), ("c", "3")), (("b", "2"), ("a", "1"), ("c", "3"))}
+    assert len(order([Host(0, "x", tuple(str(n) for n in range(100)))], Random(1))) == TARGETS_MAX
+
+
+@pytest.mark.parametrize(
+    ("ip", "public"),
+    [
+        ("8.8.8.8", True), ("2001:4860:4860::8888", True), ("127.0.0.1", False), ("10.0.0.1", False), ("::1", False),
+        ("169.254.1.1", False), ("::ffff:127.0.0.1", False), ("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True),
+        ("2002:7f00:1::", False), ("::127.0.0.1", False), ("fec0::1", False), ("fe80::1", False), ("224.0.0.1", False),
+        ("0.0.0.0", False), ("::", False), ("255.255.255.255", False),
+    ],
+)  # fmt: skip
+def test_public(ip: str, public: bool) -> None:
+    assert is_public(ip) is public
+    assert bool(allowed([("h", ip)], private=False)) is public
+    assert allowed([("h", ip)], private=True) == [("h", ip)]

@@ -1,0 +1,81 @@
+"""A live listener on a real queue, without the way out."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import trustme
+
+from tests.queue.harness import Clock, opened
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
+from zonemta_py.config.units import HostPort
+from zonemta_py.intake.auth import hash_password
+from zonemta_py.intake.listener import Listener
+from zonemta_py.intake.policies import DiskRoom
+from zonemta_py.intake.port import Port, make_policy
+from zonemta_py.queue.queue import Queue
+from zonemta_py.routing import make_router
+
+HOSTNAME = "relay.example"
+
+
+def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
+    """A certificate for localhost: its files, and a context that trusts it."""
+    ca = trustme.CA()
+    issued = ca.issue_cert("localhost", "127.0.0.1")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    issued.private_key_pem.write_to_path(key)
+    for number, blob in enumerate(issued.cert_chain_pems):
+        blob.write_to_path(cert, append=number > 0)
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    return cert, key, context
+
+
+def users_file(folder: Path) -> Path:
+    """One user, ``news``, password ``secret``."""
+    path = folder / "users"
+    path.write_text(f"# who may submit\nnews:{hash_password('secret')}\n")
+    return path
+
+
+class In:
+    """The listener, its queue and its address."""
+
+    def __init__(self, queue: Queue, listener: Listener, address: HostPort) -> None:
+        self.queue = queue
+        self.listener = listener
+        self.address = address
+
+
+def make_config(folder: Path, listener: str = "", rest: str = "") -> Config:
+    """A configuration with one listener on a free port; ``listener`` holds more of its keys."""
+    return parse_config(f"listeners:\n  - address: 127.0.0.1:0\n{listener}\n{rest}\n", folder / "z.yaml")
+
+
+@asynccontextmanager
+async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIterator[In]:
+    """A listener as ``make_config`` says."""
+    config = make_config(folder, listener, rest)
+    async with opened(folder / "queue", Clock()) as queue:
+        from zonemta_py import clock
+
+        queue._now = clock.now_ms
+        room = DiskRoom(folder, 1)
+        made = Listener(
+            Port(make_policy(config.listeners[0], HOSTNAME, make_router(config)), queue, room)
+        )
+        address = await made.start()
+        try:
+            yield In(queue, made, address)
+        finally:
+            made.close()
+            await made.drain(0)
+
+
+def settings_of(which: In, **changes: object) -> None:
+    """Change settings under a running listener."""
+    which.listener.port.settings = replace(which.listener.port.settings, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,438 @@
+"""Opening sessions and transactions, against servers that read their lines from a script."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.intake.relay_in import certificate
+from zonemta_py.config.schema import Timeouts
+from zonemta_py.config.units import Seconds
+from zonemta_py.errors import DestinationFailed, SessionLost
+from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
+from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
+
+FAST = Timeouts(*(Seconds(2),) * 5)
+EHLO = ["*EHLO ", "250-mx\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 SIZE 1000\r\n"]
+
+Step = str | Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
+
+
+@asynccontextmanager
+async def peer(
+    *script: Step, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[int, list[str]]]:
+    """A server that plays ``script`` to each connection.
+
+    ``*TEXT`` reads one line, which must begin with TEXT; ``.`` reads to the final dot; ``STARTTLS``
+    encrypts; ``!`` closes; a callable is called; anything else is sent. Yields its port and what
+    went wrong.
+    """
+    wrong: list[str] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        tasks.add(task)
+        try:
+            for step in script:
+                if callable(step):
+                    step(reader, writer)
+                elif step.startswith("*"):
+                    line = (await reader.readline()).decode()
+                    if not line.startswith(step[1:]):
+                        wrong.append(f"expected {step[1:]!r}, got {line!r}")
+                elif step == ".":
+                    await reader.readuntil(b"\r\n.\r\n")
+                elif step == "STARTTLS":
+                    assert context
+                    await writer.start_tls(context)
+                elif step == "!":
+                    break
+                else:
+                    writer.write(step.encode())
+            else:
+                await reader.read()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+            tasks.discard(task)
+
+    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], wrong
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+    assert wrong == []
+
+
+async def _open(port: int, **changes: object) -> SmtpSession:
+    manner = Manner("me.example", None, "opportunistic", FAST)
+    for name, value in changes.items():
+        object.__setattr__(manner, name, value)
+    return await open_session(Target("mx.example", "127.0.0.1", port), manner)
+
+
+def _nothing() -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
+
+
+def _mail(
+    *recipients: str, chunks: Sequence[bytes] = (b"body\r\n",), header: bytes = b"Subject: x\r\n"
+) -> Mail:
+    return Mail("a@b.example", recipients or ("c@d.example",), header, iter(chunks), 100, False, False)
+
+
+async def _transact(port: int, mail: Mail) -> tuple[SmtpSession, Result]:
+    session = await _open(port)
+    return session, await session.transact(mail, _nothing())
+
+
+DATA = ["*MAIL FROM:<a@b.example> SIZE=100", "*RCPT TO:<c@d.example>", "*DATA"]
+
+
+async def test_one_transaction() -> None:
+    async with peer(
+        "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 2.0.0 taken\r\n", "*QUIT"
+    ) as (port, _):
+        session, result = await _transact(port, _mail())
+        assert result.answers == [(Phase.DOT, Reply(250, "2.0.0", "taken"))]
+        assert session.usable
+        session.close()
+
+
+async def test_each_recipient_has_its_own_verdict() -> None:
+    three = ["*MAIL", "*RCPT", "*RCPT", "*RCPT", "*DATA"]
+    async with peer(
+        "220 hi\r\n",
+        *EHLO,
+        *three,
+        "250 ok\r\n250 ok\r\n550 5.1.1 no\r\n451 4.7.1 later\r\n354 go\r\n",
+        ".",
+        "250 ok\r\n",
+    ) as (port, _):
+        session, result = await _transact(port, _mail("a@d.example", "b@d.example", "c@d.example"))
+        assert [answer and answer[1].code for answer in result.answers] == [250, 550, 451]
+        session.abort()
+
+
+async def test_the_peers_limit_is_no_verdict() -> None:
+    """452 after accepted recipients: they go in the next transaction, and the session remembers."""
+    async with peer(
+        "220 hi\r\n",
+        *EHLO,
+        "*MAIL",
+        "*RCPT",
+        "*RCPT",
+        "*DATA",
+        "250 ok\r\n250 ok\r\n452 4.5.3 enough\r\n354 go\r\n",
+        ".",
+        "250 ok\r\n",
+    ) as (port, _):
+        session, result = await _transact(port, _mail("a@d.example", "b@d.example"))
+        assert result.answers[1] is None
+        assert session.recipients_max == 1
+        session.abort()
+
+
+async def test_refusals() -> None:
+    """MAIL refused, all recipients refused, DATA refused; the session is reset and goes on."""
+    script = [
+        *DATA, "550 5.7.1 not you\r\n503 no\r\n503 no\r\n",
+        "*RSET", *DATA, "250 ok\r\n250 ok\r\n550 5.1.1 no\r\n503 no\r\n",
+        "*RSET", *DATA, "250 ok\r\n250 ok\r\n250 ok\r\n451 4.3.0 not now\r\n",
+        "*RSET", *DATA, "250 ok\r\n250 ok\r\n250 ok\r\n354 go\r\n", ".", "554 5.7.1 spam\r\n",
+        *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 ok\r\n",
+    ]  # fmt: skip
+    async with peer("220 hi\r\n", *EHLO, *script) as (port, _):
+        session = await _open(port)
+        got = []
+        for _i in range(5):
+            answer = (await session.transact(_mail(), _nothing())).answers[0]
+            assert answer
+            got.append((answer[0], answer[1].code))
+        assert got == [
+            (Phase.MAIL, 550),
+            (Phase.RCPT, 550),
+            (Phase.DATA, 451),
+            (Phase.DOT, 554),
+            (Phase.DOT, 250),
+        ]
+        session.abort()
+
+
+async def test_354_though_nobody_is_to_get_it() -> None:
+    """RFC 2920: an empty message ends it, and the session is trusted no more."""
+    async with peer(
+        "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n550 5.1.1 no\r\n354 go\r\n", "*.", "250 ok?\r\n"
+    ) as (port, _):
+        session, result = await _transact(port, _mail())
+        assert result.answers == [(Phase.RCPT, Reply(550, "5.1.1", "no"))]
+        assert not session.usable
+        session.close()
+
+
+async def test_without_pipelining() -> None:
+    script = [
+        "*EHLO",
+        "250 mx\r\n",
+        "*MAIL FROM:<a@b.example>\r\n",
+        "250 ok\r\n",
+        "*RCPT",
+        "550 no\r\n",
+        "*RCPT",
+        "250 ok\r\n",
+        "*DATA",
+        "354 go\r\n",
+        ".",
+        "250 ok\r\n",
+        "*MAIL",
+        "451 later\r\n",
+    ]
+    async with peer("220 hi\r\n", *script) as (port, _):
+        session = await _open(port)
+        result = await session.transact(_mail("a@d.example", "b@d.example"), _nothing())
+        assert [answer and answer[1].code for answer in result.answers] == [550, 250]
+        result = await session.transact(_mail("a@d.example", "b@d.example"), _nothing())
+        assert [answer and answer[0] for answer in result.answers] == [Phase.MAIL, Phase.MAIL]
+        session.abort()
+
+
+async def test_helo_where_ehlo_is_not_known() -> None:
+    async with peer(
+        "220 hi\r\n",
+        "*EHLO",
+        "502 what\r\n",
+        "*HELO",
+        "250 mx\r\n",
+        "*MAIL",
+        "250 ok\r\n",
+        "*RCPT",
+        "250 ok\r\n",
+        "*DATA",
+        "354 go\r\n",
+        ".",
+        "250 ok\r\n",
+    ) as (port, _):
+        session, result = await _transact(port, _mail())
+        assert result.answers[0] and result.answers[0][1].code == 250
+        session.abort()
+
+
+async def test_an_early_refusal_is_read_while_the_body_is_written() -> None:
+    """The peer says 552 in the middle: it is heard, and not lost (DESIGN trap 4)."""
+
+    def body() -> Iterator[bytes]:
+        for _ in range(2000):
+            yield b"x" * 60_000 + b"\r\n"
+
+    async with peer(
+        "220 hi\r\n",
+        *EHLO,
+        "*MAIL",
+        "*RCPT",
+        "*DATA",
+        "250 ok\r\n250 ok\r\n354 go\r\n",
+        "*Subject",
+        "552 5.3.4 too big\r\n",
+    ) as (port, _):
+        session = await _open(port)
+        mail = Mail("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 1, False, False)
+        result = await session.transact(mail, _nothing())
+        assert result.answers == [(Phase.DATA, Reply(552, "5.3.4", "too big"))]
+        assert not session.usable
+        session.close()
+
+
+async def test_the_dot_waits_for_the_queue() -> None:
+    """The final dot does not go out before ``before_dot`` is done."""
+    seen: list[str] = []
+
+    async def before() -> None:
+        await asyncio.sleep(0.05)
+        seen.append("durable")
+
+    def at_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append("dot")
+
+    async with peer(
+        "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", at_end, "250 ok\r\n"
+    ) as (port, _):
+        session = await _open(port)
+        await session.transact(_mail(), before())
+        assert seen == ["durable", "dot"]
+        session.abort()
+
+
+async def test_a_lost_answer_is_uncertain() -> None:
+    """The dot went out and the connection broke: it may have been taken."""
+    async with peer("220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "!") as (port, _):
+        _, result = await _transact(port, _mail())
+        assert result.uncertain
+        answer = result.answers[0]
+        assert answer and answer[0] is Phase.DOT and answer[1].code == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "codes"),
+    [
+        ("550 5.7.1 not you\r\n", [550, 550]),
+        ("421 4.7.0 slow down\r\n", [421, 421]),
+        ("250 ok\r\n550 5.1.1 no\r\n", [550, 0]),
+        ("250 ok\r\n250 ok\r\n421 4.3.2 closing\r\n", [421, 421]),
+    ],
+)
+async def test_what_was_said_before_leaving_counts(said: str, codes: list[int]) -> None:
+    async with peer("220 hi\r\n", *EHLO, "*MAIL", "*RCPT", "*RCPT", "*DATA", said, "!") as (port, _):
+        session, result = await _transact(port, _mail("a@d.example", "b@d.example"))
+        assert [answer and answer[1].code for answer in result.answers] == codes
+        assert not session.usable
+
+
+async def test_leaving_without_a_word() -> None:
+    async with peer("220 hi\r\n", *EHLO, "*MAIL", "!") as (port, _):
+        with pytest.raises(SessionLost):
+            await _transact(port, _mail())
+
+
+async def test_a_silent_peer_times_out() -> None:
+    slow = Timeouts(*(Seconds(0.3),) * 5)
+    async with peer("220 hi\r\n", *EHLO, "*MAIL") as (port, _):
+        session = await _open(port, timeouts=slow)
+        with pytest.raises(SessionLost, match="timed out"):
+            await session.transact(_mail(), _nothing())
+    async with peer() as (port, _):
+        with pytest.raises(DestinationFailed):
+            await _open(port, timeouts=slow)
+
+
+async def test_unasked_replies_end_the_session() -> None:
+    """A peer cannot fill our memory, nor answer the next command before it is asked."""
+    async with peer(
+        "220 hi\r\n",
+        *EHLO,
+        *DATA,
+        "250 ok\r\n250 ok\r\n354 go\r\n",
+        ".",
+        "250 ok\r\n250 more\r\n" + "250 flood\r\n" * 5000,
+    ) as (port, _):
+        session, result = await _transact(port, _mail())
+        assert result.answers[0] and result.answers[0][1].code == 250
+        for _i in range(200):
+            if not session.usable:
+                break
+            await asyncio.sleep(0.01)
+        assert not session.usable
+
+
+async def test_a_chunk_iterator_that_fails_leaves_no_finished_message() -> None:
+    """A damaged body: the connection is cut before the final dot."""
+    ended: list[bytes] = []
+
+    def body() -> Iterator[bytes]:
+        yield b"x" * 200_000
+        yield b"y" * 200_000
+        raise RuntimeError("damaged")
+
+    def watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def read() -> None:
+            try:
+                ended.append(await reader.read())
+            except ConnectionError:
+                ended.append(b"")
+
+        asyncio.get_running_loop().create_task(read())
+
+    async with peer("220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", watch, "!") as (
+        port,
+        _,
+    ):
+        session = await _open(port)
+        mail = Mail("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 100, False, False)
+        with pytest.raises(RuntimeError, match="damaged"):
+            await session.transact(mail, _nothing())
+        assert not session.usable
+    assert all(not data.endswith(b"\r\n.\r\n") for data in ended)
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (["554 5.7.1 go away f\udcfcr\r\n".replace("\udcfc", "ü")], "554 5.7.1 go away"),
+        (["220 hi\r\n", "*EHLO", "421 4.3.2 full\r\n"], "421"),
+        (["!"], "closing|closed|lost|Unexpected EOF|Connection"),
+        (["garbage\r\n"], "alformed|garbage"),
+    ],
+)
+async def test_no_session(script: list[str], text: str) -> None:
+    async with peer(*script) as (port, _):
+        with pytest.raises(DestinationFailed, match=text) as caught:
+            await _open(port)
+        assert caught.value.status[0] in "45"
+
+
+async def test_nobody_listens() -> None:
+    async with peer() as (port, _):
+        pass
+    with pytest.raises(DestinationFailed, match="refused"):
+        await _open(port)
+    with pytest.raises(DestinationFailed, match="not on this machine"):
+        await _open(port, source="192.0.2.1")
+
+
+async def test_starttls(folder: Path) -> None:
+    """Opportunistic takes any certificate, required verifies, broken TLS is said to be TLS."""
+    cert, key, trusting = certificate(folder)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(cert, key)
+    offer = [
+        "220 hi\r\n",
+        "*EHLO",
+        "250-mx\r\n250 STARTTLS\r\n",
+        "*STARTTLS",
+        "220 go\r\n",
+        "STARTTLS",
+        *EHLO,
+    ]
+    async with peer(*offer, context=server) as (port, _):
+        session = await _open(port)
+        assert session.secure
+        assert session.offers("pipelining")
+        session.abort()
+        with pytest.raises(TlsFailed):
+            await _open(port, tls="required")
+        manner = Manner("me.example", None, "required", FAST)
+        session = await open_session(Target("localhost", "127.0.0.1", port), manner, context=trusting)
+        assert session.secure
+        session.abort()
+    async with peer("220 hi\r\n", *EHLO) as (port, _):
+        with pytest.raises(DestinationFailed, match="offers no TLS"):
+            await _open(port, tls="required")
+        with pytest.raises(DestinationFailed, match="no password"):
+            await _open(port, credentials=("me", "secret"))
+    async with peer(
+        "220 hi\r\n", "*EHLO", "250-mx\r\n250 STARTTLS\r\n", "*STARTTLS", "454 not now\r\n"
+    ) as (port, _):
+        with pytest.raises(TlsFailed):
+            await _open(port)
+
+
+async def test_auth() -> None:
+    offer = ["220 hi\r\n", "*EHLO", "250-mx\r\n250 AUTH PLAIN\r\n", "*AUTH PLAIN AG1lAHNlY3JldA=="]
+    async with peer(*offer, "235 ok\r\n") as (port, _):
+        session = await _open(port, tls="off", credentials=("me", "secret"))
+        session.abort()
+    async with peer(*offer, "535 5.7.8 no\r\n") as (port, _):
+        with pytest.raises(DestinationFailed, match=r"535 5\.7\.8"):
+            await _open(port, tls="off", credentials=("me", "secret"))
