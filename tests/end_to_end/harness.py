@@ -1,0 +1,141 @@
+"""A whole relay in this process: real listener, real queue, real DNS, scripted receivers."""
+
+import asyncio
+import smtplib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.conftest import until
+from tests.queue.harness import everything, problems
+from zonemta_py.app import Relay
+from zonemta_py.bench.children import free_port
+from zonemta_py.bench.nameserver import NameServer
+from zonemta_py.bench.script import Rule, Script
+from zonemta_py.bench.sink import Received, Sink
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
+from zonemta_py.events.account import Account, account_of
+from zonemta_py.events.segments import read_segment, sealed_segments
+
+FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
+
+
+class Stage:
+    """Receivers by domain, each with an address of its own, and the names that lead to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port("127.0.0.1", *(f"127.0.1.{n}" for n in range(1, 9)))
+        self.names = NameServer({})
+        self.dns_port = 0
+        self.sinks: dict[str, Sink] = {}
+        self._used = 0
+
+    async def start(self) -> None:
+        self.dns_port = await self.names.start()
+
+    async def receiver(self, domain: str, *rules: Rule, **options: Any) -> Sink:
+        """A receiver for ``domain`` that keeps what it gets."""
+        self._used += 1
+        ip = f"127.0.1.{self._used}"
+        sink = Sink(Script(rules), keep=True, **options)
+        await sink.start(ip, self.port)
+        self.sinks[domain] = sink
+        records = dict(self.names.records)
+        records[domain] = {"MX": [f"10 mx.{domain}."]}
+        records[f"mx.{domain}"] = {"A": [ip]}
+        self.names.records = records
+        return sink
+
+    def config(self, **changes: Any) -> Config:
+        """A configuration that leads to the receivers; zones inherit a fast retry."""
+        zones = {"default": {"port": self.port, "retry": FAST_RETRY}}
+        for name, zone in changes.pop("zones", {}).items():
+            zones[name] = {**zones.get(name, {}), **zone}
+        document = {
+            "hostname": "relay.example",
+            "allow_private_destinations": True,
+            "listeners": [{"address": "127.0.0.1:0"}],
+            "queue": {"directory": "queue", "min_free_disk": "1MiB"},
+            "events": {"directory": "events"},
+            "resolver": {"nameservers": [f"127.0.0.1:{self.dns_port}"], "timeout": "1s"},
+            "zones": zones,
+            "shutdown_grace": "1s",
+            **changes,
+        }
+        text = yaml.safe_dump(document)
+        (self.folder / "zonemta.yaml").write_text(text)
+        return parse_config(text, self.folder / "zonemta.yaml")
+
+    async def close(self) -> None:
+        for sink in self.sinks.values():
+            await sink.close()
+        self.names.close()
+
+
+@asynccontextmanager
+async def staged(folder: Path) -> AsyncIterator[Stage]:
+    stage = Stage(folder)
+    await stage.start()
+    try:
+        yield stage
+    finally:
+        await stage.close()
+
+
+@asynccontextmanager
+async def relaying(config: Config) -> AsyncIterator[Relay]:
+    relay = Relay(config)
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+
+
+async def send(
+    relay: Relay,
+    recipients: Sequence[str],
+    message: bytes = b"Subject: hi\r\n\r\nbody\r\n",
+    sender: str = "s@sender.example",
+) -> None:
+    """Submit one message as a client would."""
+    host, port = relay.addresses[0]
+
+    def dialogue() -> None:
+        with smtplib.SMTP(host, port, "client.example") as client:
+            options = ["SMTPUTF8"] if not all(r.isascii() for r in [*recipients, sender]) else []
+            client.sendmail(sender, list(recipients), message, mail_options=options)
+
+    await asyncio.to_thread(dialogue)
+
+
+async def empty(relay: Relay) -> None:
+    """Wait until the queue is empty to the last key."""
+    await until(lambda: everything(relay.queue.store) == [], "an empty queue")
+
+
+async def received(sink: Sink, count: int) -> list[Received]:
+    """Wait for ``count`` messages."""
+    await until(lambda: len(sink.messages) >= count, f"{count} messages")
+    return sink.messages
+
+
+def ledger(folder: Path) -> Account:
+    """The account of a stopped relay."""
+    return account_of(folder / "events")
+
+
+def facts(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Every fact of that name in the event log of a stopped relay."""
+    records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
+    return [record for record in records if record["event"] == name]
+
+
+def sound(relay: Relay) -> bool:
+    """Whether the queue check finds nothing."""
+    return problems(relay.queue.store) == []

@@ -1,0 +1,406 @@
+"""The main job, end to end: in over SMTP, out by MX, every outcome in the ledger."""
+
+import asyncio
+import ssl
+from email import message_from_bytes, policy
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.queue.harness import everything
+from zonemta_py.bench.nameserver import SERVFAIL
+from zonemta_py.bench.script import Rule, Step
+from zonemta_py.bench.sink import Sink
+from zonemta_py.errors import ConfigError
+from zonemta_py.queue import keys
+
+
+async def test_delivered_byte_for_byte(folder: Path) -> None:
+    """What was submitted arrives: stamps in front, dots and long lines whole, several chunks too."""
+    body = (
+        b"first\r\n.\r\n..two\r\n"
+        + bytes(range(32, 127))
+        + b"\r\n"
+        + (b"." + b"x" * 900 + b"\r\n") * 200
+    )
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config()) as relay:
+            await send(relay, ["x@a.example"], b"Subject: bytes\r\n\r\n" + body)
+            message = (await received(sink, 1))[0]
+            await empty(relay)
+            header, _, got = message.data.partition(b"\r\n\r\n")
+            assert got == body
+            assert header.startswith(b"Received: from client.example ([127.0.0.1])")
+            assert b"Subject: bytes" in header
+            assert (message.sender, message.recipients, message.helo) == (
+                "s@sender.example",
+                ["x@a.example"],
+                "relay.example",
+            )
+        account = ledger(folder)
+        assert account.total("delivered") == account.total("accepted") == 1
+
+
+async def test_recipients_share_a_transaction_and_split_by_domain(folder: Path) -> None:
+    async with staged(folder) as stage:
+        a, b = await stage.receiver("a.example"), await stage.receiver("b.example")
+        async with relaying(stage.config(zones={"default": {"recipients_per_transaction": 3}})) as relay:
+            await send(relay, [f"{n}@a.example" for n in range(5)] + ["x@b.example", "0@a.example"])
+            await empty(relay)
+            assert sorted(len(m.recipients) for m in a.messages) == [2, 3]
+            assert [m.recipients for m in b.messages] == [["x@b.example"]]
+            assert sorted(a.tally.by_recipient.values()) == [1] * 5
+
+
+async def test_mixed_verdicts_and_one_report(folder: Path) -> None:
+    """One delivered, one refused, one deferred once, in one transaction; one report to the sender."""
+    rules = [
+        Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 No such user here"),
+        Rule(Step.RCPT, recipient="later@*", reply="451 4.7.1 Greylisted", times=1),
+    ]
+    async with staged(folder) as stage:
+        a, home = await stage.receiver("a.example", *rules), await stage.receiver("sender.example")
+        async with relaying(stage.config()) as relay:
+            await send(relay, ["yes@a.example", "no@a.example", "later@a.example"])
+            report = (await received(home, 1))[0]
+            await empty(relay)
+            assert sorted(a.tally.by_recipient) == ["later@a.example", "yes@a.example"]
+            assert (report.sender, report.recipients) == ("", ["s@sender.example"])
+            parsed = message_from_bytes(report.data, policy=policy.SMTP)
+            parts = list(parsed.iter_parts())
+            fields = parts[1].get_payload()[1]
+            assert fields["Final-Recipient"] == "rfc822; no@a.example"
+            assert fields["Diagnostic-Code"] == "smtp; 550 5.1.1 No such user here"
+            assert fields["Remote-MTA"] == "dns; mx.a.example"
+            assert parts[2].get_content()["Subject"] == "hi"
+        account = ledger(folder)
+        assert (account.total("accepted"), account.total("delivered"), account.total("bounced")) == (
+            4,
+            3,
+            1,
+        )
+        assert account.queued("default") == 0
+        bounced = facts(folder, "bounced")[0]
+        reported = [f for f in facts(folder, "accepted") if f["message"] == bounced["report"]]
+        assert reported[0]["report_for"] == bounced["message"]
+
+
+async def test_a_report_that_fails_is_not_reported(folder: Path) -> None:
+    async with staged(folder) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="550 5.1.1 no"))
+        await stage.receiver("sender.example", Rule(Step.DOT, reply="554 5.7.1 no reports please"))
+        async with relaying(stage.config()) as relay:
+            await send(relay, ["x@a.example"])
+            await empty(relay)
+        assert [f["recipient"] for f in facts(folder, "bounced")] == ["x@a.example", "s@sender.example"]
+        assert ledger(folder).total("accepted") == 2
+
+
+async def test_too_old_expires_with_a_report(folder: Path) -> None:
+    """Deferred until the time is over; the report says so."""
+    async with staged(folder) as stage:
+        await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.2.1 busy"))
+        home = await stage.receiver("sender.example")
+        zones = {
+            "default": {"retry": {"delays": ["100ms"], "give_up_after": "1s", "warn_after": "300ms"}}
+        }
+        async with relaying(stage.config(zones=zones)) as relay:
+            await send(relay, ["x@a.example"])
+            reports = await received(home, 2)
+            await empty(relay)
+            delayed, failed = (message_from_bytes(m.data, policy=policy.SMTP) for m in reports)
+            assert "Delayed" in delayed["Subject"]
+            assert list(delayed.iter_parts())[1].get_payload()[1]["Action"] == "delayed"
+            fields = list(failed.iter_parts())[1].get_payload()[1]
+            assert (fields["Action"], fields["Status"]) == ("failed", "4.4.7")
+        assert len(facts(folder, "expired")) == 1
+        assert len(facts(folder, "deferred")) >= 3
+
+
+async def test_zones_pools_and_routes(folder: Path) -> None:
+    """Two zones by header and by sender, each from its own address with its own name."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        config = stage.config(
+            zones={"bulk": {"pool": "bulk"}},
+            pools={
+                "default": [{"address": "127.0.0.3"}],
+                "bulk": [{"address": "127.0.0.2", "ehlo": "out2.example"}],
+            },
+            routing=[{"header": "X-Sending-Zone"}, {"sender_domain": "news.example", "zone": "bulk"}],
+        )
+        async with relaying(config) as relay:
+            await send(relay, ["1@a.example"])
+            await send(relay, ["2@a.example"], b"X-Sending-Zone: bulk\r\n\r\nx\r\n")
+            await send(relay, ["3@a.example"], sender="n@news.example")
+            await empty(relay)
+            seen = {m.recipients[0][0]: (m.peer, m.helo) for m in sink.messages}
+            assert seen == {
+                "1": ("127.0.0.3", "relay.example"),
+                "2": ("127.0.0.2", "out2.example"),
+                "3": ("127.0.0.2", "out2.example"),
+            }
+            assert b"X-Sending-Zone" not in b"".join(m.data for m in sink.messages)
+        assert ledger(folder).zones["bulk"]["delivered"] == 2
+
+
+async def test_a_blocked_domain_delays_no_other(folder: Path) -> None:
+    """One receiver stalls every greeting, another refuses connections; mail for the third flows."""
+    async with staged(folder) as stage:
+        await stage.receiver("stall.example", Rule(Step.CONNECT, stall_s=60))
+        stage.names.records["dead.example"] = {"A": ["127.0.2.1"]}
+        good = await stage.receiver("good.example")
+        async with relaying(
+            stage.config(zones={"default": {"connections": 10, "connections_per_domain": 3}})
+        ) as relay:
+            for n in range(20):
+                await send(relay, [f"{n}@stall.example", f"{n}@dead.example"])
+            for n in range(20):
+                await send(relay, [f"{n}@good.example"])
+            await received(good, 20)
+            assert sound(relay)
+
+
+async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
+    """The first MX refuses connections, the second takes it. With none, the rest waits unattempted."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        stage.names.records["two.example"] = {"MX": ["5 dead.example.", "10 mx.a.example."]}
+        stage.names.records["dead.example"] = {"A": ["127.0.2.1"]}
+        async with relaying(stage.config(zones={"default": {"connections_per_domain": 1}})) as relay:
+            await send(relay, ["x@two.example"])
+            await received(sink, 1)
+            assert sink.messages[0].recipients == ["x@two.example"]
+            for n in range(5):
+                await send(relay, [f"{n}@dead.example"])
+            await until(
+                lambda: relay._zones["default"].describe("dead.example"), "the destination to rest"
+            )
+            assert "refused" in relay._zones["default"].describe("dead.example")
+            back = Sink(keep=True)
+            await back.start("127.0.2.1", stage.port)
+            try:
+                await received(back, 5)
+                await empty(relay)
+            finally:
+                await back.close()
+        attempts = [f["recipient"] for f in facts(folder, "deferred")]
+        assert len(attempts) < 50
+
+
+@pytest.mark.parametrize(
+    ("domain", "records", "event", "status"),
+    [
+        ("null.example", {"MX": ["0 ."]}, "bounced", "5.1.10"),
+        ("missing.example", None, "bounced", "5.1.2"),
+        ("broken.example", SERVFAIL, "deferred", "4.4.3"),
+        ("private.example", {"A": ["10.1.2.3"]}, "deferred", "4.4.4"),
+    ],
+)
+async def test_dns_verdicts(folder: Path, domain: str, records: object, event: str, status: str) -> None:
+    async with staged(folder) as stage:
+        if records is not None:
+            stage.names.records[domain] = records  # type: ignore[assignment]
+        config = stage.config(
+            allow_private_destinations=False, zones={"default": {"retry": {"delays": ["1h"]}}}
+        )
+        async with relaying(config) as relay:
+            await send(relay, [f"x@{domain}"], sender="")
+            if event == "bounced":
+                await empty(relay)
+            else:
+                await until(
+                    lambda: any(k.startswith(keys.DEFERRED) for k in everything(relay.queue.store)),
+                    "a deferral",
+                )
+        assert [f["status"] for f in facts(folder, event)] == [status]
+
+
+async def test_what_a_peer_cannot_take(folder: Path) -> None:
+    """SIZE, 8BITMIME and SMTPUTF8 missing: refused here with the right status, not sent broken."""
+    async with staged(folder) as stage:
+        old = await stage.receiver("old.example", extensions=("SIZE 2000",))
+        new = await stage.receiver("new.example")
+        async with relaying(stage.config()) as relay:
+            await send(
+                relay,
+                ["big@old.example", "big@new.example"],
+                b"Subject: x\r\n\r\n" + b"y" * 70 * 100 + b"\r\n",
+                sender="",
+            )
+            await send(
+                relay,
+                ["eight@old.example", "eight@new.example"],
+                b"Subject: x\r\n\r\n\xfc\r\n",
+                sender="",
+            )
+            await send(relay, ["zoë@old.example", "zoë@new.example"], sender="")
+            await send(relay, ["plain@old.example"], sender="")
+            await empty(relay)
+            assert [m.recipients for m in old.messages] == [["plain@old.example"]]
+            assert sorted(m.recipients[0][:3] for m in new.messages) == ["big", "eig", "zoë"]
+            parameters = {m.recipients[0][:3]: m.parameters for m in new.messages}
+            assert "BODY=8BITMIME" in parameters["eig"]
+            assert "SMTPUTF8" in parameters["zoë"]
+        assert {f["recipient"][:3]: f["status"] for f in facts(folder, "bounced")} == {
+            "big": "5.3.4",
+            "eig": "5.6.3",
+            "zoë": "5.6.7",
+        }
+
+
+async def test_smarthost_takes_all_domains_in_one_transaction(folder: Path) -> None:
+    async with staged(folder) as stage:
+        sink = Sink(keep=True)
+        port = await sink.start()
+        try:
+            async with relaying(
+                stage.config(
+                    zones={"default": {"smarthost": f"127.0.0.1:{port}"}},
+                    allow_private_destinations=False,
+                )
+            ) as relay:
+                await send(relay, ["a@one.example", "b@two.example", "c@three.example"])
+                await empty(relay)
+                assert [len(m.recipients) for m in sink.messages] == [3]
+        finally:
+            await sink.close()
+
+
+async def test_sessions_are_reused_and_bounded(folder: Path) -> None:
+    """One session for many messages, up to the count; a stale one costs nobody a retry."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        zones = {"default": {"connections_per_domain": 1, "messages_per_connection": 5}}
+        async with relaying(stage.config(zones=zones)) as relay:
+            for n in range(12):
+                await send(relay, [f"{n}@a.example"])
+                await received(sink, n + 1)
+            assert sink.tally.sessions == 3
+            for session in list(sink.connections):
+                session.cut()
+            await send(relay, ["again@a.example"])
+            await received(sink, 13)
+        assert facts(folder, "deferred") == []
+
+
+async def test_a_rate_is_kept(folder: Path) -> None:
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(zones={"default": {"rate": "20/s"}})) as relay:
+            for n in range(12):
+                await send(relay, [f"{n}@a.example"])
+            await received(sink, 12)
+            assert sink.tally.last_s - sink.tally.first_s >= 0.35
+
+
+async def test_a_lost_answer_is_named(folder: Path) -> None:
+    """The receiver takes it and hangs up: sent again, and the ledger says uncertain."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", Rule(Step.DOT, drop=True, times=1))
+        async with relaying(stage.config()) as relay:
+            await send(relay, ["x@a.example"])
+            await received(sink, 1)
+            await empty(relay)
+        assert [f["uncertain"] for f in facts(folder, "deferred")] == [True]
+
+
+async def test_opportunistic_tls_falls_back(folder: Path) -> None:
+    """A server whose STARTTLS is broken still gets its mail, and one that works is encrypted."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", extensions=("PIPELINING", "STARTTLS"))
+        async with relaying(stage.config()) as relay:
+            await send(relay, ["x@a.example"])
+            await received(sink, 1)
+        assert [f["tls"] for f in facts(folder, "delivered")] == [False]
+    assert ssl.OPENSSL_VERSION
+
+
+async def test_a_restart_keeps_what_waits_and_wakes_it_on_time(folder: Path) -> None:
+    rules = [Rule(Step.RCPT, reply="451 4.7.1 later", times=1)]
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", *rules)
+        config = stage.config(zones={"default": {"retry": {"delays": ["1s"]}}})
+        async with relaying(config) as relay:
+            await send(relay, ["x@a.example"])
+            await until(
+                lambda: any(k.startswith(keys.DEFERRED) for k in everything(relay.queue.store)),
+                "a deferral",
+            )
+        async with relaying(config) as relay:
+            await received(sink, 1)
+            await empty(relay)
+        delivered, deferred = facts(folder, "delivered")[0], facts(folder, "deferred")[0]
+        assert delivered["attempt"] == 2
+        assert delivered["time_ms"] >= deferred["due_ms"]
+
+
+async def test_a_zone_that_is_gone(folder: Path) -> None:
+    """Refused at start, unless the configuration says where its mail goes."""
+    async with staged(folder) as stage:
+        old = stage.config(zones={"old": {}}, routing=[{"recipient_domain": "a.example", "zone": "old"}])
+        stage.names.records["a.example"] = SERVFAIL
+        async with relaying(old) as relay:
+            await send(relay, ["x@a.example"])
+            await until(
+                lambda: any(k.startswith(keys.DEFERRED) for k in everything(relay.queue.store)),
+                "a deferral",
+            )
+        with pytest.raises(ConfigError, match="recipients wait in zone 'old'"):
+            async with relaying(stage.config()):
+                pass
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(zone_removed="default")) as relay:
+            await received(sink, 1)
+            await empty(relay)
+        account = ledger(folder)
+        assert account.queued("old") == account.queued("default") == 0
+
+
+async def test_reload(folder: Path) -> None:
+    """SIGHUP: a new zone and a new route work at once; a bad file changes nothing."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(
+            stage.config(pools={"default": [{}], "two": [{"address": "127.0.0.2"}]})
+        ) as relay:
+            await send(relay, ["1@a.example"])
+            await received(sink, 1)
+            changed = stage.config(
+                pools={"default": [{}], "two": [{"address": "127.0.0.2"}]},
+                zones={"new": {"pool": "two"}},
+                routing=[{"recipient_domain": "a.example", "zone": "new"}],
+            )
+            relay.reload(lambda: changed)
+
+            def bad() -> None:
+                raise ConfigError("z.yaml:1: nonsense")
+
+            relay.reload(bad)  # type: ignore[arg-type]
+            relay.reload(lambda: stage.config(queue={"directory": "elsewhere"}))
+            await send(relay, ["2@a.example"])
+            await received(sink, 2)
+            assert [m.peer for m in sink.messages] == ["127.0.0.1", "127.0.0.2"]
+
+
+async def test_many_at_once(folder: Path) -> None:
+    """Four domains, forty clients, a thousand messages: each arrives once."""
+    async with staged(folder) as stage:
+        domains = [f"d{n}.example" for n in range(4)]
+        sinks = [await stage.receiver(domain) for domain in domains]
+        async with relaying(stage.config()) as relay:
+
+            async def client(number: int) -> None:
+                for n in range(25):
+                    await send(relay, [f"c{number}-{n}@{domains[(number + n) % 4]}"])
+
+            await asyncio.gather(*(client(number) for number in range(40)))
+            await until(lambda: sum(len(s.messages) for s in sinks) >= 1000, "all")
+            await empty(relay)
+        counts = [count for sink in sinks for count in sink.tally.by_recipient.values()]
+        assert counts == [1] * 1000
+        account = ledger(folder)
+        assert account.total("accepted") == account.total("delivered") == 1000
