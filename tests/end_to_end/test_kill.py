@@ -64,7 +64,9 @@ class Submitter:
 async def _run(stage: Stage, folder: Path, rng: random.Random) -> Submitter:
     port = free_port()
     config = folder / "zonemta.yaml"
-    stage.config(listeners=[{"address": f"127.0.0.1:{port}"}], zones={"default": {"messages_per_connection": 20}})
+    stage.config(
+        listeners=[{"address": f"127.0.0.1:{port}"}], zones={"default": {"messages_per_connection": 20}}
+    )
     arguments = ["serve", "-c", str(config), "--log-level", "warning"]
     submitter = Submitter(port)
     relay = Child(arguments, folder / "relay.log")
@@ -113,7 +115,9 @@ async def test_every_acknowledged_message_arrives(folder: Path) -> None:
     assert len(identities) == len(set(identities))
     account = account_of(folder / "events")
     assert account.queued("default") == 0
-    finals = Counter((r["message"], r["index"]) for r in records if r["event"] in ("delivered", "bounced", "expired"))
+    finals = Counter(
+        (r["message"], r["index"]) for r in records if r["event"] in ("delivered", "bounced", "expired")
+    )
     assert set(finals.values()) == {1}
     assert sum(arrived.values()) >= account.total("delivered")
 

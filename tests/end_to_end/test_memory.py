@@ -34,7 +34,9 @@ async def test_100_mib_in_and_out_within_16_mib(folder: Path) -> None:
         sink = await stage.receiver("a.example")
         sink.keep = False
         stage.config(listeners=[{"address": "127.0.0.1:0", "max_message_size": "200MiB"}])
-        relay = Child(["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "relay.log")
+        relay = Child(
+            ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "relay.log"
+        )
         try:
             port = int((await asyncio.to_thread(relay.wait_ready))[0].rpartition(":")[2])
             for warm in range(3):

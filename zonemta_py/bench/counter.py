@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from zonemta_py.bench.sink import Sink
-from zonemta_py.cli.serve import loop_factory
 from zonemta_py.clock import wait_event
+from zonemta_py.loop import loop_factory
 
 EVERY_S = 0.01
 

@@ -163,7 +163,7 @@ def _measured(
     wanted = scenario.messages * scenario.recipients
     cpu_s, fsyncs, began_s = cpu_seconds(relay.pid), relay.fsyncs(), time.monotonic()
     source_s = source(relay.target, scenario, scenario.messages, folder)
-    peak, got = _wait(sink, before + wanted, relay.pid, pulse)
+    peak, got = _wait(sink, before + wanted, relay.pid, pulse, before)
     took_s = time.monotonic() - began_s
     used_s = cpu_seconds(relay.pid) - cpu_s
     after = relay.fsyncs()
@@ -182,10 +182,12 @@ def _measured(
     )
 
 
-def _wait(sink: SinkProcess, wanted: int, pid: int, pulse: Callable[[int], None]) -> tuple[int, int]:
-    """Wait until the sink has ``wanted`` recipients; peak anonymous memory and the count."""
+def _wait(
+    sink: SinkProcess, wanted: int, pid: int, pulse: Callable[[int], None], got: int = 0
+) -> tuple[int, int]:
+    """Wait until the sink, which had ``got`` recipients, has ``wanted``; peak anonymous memory and the count."""
     end_s = time.monotonic() + DELIVER_TIMEOUT_S
-    peak = got = 0
+    peak = 0
     while time.monotonic() < end_s:
         now = sink.recipients()
         pulse(now - got)

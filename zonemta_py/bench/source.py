@@ -9,9 +9,9 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from zonemta_py.cli.serve import loop_factory
 from zonemta_py.codec import to_json
 from zonemta_py.config.units import HostPort, host_port
+from zonemta_py.loop import loop_factory
 
 
 @dataclass(slots=True)

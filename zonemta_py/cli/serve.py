@@ -13,6 +13,7 @@ from zonemta_py.app import Relay
 from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.clock import monotonic_s
 from zonemta_py.config.schema import Config
+from zonemta_py.loop import loop_factory
 
 log = logging.getLogger("zonemta_py")
 
@@ -53,15 +54,6 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     config = read_config(config_path)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, config_path, log_events))
-
-
-def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """uvloop's loop where it is installed: it halves what sending costs."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop
 
 
 async def _serve(config: Config, path: Path, log_events: bool) -> None:

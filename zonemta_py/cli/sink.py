@@ -10,9 +10,9 @@ import click
 from zonemta_py.bench.script import Script, load_script
 from zonemta_py.bench.sink import Sink
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.serve import loop_factory
 from zonemta_py.config.units import HostPort, host_port
 from zonemta_py.errors import ConfigError
+from zonemta_py.loop import loop_factory
 
 
 class HostPortParam(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -10,10 +10,10 @@ import click
 
 from zonemta_py.cli.common import EXIT_FAILED, fail, json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.cli.serve import loop_factory
 from zonemta_py.cli.sink import HostPortParam
 from zonemta_py.config.units import HostPort
 from zonemta_py.errors import LocalError
+from zonemta_py.loop import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.submit.client import Plan, Submission, Summary
 from zonemta_py.submit.journal import Journal

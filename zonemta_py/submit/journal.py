@@ -43,12 +43,17 @@ class Journal:
         head = {"journal": 1, "from": sender, "message": message_sha256}
         try:
             self._file: BinaryIO = path.open("ab")
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+        try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fresh = self._read(head) == 0
         except BlockingIOError as exc:
+            self._file.close()
             raise LocalError(f"{path}: another submission uses this journal") from exc
-        except OSError as exc:
-            raise LocalError(f"{path}: {exc.strerror}") from exc
+        except BaseException:
+            self._file.close()
+            raise
         self._pending: list[bytes] = []
         self._flushed: asyncio.Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")

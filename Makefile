@@ -1,0 +1,40 @@
+# make demo: see it work. make test: the whole suite. make check: the full gate.
+# Everything is installed into .venv by an interpreter that has a plyvel wheel, or from source.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check fast bench clean
+
+demo: $(STAMP)
+	$(VENV)/bin/zonemta demo
+
+test: $(STAMP)-test
+	$(PY) -m pytest
+
+check: $(STAMP)-test
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest
+
+fast: $(STAMP)-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PY) -m pytest -m "not crash" --ignore=tests/cli --ignore=tests/end_to_end
+
+bench: $(STAMP)
+	$(VENV)/bin/zonemta bench
+
+$(STAMP): pyproject.toml setup-venv
+	./setup-venv $(VENV) .
+	touch $@
+
+$(STAMP)-test: pyproject.toml setup-venv
+	./setup-venv $(VENV) '.[test]'
+	touch $@ $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,237 @@
+"""The commands as their users run them: exit codes, words, both ways to reach the queue."""
+
+import json
+import os
+import signal
+import smtplib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zonemta_py.bench.children import Child, free_port
+
+
+def zonemta(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "zonemta_py", *arguments],
+        capture_output=True,
+        input=stdin,
+        timeout=60,
+        check=False,
+    )
+
+
+COMMANDS = [
+    [], ["serve"], ["check"], ["submit"], ["sink"], ["bench"], ["demo"], ["password"],
+    ["queue"], *(["queue", name] for name in ("summary", "list", "show", "body", "flush", "delete", "check")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(c) or "zonemta")
+def test_help_teaches(command: list[str]) -> None:
+    result = zonemta(*command, "--help")
+    assert result.returncode == 0
+    assert b"Usage:" in result.stdout
+    if len(command) == 1:
+        assert b"Example" in result.stdout
+
+
+def test_wrong_usage_is_2() -> None:
+    assert zonemta("serve").returncode == 2
+    assert zonemta("nonsense").returncode == 2
+    assert zonemta("sink", "--listen", "nowhere").returncode == 2
+
+
+def _config(folder: Path, sink_port: int = 9, **extra: str) -> Path:
+    path = folder / "z.yaml"
+    more = "\n".join(extra.values())
+    path.write_text(
+        "listeners: [{address: 127.0.0.1:0}]\nqueue: {directory: queue, min_free_disk: 1MiB}\n"
+        f"events: {{directory: events}}\nzones: {{default: {{smarthost: '127.0.0.1:{sink_port}', retry: {{delays: [1h]}}}}}}\n{more}\n"
+    )
+    return path
+
+
+def test_check(folder: Path) -> None:
+    good = _config(folder)
+    result = zonemta("check", "-c", str(good))
+    assert result.returncode == 0
+    assert b"ok" in result.stdout
+    assert json.loads(zonemta("check", "-c", str(good), "--json").stdout)["zones"] == ["default"]
+    bad = folder / "bad.yaml"
+    bad.write_text("zones:\n  bulk:\n    conections: 5\n")
+    result = zonemta("check", "-c", str(bad))
+    assert result.returncode == 2
+    assert (
+        f"{bad}:3: zones.bulk.conections: unknown key; did you mean 'connections'?"
+        in result.stderr.decode()
+    )
+    assert b"Traceback" not in result.stderr
+    bad.write_text(
+        "listeners: [{address: '127.0.0.1:0', auth: {users_file: nope, require_tls: false}}]\n"
+    )
+    assert zonemta("check", "-c", str(bad)).returncode == 2
+    assert zonemta("serve", "-c", str(bad)).returncode == 2
+    assert zonemta("serve", "-c", str(folder / "nope.yaml")).returncode == 2
+
+
+def test_password() -> None:
+    result = zonemta("password", "news", "--password", "secret")
+    assert result.stdout.startswith(b"news:$argon2id$")
+
+
+def test_serve_signals_and_the_queue_tools(folder: Path) -> None:
+    """ready, 111 for the second, SIGHUP, the tools beside it and after it, SIGTERM with 0."""
+    config = _config(folder, free_port())
+    relay = Child(["serve", "-c", str(config)], folder / "log")
+    try:
+        port = int(relay.wait_ready()[0].rpartition(":")[2])
+        with smtplib.SMTP("127.0.0.1", port) as client:
+            client.sendmail(
+                "s@x.example", ["a@y.example", "b@z.example"], b"Subject: hi\r\n\r\nbody\r\n"
+            )
+            client.sendmail("s@x.example", ["c@y.example"], b"Subject: two\r\n\r\nbody\r\n")
+        second = zonemta("serve", "-c", str(config))
+        assert second.returncode == 111
+        assert f"in use by process {relay.pid}" in second.stderr.decode()
+        os.kill(relay.pid, signal.SIGHUP)
+        _tools(config)
+        assert relay.stop() == 0
+    finally:
+        relay.kill()
+    assert "configuration reloaded" in (folder / "log").read_text()
+    rows = [
+        json.loads(line)
+        for line in zonemta("queue", "list", "-c", str(config), "--json").stdout.splitlines()
+    ]
+    assert [row["recipient"] for row in rows] == ["c@y.example"]
+    assert zonemta("queue", "flush", "-c", str(config)).stdout == b"1 recipients are due now\n"
+    message = rows[0]["message"]
+    assert zonemta("queue", "delete", "-c", str(config), message).returncode == 0
+    assert zonemta("queue", "summary", "-c", str(config)).stdout == b"the queue is empty\n"
+    assert zonemta("queue", "delete", "-c", str(config), message).returncode == 1
+
+
+def _tools(config: Path) -> None:
+    def rows() -> list[dict[str, object]]:
+        out = zonemta("queue", "list", "-c", str(config), "--json").stdout
+        return [json.loads(line) for line in out.splitlines()]
+
+    for _ in range(50):
+        if all(row["state"] == "deferred" for row in rows()):
+            break
+    found = rows()
+    assert sorted(str(row["recipient"]) for row in found) == [
+        "a@y.example",
+        "b@z.example",
+        "c@y.example",
+    ]
+    assert "refused" in str(found[0]["reply"])
+    summary = zonemta("queue", "summary", "-c", str(config)).stdout.decode()
+    assert "default" in summary
+    assert "y.example 2" in summary
+    message = str(found[0]["message"])
+    shown = zonemta("queue", "show", "-c", str(config), message).stdout.decode()
+    assert "Subject: hi" in shown
+    assert "<a@y.example> deferred in default, attempts 1" in shown
+    body = zonemta("queue", "body", "-c", str(config), message).stdout
+    assert body.endswith(b"Subject: hi\r\n\r\nbody\r\n")
+    assert zonemta("queue", "list", "-c", str(config), "--domain", "z.example").stdout.count(b"\n") == 1
+    assert zonemta("queue", "list", "-c", str(config), "--limit", "1").stdout.count(b"\n") == 1
+    assert zonemta("queue", "check", "-c", str(config)).stdout == b"the queue is sound\n"
+    assert (
+        zonemta("queue", "delete", "-c", str(config), message, "--recipient", "a@y.example").returncode
+        == 0
+    )
+    assert (
+        zonemta("queue", "delete", "-c", str(config), message).stdout
+        == b"1 recipients deleted, 0 in flight and left alone\n"
+    )
+    assert zonemta("queue", "show", "-c", str(config), message).returncode == 1
+
+
+def test_queue_tools_without_a_queue(folder: Path) -> None:
+    result = zonemta("queue", "summary", "-c", str(_config(folder)))
+    assert result.returncode == 1
+    assert b"there is no queue yet" in result.stderr
+
+
+def test_a_damaged_queue_is_found(folder: Path) -> None:
+    from zonemta_py.queue import keys
+    from zonemta_py.queue.leveldb import LevelStore
+
+    config = _config(folder)
+    (folder / "queue").mkdir()
+    store = LevelStore(folder / "queue" / "db")
+    store.write(store.batch([(keys.chunk_key("0" * 24, 1), b"stray")], sync=True))
+    store.close()
+    result = zonemta("queue", "check", "-c", str(config))
+    assert result.returncode == 1
+    assert b"chunks that nobody writes or removes" in result.stdout
+
+
+def test_submit_to_a_sink(folder: Path) -> None:
+    """CSV from standard input, a journal, refusals, exit codes."""
+    port = free_port()
+    script = folder / "s.yaml"
+    script.write_text("- {at: rcpt, recipient: 'no@*', reply: 550 5.1.1 no such user}\n")
+    (folder / "letter.eml").write_text("Subject: Dear {{name}}\n\nHi {{name}}\n")
+    sink = subprocess.Popen(
+        [sys.executable, "-m", "zonemta_py", "sink", "--listen", f"127.0.0.1:{port}", "--script", str(script), "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert sink.stderr is not None
+        assert sink.stderr.readline().startswith(b"ready")
+        common = [
+            "submit",
+            "-",
+            "--message",
+            str(folder / "letter.eml"),
+            "--from",
+            "s@x.example",
+            "--relay",
+            f"127.0.0.1:{port}",
+            "--journal",
+            str(folder / "j"),
+        ]
+        listed = b"email,name\na@y.example,Ann\nno@y.example,Nobody\n"
+        result = zonemta(*common, stdin=listed)
+        assert result.returncode == 1
+        assert b"1 accepted by the relay" in result.stdout
+        assert b"no@y.example: 550 5.1.1 no such user" in result.stdout
+        result = zonemta(*common, "--json", stdin=listed + b"b@y.example,Bob\n")
+        assert result.returncode == 0
+        assert json.loads(result.stdout)["before"] == 2
+        assert zonemta(*common[:-2], "--user", "me").returncode == 2
+        sink.send_signal(signal.SIGTERM)
+        out, _ = sink.communicate(timeout=20)
+        tally = json.loads(out)
+        assert (tally["recipients"], tally["repeated"], tally["refused"]) == (2, 0, 1)
+    finally:
+        sink.kill()
+        sink.wait()
+
+
+def test_submit_says_what_is_wrong(folder: Path) -> None:
+    letter = folder / "l.eml"
+    letter.write_text("Subject: x\n\n")
+    for arguments, word in [
+        (["nope.csv", "--message", str(letter), "--from", "a@b.example"], b"nope.csv"),
+        (["-", "--message", str(folder / "nope"), "--from", "a@b.example"], b"nope"),
+        (["-", "--message", str(letter), "--from", "nobody"], b"--from 'nobody'"),
+    ]:
+        result = zonemta("submit", *arguments, "--relay", "127.0.0.1:9")
+        assert result.returncode == 1
+        assert word in result.stderr
+        assert b"Traceback" not in result.stderr
+
+
+def test_demo(folder: Path) -> None:
+    result = zonemta("demo", "--recipients", "120", "--keep", str(folder / "d"))
+    assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
+    assert b"BAD" not in result.stdout
+    assert (folder / "d" / "events").is_dir()
+    assert zonemta("demo", "--keep", str(folder / "d")).returncode == 1

@@ -1,0 +1,176 @@
+"""Facts: their JSON, their segments, and that each reaches the log exactly once."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tests.conftest import until
+from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened, settle
+from zonemta_py.codec import from_json
+from zonemta_py.config.schema import Events, Rotate
+from zonemta_py.config.units import Seconds, Size
+from zonemta_py.events.account import Account, account_of
+from zonemta_py.events.export import Exporter
+from zonemta_py.events.schema import EVENTS, Rejected, encode, identify
+from zonemta_py.events.segments import Segment, read_segment, recover, sealed_segments
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+
+NOW_MS = 1_795_248_000_000  # 2026-11-21 08:00 UTC
+
+
+def _lines(first: int, count: int) -> bytes:
+    return b"".join(
+        b'{"node":"abcdef","seq":%d,"position":0,"event":"x"}\n' % n for n in range(first, first + count)
+    )
+
+
+def test_a_fact_is_one_json_object() -> None:
+    event = Rejected(
+        time_ms=5,
+        listener="l",
+        client_ip="c",
+        helo='h"\n',
+        user="",
+        command="MAIL",
+        sender="",
+        recipient="",
+        code=550,
+        reply="no",
+    )
+    lines = identify("abcdef", 7, [encode(event), encode(event)]).splitlines()
+    assert [from_json(line)["position"] for line in lines] == [0, 1]
+    assert list(from_json(lines[0]))[:5] == ["node", "seq", "position", "event", "time_ms"]
+    assert from_json(lines[0])["helo"] == 'h"\n'
+    assert len({kind.name for kind in EVENTS}) == len(EVENTS)
+
+
+def test_segments_appear_whole(folder: Path) -> None:
+    """Hidden while written, then under date and hour; several frames, read by any zstd reader."""
+    segment = Segment(folder, "abcdef", 10)
+    segment.append(_lines(10, 3))
+    assert sealed_segments(folder) == []
+    segment.append(_lines(13, 2))
+    sealed = segment.seal(NOW_MS)
+    assert sealed == folder / "date=2026-11-21/hour=08/abcdef-000000000000000a.jsonl.zst"
+    assert [r["seq"] for r in read_segment(sealed)] == [10, 11, 12, 13, 14]
+    with zstandard.open(sealed, "rt") as file:
+        assert file.readline().startswith('{"node"')
+    assert list(folder.glob(".*")) == []
+
+
+@pytest.mark.parametrize("torn", [0, 1, 5, 20])
+def test_a_crash_tears_at_most_the_last_frame(folder: Path, torn: int) -> None:
+    segment = Segment(folder, "abcdef", 1)
+    segment.append(_lines(1, 3))
+    whole = segment.size_bytes
+    segment.append(_lines(4, 3))
+    path = next(folder.glob(".abcdef-*.open"))
+    segment._file.close()
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - torn])
+    assert recover(folder, "abcdef", NOW_MS) == (6 if torn == 0 else 3)
+    assert [r["seq"] for r in read_segment(sealed_segments(folder)[0])] == list(
+        range(1, 7 if torn == 0 else 4)
+    )
+    assert whole > 0
+    path.write_bytes(b"")
+    assert recover(folder, "abcdef", NOW_MS) == 0
+    assert not path.exists()
+
+
+async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(folder: Path) -> None:
+    """The keys of an exported frame are still there: the next life deletes them, and nothing twice."""
+    clock, settings = Clock(), Events(folder / "events", Rotate(Size(1 << 20), Seconds(3600)))
+    queue = make_queue(folder / "queue", clock)
+    await begin(queue)
+    for n in range(5):
+        await accept(queue, f"a{n}@x.example")
+        await settle(queue, lease(queue, "x.example"), Fate.DELIVERED)
+    exporter = Exporter(queue, settings)
+
+    async def die(last: bytes) -> None:
+        raise OSError("the process ends here")
+
+    exporter._forget = die  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="ends here"):
+        await exporter._export()
+    assert exporter._segment is not None
+    exporter._segment._file.close()
+    await queue.close()
+
+    async with opened(folder / "queue", clock) as queue:
+        await accept(queue, "b@x.example")
+        exporter = Exporter(queue, settings)
+        await exporter.start()
+        await until(
+            lambda: not list(queue.store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX))),
+            "the outbox to empty",
+        )
+        await exporter.close()
+    records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
+    assert len(records) == 11
+    assert len({(r["node"], r["seq"], r["position"]) for r in records}) == 11
+    account = account_of(folder / "events")
+    assert (account.total("accepted"), account.queued("default")) == (6, 1)
+
+
+async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC on the event log: nothing is lost, and it goes on when there is room again."""
+    from zonemta_py.events import export, segments
+
+    monkeypatch.setattr(export, "RETRY_S", 0.05)
+    full, real = [True], segments.os.fsync
+
+    def fsync(handle: int) -> None:
+        if full[0]:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(segments.os, "fsync", fsync)
+    monkeypatch.setattr(segments, "_sync_directory", lambda path: None)
+    async with opened(folder / "queue") as queue:
+        exporter = Exporter(queue, Events(folder / "events", Rotate(Size(1 << 20), Seconds(0.2))))
+        await exporter.start()
+        seen: list[bytes] = []
+        exporter.observers.append(seen.append)
+        await accept(queue, "a@x.example")
+        for _ in range(30):
+            await asyncio.sleep(0)
+        assert seen == []
+        full[0] = False
+        await until(lambda: seen, "the export to go on")
+        await until(lambda: sealed_segments(folder / "events"), "a seal by age")
+        await exporter.close()
+    assert account_of(folder / "events").total("accepted") == 1
+
+
+def test_the_account_counts_a_repeat_once() -> None:
+    record = {
+        "node": "n",
+        "seq": 1,
+        "position": 0,
+        "event": "accepted",
+        "report_for": "",
+        "recipients": [{"zone": "z"}] * 3,
+    }
+    account = Account()
+    account.add(record)
+    account.add(record)
+    account.add(
+        {
+            "node": "n",
+            "seq": 2,
+            "position": 0,
+            "event": "moved",
+            "zone": "z",
+            "new_zone": "y",
+            "recipients": [0],
+        }
+    )
+    account.add({"node": "n", "seq": 3, "position": 0, "event": "delivered", "zone": "z"})
+    assert (account.queued("z"), account.queued("y"), account.total("accepted")) == (1, 1, 3)

@@ -1,0 +1,119 @@
+"""The house rules, checked: layers and doors, documentation of everything, sizes and docstrings."""
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import click
+import pytest
+
+from zonemta_py.cli import main
+from zonemta_py.config.schema import Config
+from zonemta_py.events.schema import EVENTS
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "zonemta_py").rglob("*.py"))
+LINES_MAX = 350
+
+
+def test_layers_and_doors() -> None:
+    """Imports point down, and each third-party package has one door."""
+    lint = Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run([str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def _keys(kind: type, prefix: str = "") -> list[str]:
+    found = []
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}{field.name}"
+        inner = _inner(hints[field.name])
+        found += _keys(inner, f"{name}.") if inner else [name]
+    return found
+
+
+def _inner(hint: object) -> type | None:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return hint
+    for argument in typing.get_args(hint):
+        found = _inner(argument)
+        if found:
+            return found
+    return None
+
+
+def test_every_key_is_documented() -> None:
+    text = (ROOT / "docs/configuration.md").read_text()
+    missing = [key for key in _keys(Config) if f"`{key}`" not in text]
+    assert missing == []
+
+
+def test_every_event_and_field_is_documented() -> None:
+    text = (ROOT / "docs/events.md").read_text()
+    missing = []
+    for event in EVENTS:
+        if f"## {event.name}" not in text:
+            missing.append(event.name)
+        missing += [f"{event.name}.{field.name}" for field in dataclasses.fields(event) if f"`{field.name}`" not in text]
+    assert missing == []
+
+
+def _options(command: click.Command, path: str) -> list[tuple[str, str]]:
+    if isinstance(command, click.Group):
+        return [pair for name, sub in command.commands.items() for pair in _options(sub, f"{path} {name}")]
+    names = [name for p in command.params if isinstance(p, click.Option) for name in p.opts if name.startswith("--")]
+    return [(path, name) for name in names]
+
+
+def test_every_option_is_documented() -> None:
+    text = (ROOT / "docs/commands.md").read_text()
+    sections = {part.split("\n", 1)[0].strip(): part for part in text.split("\n## ")}
+    missing = []
+    for path, option in _options(main, "zonemta"):
+        if f"`{option}" not in sections.get(path, ""):
+            missing.append(f"{path} {option}")
+    assert missing == []
+
+
+def test_decisions_that_are_named_exist() -> None:
+    """"decision N" in a docstring leads somewhere."""
+    text = (ROOT / "docs/decisions.md").read_text()
+    named = {n for path in SOURCES for n in re.findall(r"decision (\d+)", path.read_text())}
+    assert named
+    assert [n for n in sorted(named, key=int) if not re.search(rf"^## {n}\. ", text, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_is_a_concept(path: Path) -> None:
+    """It says what it is for, and it is not too long."""
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+    assert text.count("\n") <= LINES_MAX
+
+
+def test_only_the_clock_asks_for_the_time() -> None:
+    """Benchmarks may; they measure."""
+    calls = re.compile(r"\btime\.(time|monotonic|sleep|time_ns|perf_counter)\(|datetime\.now\(")
+    found = [str(p) for p in SOURCES if p.name != "clock.py" and "bench" not in p.parts and calls.search(p.read_text())]
+    assert found == []
+
+
+def test_readme_names_what_ci_runs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+    assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    broken = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
