@@ -63,6 +63,7 @@ class LevelStore(LevelView):
                 create_if_missing=True,
                 write_buffer_size=WRITE_BUFFER_BYTES,
                 lru_cache_size=CACHE_BYTES,
+                compression=None,  # bodies stay for seconds: a third of the CPU of large mail, see decision 6
             )
         except _leveldb.IOError as exc:
             if "lock" in str(exc).lower():
