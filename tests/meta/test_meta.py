@@ -23,7 +23,9 @@ LINES_MAX = 350
 def test_layers_and_doors() -> None:
     """Imports point down, and each third-party package has one door."""
     lint = Path(sys.executable).with_name("lint-imports")
-    result = subprocess.run([str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [str(lint), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stdout
 
 
@@ -59,14 +61,26 @@ def test_every_event_and_field_is_documented() -> None:
     for event in EVENTS:
         if f"## {event.name}" not in text:
             missing.append(event.name)
-        missing += [f"{event.name}.{field.name}" for field in dataclasses.fields(event) if f"`{field.name}`" not in text]
+        missing += [
+            f"{event.name}.{field.name}"
+            for field in dataclasses.fields(event)
+            if f"`{field.name}`" not in text
+        ]
     assert missing == []
 
 
 def _options(command: click.Command, path: str) -> list[tuple[str, str]]:
     if isinstance(command, click.Group):
-        return [pair for name, sub in command.commands.items() for pair in _options(sub, f"{path} {name}")]
-    names = [name for p in command.params if isinstance(p, click.Option) for name in p.opts if name.startswith("--")]
+        return [
+            pair for name, sub in command.commands.items() for pair in _options(sub, f"{path} {name}")
+        ]
+    names = [
+        name
+        for p in command.params
+        if isinstance(p, click.Option)
+        for name in p.opts
+        if name.startswith("--")
+    ]
     return [(path, name) for name in names]
 
 
@@ -81,7 +95,7 @@ def test_every_option_is_documented() -> None:
 
 
 def test_decisions_that_are_named_exist() -> None:
-    """"decision N" in a docstring leads somewhere."""
+    """ "decision N" in a docstring leads somewhere."""
     text = (ROOT / "docs/decisions.md").read_text()
     named = {n for path in SOURCES for n in re.findall(r"decision (\d+)", path.read_text())}
     assert named
@@ -99,7 +113,11 @@ def test_a_file_is_a_concept(path: Path) -> None:
 def test_only_the_clock_asks_for_the_time() -> None:
     """Benchmarks may; they measure."""
     calls = re.compile(r"\btime\.(time|monotonic|sleep|time_ns|perf_counter)\(|datetime\.now\(")
-    found = [str(p) for p in SOURCES if p.name != "clock.py" and "bench" not in p.parts and calls.search(p.read_text())]
+    found = [
+        str(p)
+        for p in SOURCES
+        if p.name != "clock.py" and "bench" not in p.parts and calls.search(p.read_text())
+    ]
     assert found == []
 
 
