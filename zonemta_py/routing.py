@@ -8,11 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import lru_cache
 from ipaddress import ip_address
 
 from zonemta_py.config.schema import Config, Network
 
 DEFAULT_ZONE = "default"
+
+_address = lru_cache(maxsize=4096)(ip_address)  # a client sends thousands of messages from one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def _glob(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def _within(source: str, network: Network) -> bool:
-    address = ip_address(source)
+    address = _address(source)
     return address.version == network.version and address in network
 
 

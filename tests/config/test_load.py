@@ -28,6 +28,12 @@ def test_shipped_file_is_the_defaults() -> None:
     assert shipped == default
 
 
+def test_container_file_is_valid() -> None:
+    """What the image starts with."""
+    config = load_config(Path(__file__).parents[2] / "config/docker.yaml")
+    assert config.queue.directory == Path("/var/lib/zonemta/queue")
+
+
 def test_zones_inherit_from_default() -> None:
     """What a zone leaves out comes from zones.default, also inside its parts, in any order."""
     config = parse_config(

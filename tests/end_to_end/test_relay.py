@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import until
 from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.queue.harness import everything
+from zonemta_py.admin.operations import Operations
 from zonemta_py.bench.nameserver import SERVFAIL
 from zonemta_py.bench.script import Rule, Step
 from zonemta_py.bench.sink import Sink
@@ -358,6 +359,45 @@ async def test_a_zone_that_is_gone(folder: Path) -> None:
             await empty(relay)
         account = ledger(folder)
         assert account.queued("old") == account.queued("default") == 0
+
+
+async def test_flush_ends_rests(folder: Path) -> None:
+    """An operator who mended something does not wait for the next probe."""
+    async with staged(folder) as stage:
+        stage.names.records["dead.example"] = {"A": ["127.0.2.2"]}
+        zones = {"default": {"retry": {"delays": ["1h"]}, "connections_per_domain": 1}}
+        async with relaying(stage.config(zones=zones)) as relay:
+            for n in range(3):
+                await send(relay, [f"{n}@dead.example"])
+            await until(
+                lambda: relay._zones["default"].describe("dead.example"), "the destination to rest"
+            )
+            back = Sink(keep=True)
+            await back.start("127.0.2.2", stage.port)
+            try:
+                operations = Operations(relay.queue, relay._zones)
+                rows = [row async for row in operations.run("flush", {"domain": "dead.example"})]
+                assert rows[0]["woken"] >= 1
+                await received(back, 3)
+                await empty(relay)
+            finally:
+                await back.close()
+
+
+async def test_ipv6(folder: Path) -> None:
+    """An AAAA record alone leads there, from an address of the same family."""
+    async with staged(folder) as stage:
+        sink = Sink(keep=True)
+        await sink.start("::1", stage.port)
+        stage.names.records["six.example"] = {"AAAA": ["::1"]}
+        pools = {"default": [{"address": "127.0.0.2"}, {"address": "::1", "ehlo": "six.relay.example"}]}
+        try:
+            async with relaying(stage.config(pools=pools)) as relay:
+                await send(relay, ["x@six.example"])
+                assert (await received(sink, 1))[0].helo == "six.relay.example"
+                await empty(relay)
+        finally:
+            await sink.close()
 
 
 async def test_reload(folder: Path) -> None:

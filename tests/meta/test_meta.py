@@ -131,7 +131,6 @@ def test_readme_names_what_ci_runs() -> None:
 def test_links_in_the_docs_lead_somewhere() -> None:
     broken = []
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            if not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        broken += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
     assert broken == []

@@ -182,8 +182,6 @@ class QueueMachine(RuleBasedStateMachine):
                 for domain in DOMAINS:
                     while held := self.queue.lease(zone, domain, 10):
                         await self.queue.settle(held, outcomes(held, Fate.DELIVERED))
-            while await self.queue.deferral.wake_due(2**52):
-                pass
             for _ in range(200):
                 if not everything(self.queue.store):
                     break

@@ -19,10 +19,13 @@ Row = dict[str, Any]
 
 
 class ZoneView(Protocol):
-    """What is asked of a running zone: what it knows about a destination."""
+    """What is asked of a running zone."""
 
     def describe(self, destination: str) -> str:
         """Why its mail is not moving; empty when nothing is known to be wrong."""
+
+    def probe(self, destination: str | None) -> None:
+        """Try a resting destination now, or all of them."""
 
 
 class Operations:
@@ -101,7 +104,11 @@ class Operations:
     async def _flush(
         self, zone: str | None = None, domain: str | None = None, message: str | None = None
     ) -> AsyncIterator[Row]:
-        yield {"woken": await self._queue.deferral.flush(zone, domain, message)}
+        woken = await self._queue.deferral.flush(zone, domain, message)
+        for name, view in self._zones.items():
+            if zone in (None, name):
+                view.probe(self._queue.windows.destination_of(name, domain) if domain else None)
+        yield {"woken": woken}
 
     async def _delete(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
         deleted, busy = await self._queue.delete(message, recipient)

@@ -191,7 +191,7 @@ def body(config_path: Path, message: str) -> None:
 def flush(
     config_path: Path, zone: str | None, domain: str | None, message: str | None, as_json: bool
 ) -> None:
-    """Make deferred recipients due now."""
+    """Make deferred recipients due now, and try destinations that rest."""
     for row in rows_of(config_path, "flush", zone=zone, domain=domain, message=message):
         print_json(row) if as_json else click.echo(f"{row['woken']} recipients are due now")
 

@@ -4,6 +4,7 @@ Source: RFC 5321 section 5.1: by preference, at random within one.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from random import Random
 from typing import NamedTuple
@@ -35,6 +36,7 @@ def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
     return pairs[:TARGETS_MAX]
 
 
+@lru_cache(maxsize=4096)
 def is_public(ip: str) -> bool:
     """Whether mail may go there without ``allow_private_destinations``.
 

@@ -66,6 +66,11 @@ class ZoneDelivery:
         rest_s = max(0, round(state.down_until_s - clock.monotonic_s()))
         return f"next try in {rest_s} s: {state.reason}"
 
+    def probe(self, destination: str | None) -> None:
+        """An operator wants resting destinations tried now: one, or all."""
+        for name in self.scheduler.end_rests(destination):
+            self.ready(name)
+
     def pump(self) -> None:
         """Start as many workers as limits and mail allow."""
         while not self._stopping:
@@ -77,7 +82,7 @@ class ZoneDelivery:
             destination = self.scheduler.next(now_s)
             if destination is None:
                 return
-            task = asyncio.create_task(self._work(destination), name=f"{self.name} → {destination.name}")
+            task = self._loop.create_task(self._work(destination))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -8,7 +8,7 @@ nothing moves twice.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from zonemta_py.clock import wait_event
@@ -109,6 +109,25 @@ class Deferral:
             if record is not None and record.due_ms <= now_ms and key not in self.moving:
                 yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
 
+    def retire(self, batch: Batch, times: Mapping[bytes, int]) -> None:
+        """Delete the ``due/`` keys that nobody needs once these deferred keys (to due ms) are gone."""
+        by_message: dict[tuple[str, str], set[int]] = {}
+        for key, due_ms in times.items():
+            zone, message, _ = keys.parse_recipient(key)
+            by_message.setdefault((zone, message), set()).add(due_ms)
+        for (zone, message), moved in by_message.items():
+            prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
+            others = (
+                _readable(key, value)
+                for key, value in self._store.scan(prefix, keys.end_of(prefix))
+                if key not in times
+            )
+            needed = {record.due_ms for record in others if record is not None}
+            for due_ms in moved - needed:
+                due = keys.due_key(due_ms, zone, message)
+                if due not in self._coming:
+                    batch.delete(due)
+
     async def _commit(self, batch: Batch, woken: list[Recipient]) -> None:
         placement = self._windows.plan(woken)
         for zone, destination, message in placement.spills:
@@ -125,15 +144,13 @@ class Deferral:
         self._windows.place(placement)
 
     async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
-        """Wake deferred recipients now, whatever their time; None matches all. Returns how many.
-
-        Their ``due/`` keys stay and will find nothing.
-        """
+        """Wake deferred recipients now, whatever their time; None matches all. Returns how many."""
         prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
         cursor, total = prefix, 0
         while True:
             batch = Batch()
             woken: list[Recipient] = []
+            times: dict[bytes, int] = {}
             seen = 0
             for key, value in islice(self._store.scan(cursor, keys.end_of(prefix)), WAKE_MAX):
                 cursor = key + b"\x00"
@@ -144,6 +161,8 @@ class Deferral:
                     continue
                 if message in (None, of_message) and domain in (None, record.domain):
                     woken.append(transitions.wake(batch, in_zone, of_message, address, record))
+                    times[key] = record.due_ms
+            self.retire(batch, times)
             if not seen:
                 return total
             if woken:

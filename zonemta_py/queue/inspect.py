@@ -12,7 +12,8 @@ from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.leveldb import LevelStore, LevelView
-from zonemta_py.queue.records import read_mark, read_meta, read_waiting
+from zonemta_py.queue.messages import read_message, recipients_of
+from zonemta_py.queue.records import read_waiting
 
 TOP_DOMAINS = 10
 
@@ -67,29 +68,20 @@ class Summary:
         ]
 
 
-def message_row(store: LevelView, message: str) -> dict[str, Any] | None:
+def message_row(view: LevelView, message: str) -> dict[str, Any] | None:
     """Everything about one message but its body; None when there is none."""
-    meta_value = store.get(keys.meta_key(message))
-    mark_value = store.get(keys.mark_key(message))
-    if meta_value is None or mark_value is None:
+    try:
+        meta, mark = read_message(view, message)
+    except QueueCorrupt:
         return None
-    meta, mark = read_meta(meta_value), read_mark(mark_value)
     recipients = []
-    for zone in meta.zones:
-        for state, space in (("waiting", keys.WAITING), ("deferred", keys.DEFERRED)):
-            prefix = keys.zone_prefix(space, zone, message)
-            for key, value in store.scan(prefix, keys.end_of(prefix)):
-                record = read_waiting(value)
-                facts = record._asdict()
-                recipients.append(
-                    {
-                        "index": facts.pop("number"),
-                        "recipient": keys.parse_recipient(key)[2],
-                        "zone": zone,
-                        "state": state,
-                        **facts,
-                    }
-                )
+    for key, value in recipients_of(view, message, meta.zones):
+        zone, _, address = keys.parse_recipient(key)
+        facts = read_waiting(value)._asdict()
+        state = "deferred" if key.startswith(keys.DEFERRED) else "waiting"
+        recipients.append(
+            {"index": facts.pop("number"), "recipient": address, "zone": zone, "state": state, **facts}
+        )
     inflight = keys.INFLIGHT + f"{message}/".encode()
     return {
         "message": message,
@@ -102,16 +94,13 @@ def message_row(store: LevelView, message: str) -> dict[str, Any] | None:
         "report_for": meta.report_for,
         "origin": meta.origin._asdict(),
         "header": meta.header.decode("utf-8", "replace"),
-        "transactions": sum(1 for _ in store.keys(inflight, keys.end_of(inflight))),
+        "transactions": sum(1 for _ in view.keys(inflight, keys.end_of(inflight))),
         "recipients": sorted(recipients, key=lambda row: row["index"]),
     }
 
 
-def body_of(store: LevelStore, message: str) -> Iterator[bytes]:
+def body_of(view: LevelView, message: str) -> Iterator[bytes]:
     """The message as it is sent: header, empty line, body. Raises QueueCorrupt."""
-    meta_value = store.get(keys.meta_key(message))
-    mark_value = store.get(keys.mark_key(message))
-    if meta_value is None or mark_value is None:
-        raise QueueCorrupt(f"{message}: no such message")
-    yield read_meta(meta_value).header + b"\r\n"
-    yield from read_body(store, message, read_mark(mark_value))
+    meta, mark = read_message(view, message)
+    yield meta.header + b"\r\n"
+    yield from read_body(view, message, mark)

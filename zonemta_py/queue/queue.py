@@ -10,11 +10,10 @@ future says when the batch is on disk. In memory there is nothing that a crash m
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from zonemta_py import clock
-from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
@@ -24,15 +23,13 @@ from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
-from zonemta_py.queue.leveldb import LevelStore, LevelView
+from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.live import LiveMessage, LiveMessages
+from zonemta_py.queue.messages import read_message, recipients_of
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import (
     FORMAT,
     Mark,
-    Meta,
-    read_mark,
-    read_meta,
     read_waiting,
 )
 from zonemta_py.queue.recovery import identify, recover
@@ -287,21 +284,23 @@ class Queue:
         if self.store.get(keys.meta_key(message)) is None:
             return 0, 0
         live = self._pin(message)
-        batch, waiting, deferred, busy = Batch(), [], [], 0
+        batch, busy = Batch(), 0
+        waiting: list[bytes] = []
+        deferred: dict[bytes, int] = {}  # key: due ms
         for key, value in list(recipients_of(self.store, message, live.meta.zones)):
             zone, _, found = keys.parse_recipient(key)
             if address is not None and found != address:
                 continue
-            if key.startswith(keys.DEFERRED):
-                free = key not in self.deferral.moving
-                deferred += [key] if free else []
-            else:
-                free = self.windows.zone(zone).withdraw(key)
-                waiting += [key] if free else []
-            if free:
-                transitions.delete(batch, live.meta, key, read_waiting(value), self._now())
+            record = read_waiting(value)
+            if key.startswith(keys.DEFERRED) and key not in self.deferral.moving:
+                deferred[key] = record.due_ms
+            elif key.startswith(keys.WAITING) and self.windows.zone(zone).withdraw(key):
+                waiting.append(key)
             else:
                 busy += 1
+                continue
+            transitions.delete(batch, live.meta, key, record, self._now())
+        self.deferral.retire(batch, deferred)
         self.deferral.moving.update(deferred)
         live.remaining -= len(waiting) + len(deferred)
         if live.remaining == 0:
@@ -310,7 +309,7 @@ class Queue:
         return len(waiting) + len(deferred), busy
 
     async def _deleted(
-        self, live: LiveMessage, batch: Batch, waiting: list[bytes], deferred: list[bytes]
+        self, live: LiveMessage, batch: Batch, waiting: list[bytes], deferred: Iterable[bytes]
     ) -> None:
         if batch.ops:
             await self.commits.submit(batch)
@@ -338,20 +337,3 @@ def _due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
         for outcome in outcomes
         if outcome.fate is Fate.DEFERRED
     }
-
-
-def read_message(view: LevelView, message: str) -> tuple[Meta, Mark]:
-    """The markers of a message. Raises QueueCorrupt when it has none."""
-    meta = view.get(keys.meta_key(message))
-    mark = view.get(keys.mark_key(message))
-    if meta is None or mark is None:
-        raise QueueCorrupt(f"{message}: recipients without a message")
-    return read_meta(meta), read_mark(mark)
-
-
-def recipients_of(view: LevelView, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the recipients a message still has."""
-    for zone in zones:
-        for space in (keys.WAITING, keys.DEFERRED):
-            prefix = keys.zone_prefix(space, zone, message)
-            yield from view.scan(prefix, keys.end_of(prefix))

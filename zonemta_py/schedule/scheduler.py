@@ -75,6 +75,13 @@ class Scheduler:
         destination.failed(now_s + min(rest_s, REST_MAX_S), reason)
         return destination.down_until_s
 
+    def end_rests(self, name: str | None) -> list[str]:
+        """Let resting destinations be probed now: one, or all. Returns which."""
+        resting = [d for d in self._destinations.values() if d.failing and name in (None, d.name)]
+        for destination in resting:
+            destination.down_until_s = 0.0
+        return [destination.name for destination in resting]
+
     def state(self, name: str) -> Destination | None:
         """What is known about a destination, for an operator."""
         return self._destinations.get(name)

@@ -5,7 +5,6 @@ first attempt came.
 """
 
 from collections.abc import Sequence
-from ipaddress import ip_address
 from zlib import crc32
 
 from zonemta_py.config.schema import PoolAddress
@@ -13,11 +12,11 @@ from zonemta_py.config.schema import PoolAddress
 
 def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> PoolAddress | None:
     """The address of ``pool`` for ``message`` towards ``target_ip``, or None if no family matches."""
-    version = ip_address(target_ip).version
+    version = 6 if ":" in target_ip else 4
     fitting = [
         entry
         for entry in pool
-        if entry.weight and (entry.address is None or ip_address(entry.address).version == version)
+        if entry.weight and (entry.address is None or (6 if ":" in entry.address else 4) == version)
     ]
     if len(fitting) <= 1:
         return fitting[0] if fitting else None

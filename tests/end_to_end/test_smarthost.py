@@ -1,0 +1,66 @@
+"""A smarthost that asks for TLS and AUTH: another relay of ours, in a process of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import empty, facts, relaying, send, staged
+from tests.intake.relay_in import users_file
+from tests.queue.harness import everything
+from zonemta_py.queue import keys
+
+
+@pytest.fixture
+def trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A certificate that verifying sessions of this test trust."""
+    from tests.intake.relay_in import certificate
+    from zonemta_py.transports import smtp
+
+    cert, key, context = certificate(folder)
+    monkeypatch.setattr(smtp, "_VERIFYING", context)
+    return cert, key
+
+
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+async def test_tls_and_auth(folder: Path, trusted: tuple[Path, Path], password: str) -> None:
+    cert, key = trusted
+    users = users_file(folder)
+    (folder / "password").write_text(f"{password}\n")
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        listener = {
+            "address": "127.0.0.1:0",
+            "trusted_networks": [],
+            "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
+            "auth": {"users_file": str(users)},
+        }
+        front = stage.config(
+            listeners=[listener],
+            queue={"directory": "front", "min_free_disk": "1MiB"},
+            events={"directory": "events-front"},
+        )
+        async with relaying(front) as smarthost:
+            zone = {
+                "smarthost": f"localhost:{smarthost.addresses[0].port}",
+                "smarthost_auth": {"username": "news", "password_file": str(folder / "password")},
+                "tls": "required",
+                "retry": {"delays": ["1h"]},
+            }
+            stage.names.records["localhost"] = {"A": ["127.0.0.1"]}
+            async with relaying(stage.config(zones={"default": zone})) as relay:
+                await send(relay, ["x@a.example"], sender="")
+                if password == "secret":
+                    await until(lambda: sink.messages, "the message")
+                    await empty(relay)
+                    await empty(smarthost)
+                else:
+                    await until(
+                        lambda: any(k.startswith(keys.DEFERRED) for k in everything(relay.queue.store)),
+                        "a deferral",
+                    )
+        if password == "secret":
+            assert facts(folder, "delivered")[0]["tls"] is True
+            assert b"with ESMTPSA" in sink.messages[0].data
+        else:
+            assert "535" in facts(folder, "deferred")[0]["reply"]
