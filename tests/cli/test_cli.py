@@ -215,6 +215,50 @@ def test_submit_to_a_sink(folder: Path) -> None:
         sink.wait()
 
 
+def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) -> None:
+    """The relay as it is run (uvloop): STARTTLS, AUTH, several listeners, facts on stderr."""
+    from tests.intake.relay_in import certificate, users_file
+
+    cert, key, _ = certificate(folder)
+    users_file(folder)
+    config = folder / "tls.yaml"
+    config.write_text(
+        "listeners:\n"
+        f"  - {{address: '127.0.0.1:0', trusted_networks: [], tls: {{mode: starttls, certificate: {cert}, key: {key}}}, auth: {{users_file: users}}}}\n"
+        "  - {address: '127.0.0.1:0'}\n"
+        "queue: {directory: q2, min_free_disk: 1MiB}\nevents: {directory: e2}\n"
+        f"zones: {{default: {{smarthost: '127.0.0.1:{free_port()}'}}}}\n"
+    )
+    (folder / "letter.eml").write_text("Subject: x\n\nHi\n")
+    (folder / "password").write_text("secret\n")
+    relay = Child(["serve", "-c", str(config), "--log-events"], folder / "log")
+    try:
+        closed, trusted = relay.wait_ready()
+        common = ["submit", "-", "--message", str(folder / "letter.eml"), "--from", "s@x.example"]
+        listed = b"email\na@y.example\n"
+        result = zonemta(
+            *common,
+            "--relay",
+            closed,
+            "--user",
+            "news",
+            "--password-file",
+            str(folder / "password"),
+            stdin=listed,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        result = zonemta(*common, "--relay", closed, stdin=listed)
+        assert result.returncode == 1
+        assert b"530 5.7.0 Authentication required" in result.stdout
+        assert zonemta(*common, "--relay", trusted, stdin=listed).returncode == 0
+        assert relay.stop() == 0
+    finally:
+        relay.kill()
+    log = (folder / "log").read_text()
+    assert '"user":"news"' in log
+    assert '"event":"rejected"' in log
+
+
 def test_submit_says_what_is_wrong(folder: Path) -> None:
     letter = folder / "l.eml"
     letter.write_text("Subject: x\n\n")

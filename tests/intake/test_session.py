@@ -284,6 +284,24 @@ async def test_odd_messages(folder: Path, data: bytes, reply: bytes) -> None:
         await until(lambda: problems(relay.queue.store) == [], "a sound queue")
 
 
+async def test_a_message_without_end_is_cut_off(folder: Path) -> None:
+    """No newline, no dot, no end: nothing is kept, and past twice the limit nothing more is read."""
+    async with listening(folder, "    max_message_size: 100KiB") as relay:
+        reader, writer = await _connected(relay, *BEGIN)
+        await reader.readuntil(b"354")
+        try:
+            for _ in range(200):
+                writer.write(b"x" * 50_000)
+                await asyncio.wait_for(writer.drain(), 20)
+                if writer.transport.is_closing():
+                    break
+        except ConnectionError:
+            pass
+        await until(lambda: not relay.listener.port.sessions, "the session to end")
+        await until(lambda: everything(relay.queue.store) == [], "nothing to stay")
+        writer.close()
+
+
 async def test_stamps_and_routing_header(folder: Path) -> None:
     """Received first, Date and Message-ID when missing, the routing field out, the rest untouched."""
     async with listening(
