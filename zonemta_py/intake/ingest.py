@@ -5,7 +5,7 @@ to its final dot says what it was: answering earlier would make the rest look li
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zonemta_py import clock
@@ -73,18 +73,22 @@ class Ingest:
         else:
             self._judge_lines()
         if not self.refusal:
-            try:
-                body = self._splitter.feed(data)
-                if body:
-                    await self._writer.write(body)
-            except HeaderTooLarge as exc:
-                self.refusal = f"552 5.3.4 Refused: {exc}"
-            except QueueUnavailable:
-                self.refusal = UNWRITABLE
-            except LocalError as exc:
-                self.refusal = f"552 5.3.4 {exc}"
+            await self._keep(self._splitter.feed, data)
         if self.refusal:
             await self.abort()
+
+    async def _keep(self, split: Callable[..., bytes], *data: bytes) -> None:
+        """Write what ``split`` finds to be body; whatever goes wrong becomes the refusal."""
+        try:
+            body = split(*data)
+            if body:
+                await self._writer.write(body)
+        except HeaderTooLarge as exc:
+            self.refusal = f"552 5.3.4 Refused: {exc}"
+        except QueueUnavailable:
+            self.refusal = UNWRITABLE
+        except LocalError as exc:
+            self.refusal = f"552 5.3.4 {exc}"
 
     def _judge_lines(self) -> None:
         check = self._check
@@ -100,22 +104,16 @@ class Ingest:
         if not self.refusal:
             self._check.finish()
             self._judge_lines()
-        new: NewMessage | None = None
         if not self.refusal:
-            try:
-                tail = self._splitter.finish()
-                if tail:
-                    await self._writer.write(tail)
-                await self._writer.written()
-                new = self._compose()
-            except HeaderTooLarge as exc:
-                self.refusal = f"552 5.3.4 Refused: {exc}"
-            except QueueUnavailable:
-                self.refusal = UNWRITABLE
-            except LocalError as exc:
-                self.refusal = f"552 5.3.4 {exc}"
-        if self.refusal or new is None:
+            await self._keep(self._splitter.finish)
+        new = None if self.refusal else self._compose()
+        if new is None or self.refusal:
             await self.abort()
+            return self.refusal
+        try:
+            await self._writer.written()
+        except QueueUnavailable:
+            self.refusal = UNWRITABLE
             return self.refusal
         self._ended = True  # from here on the queue answers for the message, whatever the client does
         try:

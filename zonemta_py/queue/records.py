@@ -4,7 +4,8 @@ To change one: raise its version here, keep the old tuple beside it, convert in 
 function, add a golden file. A relay never writes an older version than it reads.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from zonemta_py.codec import unpacker
 from zonemta_py.errors import QueueCorrupt
@@ -95,51 +96,27 @@ class Open(NamedTuple):
     progress_ms: int
 
 
-_mark = unpacker(Mark)
-_meta = unpacker(Meta)
-_waiting = unpacker(Waiting)
-_inflight = unpacker(Inflight)
-_open = unpacker(Open)
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
-def _known(version: int, what: str) -> None:
-    if version != FORMAT:
-        raise QueueCorrupt(f"{what}: version {version} is not known here")
+def _reader(kind: type[R]) -> Callable[[bytes], R]:
+    """A function from stored bytes to ``kind``. It raises QueueCorrupt, for an unknown version too."""
+    unpack = unpacker(kind)
+
+    def read(data: bytes) -> R:
+        record = unpack(data)
+        if record[0] != FORMAT:
+            raise QueueCorrupt(f"{kind.__name__}: version {record[0]} is not known here")
+        return record
+
+    return read
 
 
-def read_mark(data: bytes) -> Mark:
-    """Raises QueueCorrupt."""
-    record = _mark(data)
-    _known(record.version, "#")
-    return record
-
-
-def read_meta(data: bytes) -> Meta:
-    """Raises QueueCorrupt."""
-    record = _meta(data)
-    _known(record.version, "*")
-    return record
-
-
-def read_waiting(data: bytes) -> Waiting:
-    """Raises QueueCorrupt."""
-    record = _waiting(data)
-    _known(record.version, "recipient")
-    return record
-
-
-def read_inflight(data: bytes) -> Inflight:
-    """Raises QueueCorrupt."""
-    record = _inflight(data)
-    _known(record.version, "inflight")
-    return record
-
-
-def read_open(data: bytes) -> Open:
-    """Raises QueueCorrupt."""
-    record = _open(data)
-    _known(record.version, "open")
-    return record
+read_mark = _reader(Mark)
+read_meta = _reader(Meta)
+read_waiting = _reader(Waiting)
+read_inflight = _reader(Inflight)
+read_open = _reader(Open)
 
 
 def new_waiting(number: int, domain: str, submitter: str) -> Waiting:
