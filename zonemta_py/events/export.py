@@ -54,7 +54,7 @@ class Exporter:
         while not self._stopping.is_set():
             grew.clear()
             try:
-                exported = await self._export()
+                more = await self._export()
                 await self._seal_if_due()
             except QueueUnavailable:
                 return
@@ -62,23 +62,24 @@ class Exporter:
                 log.error("the event log cannot be written, facts wait in the queue: %s", exc)
                 await clock.wait_event(self._stopping, RETRY_S)
                 continue
-            if not exported:
+            if not more:
                 await clock.wait_event(grew, self._settings.rotate.age)
                 await clock.wait_event(self._stopping, GATHER_S)
 
-    async def _export(self) -> int:
-        """Write the next groups to the segment; returns how many."""
+    async def _export(self) -> bool:
+        """Write the next groups to the segment; returns whether there are more than one frame takes."""
         values: list[bytes] = []
         first = last = b""
-        size = 0
+        size, full = 0, False
         for key, value in self._queue.store.scan(self._cursor, keys.end_of(keys.OUTBOX)):
             values.append(value)
             first, last = first or key, key
             size += len(value)
-            if len(values) >= GROUPS_AT_ONCE or size >= BYTES_AT_ONCE:
+            full = len(values) >= GROUPS_AT_ONCE or size >= BYTES_AT_ONCE
+            if full:
                 break
         if not values:
-            return 0
+            return False
         lines = b"".join(values)
         await asyncio.get_running_loop().run_in_executor(
             self._thread, self._write, keys.parse_outbox(first), lines
@@ -86,7 +87,7 @@ class Exporter:
         await self._forget(last)
         for observer in self.observers:
             observer(lines)
-        return len(values)
+        return full
 
     def _write(self, first_seq: int, lines: bytes) -> None:
         if self._segment is None:
@@ -99,6 +100,9 @@ class Exporter:
             broken, self._segment = self._segment, None
             broken.seal(clock.now_ms())
             raise
+
+    def _is_empty(self) -> bool:
+        return next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None) is None
 
     async def _forget(self, last: bytes) -> None:
         """Delete outbox keys up to ``last``: their facts are in the log."""
@@ -124,8 +128,8 @@ class Exporter:
         if self._task is not None:
             await asyncio.wait([self._task])
         try:
-            while self._queue.commits.failure is None and await self._export():
-                pass
+            while self._queue.commits.failure is None and not self._is_empty():
+                await self._export()
             await self._seal_if_due(now=True)
         except Exception as exc:
             log.error("the event log cannot be written, facts stay in the queue: %s", exc)
