@@ -119,7 +119,8 @@ class Queue:
     async def accept(self, writer: MessageWriter, new: NewMessage) -> None:
         """Take responsibility: when this returns, the message is on disk. Raises QueueUnavailable."""
         await writer.written()
-        tail = [writer.last] if writer.last else []
+        last = writer.last
+        tail = [last] if last else []
         # Shielded: a client that hangs up now must not tear a batch from what happens after it.
         await asyncio.shield(self._accept(compose(writer.id, new, writer.mark(self._now()), tail)))
 
