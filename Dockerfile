@@ -2,7 +2,7 @@
 #
 #   docker build -t zonemta .                          the relay
 #   docker build -t zonemta-pipeline --target pipeline .   with Spark's dependencies
-#   docker run -p 2525:2525 -v zonemta:/var/lib/zonemta zonemta
+#   docker run -p 127.0.0.1:2525:2525 --hostname relay.example.com -v zonemta:/var/lib/zonemta zonemta
 
 FROM python:3.12-slim AS build
 WORKDIR /src

@@ -6,19 +6,20 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-from zonemta_py import clock
+from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.outbound import Outbound, read_password
+from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
 from zonemta_py.intake.listener import Listener
 from zonemta_py.intake.policies import DiskRoom
 from zonemta_py.intake.port import Port, make_policy
+from zonemta_py.preflight import verify, warnings
 from zonemta_py.queue.holder import open_store
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
@@ -35,9 +36,7 @@ class Relay:
         self.config = config
         self.hostname = config.hostname or socket.getfqdn()
         self.router = make_router(config)
-        for zone in config.zones.values():
-            if zone.smarthost_auth.password_file is not None:
-                read_password(zone)
+        verify(config)
         store = open_store(config.queue.directory)
         self.queue = Queue(
             store,
@@ -68,10 +67,8 @@ class Relay:
 
     async def _start(self) -> None:
         config, queue = self.config, self.queue
-        if config.queue.durability == "none":
-            log.warning(
-                "durability is none: accepted mail is lost when the power fails. For benchmarks only"
-            )
+        for warning in warnings(config, self.hostname):
+            log.warning("%s", warning)
         await queue.recover()
         await self._settle_removed_zones(config)
         self.outbound = Outbound(queue, MxResolver(config.resolver), config, self.hostname, self.router)
@@ -90,6 +87,13 @@ class Relay:
         await self.control.start()
         for listener in self.listeners:
             self.addresses.append(await listener.start())
+        log.info(
+            "zonemta %s as %s: listening on %s, zones %s",
+            __version__,
+            self.hostname,
+            ", ".join(map(str, self.addresses)),
+            ", ".join(sorted(config.zones)),
+        )
 
     def _on_ready(self, zone: str, destination: str) -> None:
         delivery = self._zones.get(zone)
@@ -116,9 +120,7 @@ class Relay:
         try:
             config = load()
             self._check_reload(config)
-            for zone in config.zones.values():
-                if zone.smarthost_auth.password_file is not None:
-                    read_password(zone)
+            verify(config)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
             changes = []

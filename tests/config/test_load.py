@@ -47,18 +47,24 @@ def test_zones_inherit_from_default() -> None:
     assert config.zones["default"].connections == Zone().connections
 
 
+def test_nothing_means_inherited() -> None:
+    """``bulk:`` with nothing behind it is a zone like the default."""
+    config = parse_config("zones:\n  default: {connections: 7}\n  bulk:\nqueue:\n", HERE)
+    assert config.zones["bulk"].connections == 7
+
+
 def test_values() -> None:
     """Networks, relative paths, null and lists."""
     config = parse_config(
         "listeners: [{address: '[::1]:0', trusted_networks: [10.0.0.1/8]}]\n"
-        "queue: {directory: q}\nevents: {directory: /abs}\nresolver: {nameservers: [127.0.0.1:5353, ns.example]}\n"
+        "queue: {directory: q}\nevents: {directory: /abs}\nresolver: {nameservers: [127.0.0.1:5353, 192.0.2.53]}\n"
         "zones: {default: {rate: 10/s, retry: {warn_after: null}}}\n",
         HERE,
     )
     assert config.listeners[0].trusted_networks == (ip_network("10.0.0.0/8"),)
     assert config.queue.directory == Path("/etc/zonemta/q")
     assert config.events.directory == Path("/abs")
-    assert config.resolver.nameservers == (HostPort("127.0.0.1", 5353), HostPort("ns.example", 53))
+    assert config.resolver.nameservers == (HostPort("127.0.0.1", 5353), HostPort("192.0.2.53", 53))
     assert config.zones["default"].retry.warn_after is None
 
 
@@ -93,6 +99,11 @@ def test_values() -> None:
         ("zones: {default: {smarthost_auth: {username: u, password_file: p}}}", "needs a smarthost"),
         ("zones: {default: {smarthost: 'a:1', smarthost_auth: {username: u}}}", "needs both"),
         ("zones: {default: {retry: {delays: []}}}", "at least one delay"),
+        ("hostname: 'bad host'", "hostname: found 'bad host', expected a host name"),
+        ("pools: {default: [{ehlo: 'a b'}]}", "pools.default[0].ehlo"),
+        ("resolver: {nameservers: [ns.example]}", "resolver.nameservers[0]: found 'ns.example', expected an IP address"),
+        ("resolver: {timeout: 0s}", "resolver.timeout: must be longer"),
+        ("zones: {default: {timeouts: {dot: 0s}}}", "zones.default.timeouts.dot: must be longer"),
         ("[1, 2]", "the document: found a list, expected a mapping"),
         ("? [a, b]\n: 1\n", "a key must be a word"),
         ("hostname: !!python/object:os.system x", "hostname"),

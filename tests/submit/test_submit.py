@@ -81,7 +81,7 @@ def test_merge() -> None:
     assert b"=?utf-8?" in header.lower()
     assert "Hello Zoë!".encode() in body
     assert not Template(b"Subject: x\n\nplain { { }} {{}} text").personal
-    with pytest.raises(MergeError, match="no column 'name'"):
+    with pytest.raises(MergeError, match="no value for 'name'"):
         template.render({"email": "x"})
 
 

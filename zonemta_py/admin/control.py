@@ -95,6 +95,11 @@ def ask(directory: Path, command: str, arguments: dict[str, Any]) -> Iterator[di
     except FileNotFoundError as exc:
         sock.close()
         raise ConnectionRefusedError(str(exc)) from exc
+    except PermissionError as exc:
+        sock.close()
+        raise LocalError(
+            f"{directory / SOCKET_NAME}: permission denied; run this as the relay's user"
+        ) from exc
     except BaseException:
         sock.close()
         raise

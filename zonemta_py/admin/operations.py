@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from zonemta_py.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.check import check_queue
 from zonemta_py.queue.inspect import Summary, body_of, message_row, recipient_rows
+from zonemta_py.queue.keys import mark_key
 from zonemta_py.queue.queue import Queue
 
 ROWS_AT_ONCE = 500
@@ -99,11 +100,15 @@ class Operations:
                 yield {"chunk": base64.b64encode(chunk).decode()}
                 await asyncio.sleep(0)
         except QueueCorrupt as exc:
+            if self._queue.store.get(mark_key(message)) is None:
+                raise LocalError(f"no message {message} in the queue") from exc
             raise LocalError(str(exc)) from exc
 
     async def _flush(
         self, zone: str | None = None, domain: str | None = None, message: str | None = None
     ) -> AsyncIterator[Row]:
+        if message is not None and self._queue.store.get(mark_key(message)) is None:
+            raise LocalError(f"no message {message} in the queue")
         woken = await self._queue.deferral.flush(zone, domain, message)
         for name, view in self._zones.items():
             if zone in (None, name):

@@ -30,7 +30,11 @@ Make = Callable[[Path, int], Subject]
     help="Runs of each; the median counts.",
 )
 @click.option(
-    "--scale", type=float, default=1.0, show_default=True, help="So many times as many messages."
+    "--scale",
+    type=click.FloatRange(0.001, 1000),
+    default=1.0,
+    show_default=True,
+    help="So many times as many messages.",
 )
 @click.option("--vs", type=click.Choice(["postfix"]), help="Run this peer beside it, in turn.")
 @click.option("--no-fsync", is_flag=True, help="Also measure with durability: none.")

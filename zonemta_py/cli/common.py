@@ -55,6 +55,10 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             fail(str(exc))
         except BrokenPipeError:
             sys.exit(EXIT_FAILED)
+        except OSError as exc:
+            if exc.filename is None:
+                raise
+            fail(f"{exc.filename}: {exc.strerror}", EXIT_USAGE)
 
     return wrapper
 

@@ -15,4 +15,6 @@ def password(name: str, password: str) -> None:
     Example:
       zonemta password newsletter >> config/users
     """
+    if not name or ":" in name or name.startswith("#") or not password:
+        raise click.UsageError("a name without ':' and a password that is not empty are needed")
     click.echo(f"{name}:{hash_password(password)}")

@@ -16,6 +16,7 @@ from zonemta_py.admin.control import ask
 from zonemta_py.admin.operations import Operations
 from zonemta_py.cli.common import (
     EXIT_FAILED,
+    EXIT_USAGE,
     config_option,
     fail,
     json_option,
@@ -51,6 +52,9 @@ def rows_of(config_path: Path, command: str, **arguments: Any) -> Rows:
     directory = config.queue.directory
     if not directory.is_dir():
         fail(f"{directory}: there is no queue yet; it is made by the first `zonemta serve`")
+    zone = arguments.get("zone")
+    if zone is not None and zone not in config.zones:
+        fail(f"no zone '{zone}'; zones: {', '.join(sorted(config.zones))}", EXIT_USAGE)
     wanted = {name: value for name, value in arguments.items() if value is not None}
     try:
         yield from ask(directory, command, wanted)
@@ -78,7 +82,12 @@ async def _offline(config: Config, command: str, arguments: dict[str, Any]) -> l
 @json_option
 @reports_errors
 def summary(config_path: Path, as_json: bool) -> None:
-    """Count recipients per zone, with the largest domains."""
+    """Count recipients per zone, with the largest domains.
+
+    \b
+    Example:
+      zonemta queue summary -c config/zonemta.yaml
+    """
     rows = list(rows_of(config_path, "summary"))
     if as_json:
         for row in rows:
@@ -123,7 +132,12 @@ def list_(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List recipients, oldest message first within each zone."""
+    """List recipients, oldest message first within each zone.
+
+    \b
+    Example:
+      zonemta queue list -c config/zonemta.yaml --domain example.org --state deferred
+    """
     rows = rows_of(config_path, "list", zone=zone, domain=domain, state=state, limit=limit)
     for row in rows:
         if as_json:
@@ -143,7 +157,12 @@ def list_(
 @json_option
 @reports_errors
 def show(config_path: Path, message: str, as_json: bool) -> None:
-    """Show everything about one message but its body."""
+    """Show everything about one message but its body.
+
+    \b
+    Example:
+      zonemta queue show -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
+    """
     for row in rows_of(config_path, "show", message=message):
         if as_json:
             print_json(row)
@@ -175,7 +194,12 @@ def show(config_path: Path, message: str, as_json: bool) -> None:
 @click.argument("message")
 @reports_errors
 def body(config_path: Path, message: str) -> None:
-    """Print a message as it will be sent: header, empty line, body."""
+    """Print a message as it will be sent: header, empty line, body.
+
+    \b
+    Example:
+      zonemta queue body -c config/zonemta.yaml 019a1b2c3d4e000001abcdef > message.eml
+    """
     for row in rows_of(config_path, "body", message=message):
         sys.stdout.buffer.write(base64.b64decode(row["chunk"]))
     sys.stdout.buffer.flush()
@@ -191,7 +215,12 @@ def body(config_path: Path, message: str) -> None:
 def flush(
     config_path: Path, zone: str | None, domain: str | None, message: str | None, as_json: bool
 ) -> None:
-    """Make deferred recipients due now, and try destinations that rest."""
+    """Make deferred recipients due now, and try destinations that rest.
+
+    \b
+    Example:
+      zonemta queue flush -c config/zonemta.yaml --zone bulk
+    """
     for row in rows_of(config_path, "flush", zone=zone, domain=domain, message=message):
         print_json(row) if as_json else click.echo(f"{row['woken']} recipients are due now")
 
@@ -206,6 +235,10 @@ def delete(config_path: Path, message: str, recipient: str | None, as_json: bool
     """Remove a message, or one recipient of it, without a report.
 
     Recipients in the middle of a transaction are left alone and counted; exits 1 if there were any.
+
+    \b
+    Example:
+      zonemta queue delete -c config/zonemta.yaml 019a1b2c3d4e000001abcdef --recipient ann@example.org
     """
     busy = 0
     for row in rows_of(config_path, "delete", message=message, recipient=recipient):
@@ -225,7 +258,14 @@ def delete(config_path: Path, message: str, recipient: str | None, as_json: bool
 @json_option
 @reports_errors
 def check(config_path: Path, as_json: bool) -> None:
-    """Verify the queue: markers, chunks, checksums, every recipient in one place. Exits 1 on problems."""
+    """Verify the queue. Exits 1 on problems.
+
+    Markers, chunks, checksums, every recipient in exactly one place.
+
+    \b
+    Example:
+      zonemta queue check -c config/zonemta.yaml
+    """
     problems = 0
     for row in rows_of(config_path, "check"):
         problems = row.get("problems", problems)

@@ -65,6 +65,8 @@ def sink(
       zonemta sink --listen 127.0.0.1:2526 --script greylist.yaml
     """
     script = load_script(script_path) if script_path else Script(())
+    if store is not None:
+        store.mkdir(parents=True, exist_ok=True)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         tally = runner.run(_run(Sink(script, store=store), listen, count))
     if as_json:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from zonemta_py.cli.common import EXIT_FAILED, fail, json_option, print_json, re
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.cli.sink import HostPortParam
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import LocalError
+from zonemta_py.errors import ConfigError
 from zonemta_py.loop import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.submit.client import Plan, Submission, Summary
@@ -21,6 +22,7 @@ from zonemta_py.submit.merge import Template
 from zonemta_py.submit.recipients import read_rows
 
 REFUSALS_PRINTED = 20
+INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
 
 
 @click.command()
@@ -114,9 +116,13 @@ def submit(
         text = message_path.read_bytes()
         sender = normalise(sender) if sender else ""
     except OSError as exc:
-        raise LocalError(f"{message_path}: {exc.strerror}") from exc
+        raise ConfigError(f"--message {message_path}: {exc.strerror}") from exc
     except AddressError as exc:
-        raise LocalError(f"--from '{sender}': {exc}") from exc
+        raise ConfigError(f"--from '{sender}': {exc}") from exc
+    if recipients != "-" and not Path(recipients).is_file():
+        raise ConfigError(f"{recipients}: no such file")
+    if refused_path is not None:
+        refused_path.write_text("", encoding="utf-8")  # better refused now than after the work
     plan = Plan(
         sender=sender,
         template=Template(text),
@@ -144,15 +150,31 @@ def _run(plan: Plan, recipients: str, column: str | None, journal: Journal | Non
         submission = Submission(plan, read_rows(recipients, column), journal, advance)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                return runner.run(submission.run())
+                return runner.run(_until_interrupted(submission))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
-        except KeyboardInterrupt:
-            submission.summary.failure = "interrupted"
-            return submission.summary
         finally:
             if journal is not None:
                 journal.close()
+
+
+async def _until_interrupted(submission: Submission) -> Summary:
+    """The first Ctrl-C stops taking rows and hears the answers under way, the second cuts them off."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(submission.run())
+
+    def interrupt() -> None:
+        if submission.summary.failure == INTERRUPTED:
+            task.cancel()
+        submission.stop(INTERRUPTED)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return submission.summary
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _count(recipients: str) -> int | None:
@@ -167,7 +189,7 @@ def _address_of(relay: HostPort) -> str:
     try:
         found = socket.getaddrinfo(relay.host, relay.port, type=socket.SOCK_STREAM)
     except OSError as exc:
-        raise LocalError(f"--relay {relay}: {exc.strerror}") from exc
+        raise ConfigError(f"--relay {relay}: {exc.strerror}") from exc
     return str(found[0][4][0])
 
 
@@ -179,7 +201,7 @@ def _credentials(user: str | None, password_file: Path | None) -> tuple[str, str
     try:
         return user, password_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
     except OSError as exc:
-        raise LocalError(f"{password_file}: {exc.strerror}") from exc
+        raise ConfigError(f"--password-file {password_file}: {exc.strerror}") from exc
 
 
 def _print(summary: Summary, *, as_json: bool) -> None:
@@ -192,7 +214,7 @@ def _print(summary: Summary, *, as_json: bool) -> None:
         "duplicate": "stood twice in the list",
         "invalid": "are no addresses",
         "refused": "refused",
-        "deferred": "deferred by the relay: run again with the same --journal",
+        "deferred": "deferred by the relay; with --journal, run again to send just these",
         "uncertain": "sent without hearing an answer",
         "unsent": "not sent",
     }

@@ -7,6 +7,8 @@ from typing import NoReturn
 
 from zonemta_py.config.schema import Config, Listener, Zone
 
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
+HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 
 Complain = Callable[[str, str], NoReturn]
@@ -14,6 +16,15 @@ Complain = Callable[[str, str], NoReturn]
 
 def check(config: Config, complain: Complain) -> None:
     """Refuse a configuration whose parts do not fit together."""
+    if config.hostname is not None and not _is_host(config.hostname):
+        complain(
+            "hostname", f"found '{config.hostname}', expected a host name such as relay.example.com"
+        )
+    for i, server in enumerate(config.resolver.nameservers or ()):
+        if not _is_ip(server.host):
+            complain(f"resolver.nameservers[{i}]", f"found '{server.host}', expected an IP address")
+    if config.resolver.timeout <= 0:
+        complain("resolver.timeout", "must be longer than nothing")
     if not config.listeners:
         complain("listeners", "at least one is needed")
     seen = set()
@@ -28,6 +39,18 @@ def check(config: Config, complain: Complain) -> None:
         _zone(zone, name, config, complain)
     _routes(config, complain)
     _pools(config, complain)
+
+
+def _is_host(text: str) -> bool:
+    return len(text) <= 255 and HOST_NAME.match(text) is not None
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _listener(listener: Listener, key: str, complain: Complain) -> None:
@@ -45,6 +68,9 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
     key = f"zones.{name}"
     if zone.pool not in config.pools:
         complain(f"{key}.pool", f"no pool '{zone.pool}'; pools: {', '.join(sorted(config.pools))}")
+    for step in ("connect", "command", "data", "dot"):
+        if getattr(zone.timeouts, step) <= 0:
+            complain(f"{key}.timeouts.{step}", "must be longer than nothing")
     if not zone.retry.delays:
         complain(f"{key}.retry.delays", "at least one delay is needed")
     if any(delay <= 0 for delay in zone.retry.delays):
@@ -80,11 +106,9 @@ def _pools(config: Config, complain: Complain) -> None:
         if not any(entry.weight for entry in pool):
             complain(f"pools.{name}", "needs an address with a weight above 0")
         for i, entry in enumerate(pool):
-            if entry.address is None:
-                continue
-            try:
-                ip_address(entry.address)
-            except ValueError:
+            if entry.ehlo is not None and not _is_host(entry.ehlo):
+                complain(f"pools.{name}[{i}].ehlo", f"found '{entry.ehlo}', expected a host name")
+            if entry.address is not None and not _is_ip(entry.address):
                 complain(
                     f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address"
                 )

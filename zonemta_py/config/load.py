@@ -125,6 +125,8 @@ class _Reader:
         return pairs
 
     def _dataclass(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
+        if node.tag == "tag:yaml.org,2002:null":
+            return base  # `bulk:` with nothing behind it: everything inherited
         known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
         hints = typing.get_type_hints(kind)
         changes = {}

@@ -1,5 +1,6 @@
 """Who may relay, and whether there is room: decisions that a session asks for."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 from zonemta_py import clock
 from zonemta_py.config.schema import Network
 from zonemta_py.routing import matching_networks
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 
@@ -30,5 +33,15 @@ class DiskRoom:
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             stat = os.statvfs(self._directory)
-            self._room = stat.f_bavail * stat.f_frsize >= self._least
+            free = stat.f_bavail * stat.f_frsize
+            had_room, self._room = self._room, free >= self._least
+            if had_room and not self._room:
+                log.warning(
+                    "%s has %d bytes free, %d are wanted: new mail gets 452",
+                    self._directory,
+                    free,
+                    self._least,
+                )
+            elif self._room and not had_room:
+                log.warning("%s has %d bytes free again: new mail is taken", self._directory, free)
         return self._room

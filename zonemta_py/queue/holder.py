@@ -19,6 +19,9 @@ def open_store(directory: Path) -> LevelStore:
             pid = holder.read_text().strip()
         except OSError:
             pid = "unknown"
+        # A pid that is gone was only the last to write it down.
+        alive = pid.isdigit() and Path(f"/proc/{pid}").exists()
+        pid = pid if alive else "unknown"
         raise QueueLocked(f"{directory}: the queue is in use by process {pid}") from exc
     try:
         holder.write_text(f"{os.getpid()}\n")

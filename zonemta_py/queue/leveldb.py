@@ -66,7 +66,7 @@ class LevelStore(LevelView):
                 compression=None,  # bodies stay for seconds: a third of the CPU of large mail, see decision 6
             )
         except _leveldb.IOError as exc:
-            if "lock" in str(exc).lower():
+            if "lock" in str(exc).lower() and "permission" not in str(exc).lower():
                 raise QueueLocked(f"{directory}: in use by another process") from exc
             raise LocalError(f"{directory}: {exc}") from exc
         except (_leveldb.Error, OSError) as exc:

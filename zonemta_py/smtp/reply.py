@@ -35,7 +35,7 @@ class Reply(NamedTuple):
         return self.code >= 500
 
     def __str__(self) -> str:
-        return " ".join(part for part in (str(self.code), self.status, self.text) if part)
+        return " ".join(part for part in (str(self.code or ""), self.status, self.text) if part)
 
 
 def printable(text: str) -> str:

@@ -72,6 +72,7 @@ class Submission:
         self._seen: set[bytes] = set()
         self._stop = False
         self._losses = 0
+        self._stopped = ""
         self.summary = Summary()
 
     async def run(self) -> Summary:
@@ -80,6 +81,12 @@ class Submission:
             for number in range(self._plan.connections):
                 group.create_task(self._work(), name=f"submit-{number}")
         return self.summary
+
+    def stop(self, reason: str) -> None:
+        """Take no more rows; what is under way is finished and counted."""
+        self._stop = True
+        self._stopped = reason
+        self.summary.failure = reason
 
     # ---- what to send: plain def, so that rows are shared without locks
 
@@ -99,7 +106,7 @@ class Submission:
     def _wanted(self, row: Row) -> bool:
         summary = self.summary
         if row.problem:
-            summary.refuse("invalid", [f"line {row.number}: {row.address}"], row.problem)
+            summary.refuse("invalid", [f"line {row.number} {row.address}".strip()], row.problem)
             self._progress(1)
             return False
         key = digest(row.address)
@@ -131,7 +138,7 @@ class Submission:
             try:
                 header, body = self._plan.template.render(envelope[0].fields)
             except MergeError as exc:
-                raise LocalError(f"line {envelope[0].number}: {exc}") from exc
+                raise LocalError(f"line {envelope[0].number} of the list: {exc}") from exc
             while pending:
                 if session is None or not session.usable:
                     session = await self._connect()
@@ -195,7 +202,7 @@ class Submission:
             return pending
         finally:
             before.close()
-        self.summary.failure, self._losses = "", 0
+        self.summary.failure, self._losses = self._stopped, 0
         replies: dict[tuple[str, str], list[str]] = {}
         untried = pending[len(addresses) :]
         for address, answer in zip(addresses, result.answers, strict=True):

@@ -47,7 +47,7 @@ def _fill(pieces: list[bytes], fields: dict[str, str], *, in_header: bool) -> by
     for name, literal in zip(pieces[1::2], pieces[2::2], strict=True):
         value = fields.get(name.decode("utf-8", "replace"))
         if value is None:
-            raise MergeError(f"the list has no column '{name.decode('utf-8', 'replace')}'")
+            raise MergeError(f"there is no value for '{name.decode('utf-8', 'replace')}'")
         out.append(_header_value(value) if in_header else _body_value(value))
         out.append(literal)
     return b"".join(out)

@@ -144,9 +144,7 @@ async def _encrypt(
     required = manner.tls == "required"
     if not client.supports_extension("starttls"):
         if required:
-            raise DestinationFailed(
-                0, "5.7.10", f"{_where(target)} offers no TLS, which the zone requires"
-            )
+            raise DestinationFailed(0, "5.7.10", f"{_where(target)} offers no TLS, which is required")
         return
     try:
         await client.starttls(

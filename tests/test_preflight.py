@@ -1,0 +1,48 @@
+"""What a configuration needs of this machine is said before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from zonemta_py.config.load import parse_config
+from zonemta_py.errors import ConfigError
+from zonemta_py.preflight import verify, warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("queue: {directory: file}", "queue.directory: .*file is not a folder"),
+        ("events: {directory: file/events}", "events.directory: .*file is not a folder"),
+        (
+            "pools: {default: [{address: 192.0.2.1}]}",
+            r"pools\.default\[0\]\.address: 192\.0\.2\.1 is not an address of this machine",
+        ),
+        (
+            "listeners: [{address: 'a:1', tls: {mode: implicit, certificate: c, key: k}}]",
+            r"listeners\[0\]\.tls: .*cannot be used for TLS",
+        ),
+        (
+            "listeners: [{address: 'a:1', auth: {users_file: nope, require_tls: false}}]",
+            r"listeners\[0\]\.auth\.users_file: .*nope",
+        ),
+        (
+            "zones: {default: {tls: required, smarthost: 'a:1', smarthost_auth: {username: u, password_file: nope}}}",
+            "zones.default.smarthost_auth.password_file: .*nope",
+        ),
+    ],
+)
+def test_says_which_key(folder: Path, text: str, problem: str) -> None:
+    (folder / "file").write_text("")
+    with pytest.raises(ConfigError, match=problem):
+        verify(parse_config(text, folder / "z.yaml"))
+
+
+def test_warnings(folder: Path) -> None:
+    config = parse_config(
+        "listeners: [{address: 'a:1', trusted_networks: [0.0.0.0/0]}]\nqueue: {durability: none}\n",
+        folder / "z.yaml",
+    )
+    verify(config)
+    assert len(list(warnings(config, "relay.example"))) == 2
+    assert "no other server knows" in next(iter(warnings(config, "localhost")))

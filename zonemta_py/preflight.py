@@ -1,0 +1,72 @@
+"""What a configuration needs of this machine: files, folders, addresses. For ``check`` and ``serve`` alike."""
+
+import os
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+from zonemta_py.config.schema import Config
+from zonemta_py.delivery.outbound import read_password
+from zonemta_py.errors import ConfigError
+from zonemta_py.intake.auth import load_users
+from zonemta_py.intake.port import make_context
+
+
+def verify(config: Config) -> None:
+    """Raises ConfigError with the key that names what cannot be used here."""
+    for i, listener in enumerate(config.listeners):
+        _under(f"listeners[{i}].tls", lambda listener=listener: make_context(listener))
+        if listener.auth.users_file is not None:
+            _under(
+                f"listeners[{i}].auth.users_file", lambda path=listener.auth.users_file: load_users(path)
+            )
+    for name, zone in config.zones.items():
+        if zone.smarthost_auth.password_file is not None:
+            _under(f"zones.{name}.smarthost_auth.password_file", lambda zone=zone: read_password(zone))
+    for name, pool in config.pools.items():
+        for i, entry in enumerate(pool):
+            if entry.address is not None and entry.weight:
+                _bindable(f"pools.{name}[{i}].address", entry.address)
+    _writable("queue.directory", config.queue.directory)
+    _writable("events.directory", config.events.directory)
+
+
+def warnings(config: Config, hostname: str) -> Iterator[str]:
+    """What is allowed and probably not meant."""
+    if "." not in hostname:
+        yield f"hostname is '{hostname}', which no other server knows; set it in the configuration"
+    for i, listener in enumerate(config.listeners):
+        if any(network.prefixlen == 0 for network in listener.trusted_networks):
+            yield f"listeners[{i}].trusted_networks lets everybody relay"
+    if config.queue.durability == "none":
+        yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
+
+
+def _under(key: str, look: object) -> None:
+    try:
+        look()  # type: ignore[operator]
+    except ConfigError as exc:
+        raise ConfigError(f"{key}: {exc}") from exc
+
+
+def _bindable(key: str, address: str) -> None:
+    family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind((address, 0))
+        except OSError as exc:
+            raise ConfigError(
+                f"{key}: {address} is not an address of this machine ({exc.strerror})"
+            ) from exc
+
+
+def _writable(key: str, directory: Path) -> None:
+    """A folder that is there and can be written, or that can be made."""
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(f"{key}: {place} is not a folder")
+    if not os.access(place, os.W_OK | os.X_OK) or place == Path("/proc"):
+        raise ConfigError(f"{key}: {place} cannot be written by this user")
