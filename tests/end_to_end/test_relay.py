@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from email import message_from_bytes, policy
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.end_to_end.harness import empty, facts, ledger, received, relaying, s
 from tests.queue.harness import everything
 from zonemta_py.admin.operations import Operations
 from zonemta_py.bench.nameserver import SERVFAIL
-from zonemta_py.bench.script import Rule, Step
+from zonemta_py.bench.script import Rule, Script, Step
 from zonemta_py.bench.sink import Sink
 from zonemta_py.errors import ConfigError
 from zonemta_py.queue import keys
@@ -398,6 +399,29 @@ async def test_ipv6(folder: Path) -> None:
                 await empty(relay)
         finally:
             await sink.close()
+
+
+async def test_a_peer_that_limits_sessions(folder: Path) -> None:
+    """421 to the third session: two go on, nobody is deferred for it."""
+
+    class TwoAtMost(Script):
+        def match(
+            self, step: Step, argument: str, sender: str, recipients: Sequence[str], local: str
+        ) -> Rule | None:
+            if step is Step.CONNECT and len(sink.connections) > 2:
+                return Rule(Step.CONNECT, reply="421 4.7.0 Too many connections")
+            return Rule(Step.DOT, stall_s=0.02) if step is Step.DOT else None
+
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        sink.script = TwoAtMost(())
+        async with relaying(stage.config(zones={"default": {"retry": {"delays": ["1h"]}}})) as relay:
+            await send(relay, ["first@a.example"])
+            await received(sink, 1)
+            await asyncio.gather(*(send(relay, [f"{n}@a.example"]) for n in range(40)))
+            await received(sink, 41)
+            await empty(relay)
+        assert facts(folder, "deferred") == []
 
 
 async def test_reload(folder: Path) -> None:

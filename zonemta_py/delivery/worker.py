@@ -3,15 +3,17 @@
 import logging
 from asyncio import Future
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zonemta_py import clock
-from zonemta_py.config.schema import Zone
+from zonemta_py.config.schema import PoolAddress, Zone
 from zonemta_py.delivery import report, settle
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool, Way
 from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.model import Attempt
 from zonemta_py.queue.queue import Lease
+from zonemta_py.schedule.destination import Destination
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply, printable
@@ -19,6 +21,18 @@ from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
 from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How an attempt ended: the future of its settle, and why no session was had, if so.
+
+    ``crowded``: none could be had beside those that work, and the lease was given back untried.
+    """
+
+    settled: Future[None]
+    failure: Attempt | None = None
+    crowded: bool = False
 
 
 class Worker:
@@ -29,8 +43,8 @@ class Worker:
         self._zone = zone
         self._pool = pool
 
-    async def deliver(self, lease: Lease, room: tuple[int, int]) -> tuple[Future[None], Attempt | None]:
-        """Attempt ``lease``. Returns the settle's future, and why no session was had, if so.
+    async def deliver(self, lease: Lease, room: tuple[int, int], destination: Destination) -> Delivery:
+        """Attempt ``lease``.
 
         ``room``: how many sessions may rest in the zone and at the destination while this runs.
         """
@@ -40,10 +54,28 @@ class Worker:
             ways = await self._outbound.ways(self._zone, domain, lease.live.id)
             session, way, reused = await self._session(ways, lease.destination, room)
         except DestinationFailed as exc:
+            if destination.working and not exc.permanent:
+                return Delivery(self._outbound.queue.release(lease), crowded=True)
             attempt = self._unreachable(exc, began_s)
-            return self._settle(lease, [attempt] * len(lease.recipients)), (
-                None if exc.permanent else attempt
-            )
+            settled = self._settle(lease, [attempt] * len(lease.recipients))
+            return Delivery(settled, None if exc.permanent else attempt)
+        destination.working += 1
+        try:
+            return await self._deliver(lease, room, ways, session, way, began_s, reused=reused)
+        finally:
+            destination.working -= 1
+
+    async def _deliver(
+        self,
+        lease: Lease,
+        room: tuple[int, int],
+        ways: Sequence[tuple[Way, PoolAddress]],
+        session: SmtpSession,
+        way: Way,
+        began_s: float,
+        *,
+        reused: bool,
+    ) -> Delivery:
         started = self._outbound.queue.start(lease)
         try:
             result = await self._transact(session, lease, started)
@@ -51,7 +83,7 @@ class Worker:
                 raise SessionLost("the session was about to be closed")
         except SessionLost as exc:
             if not reused:
-                return self._settle(lease, self._same(lease, way, session, str(exc), began_s)), None
+                return Delivery(self._settle(lease, self._same(lease, way, session, str(exc), began_s)))
             # A session that rested may have been closed at the other end: that says nothing.
             session.close()
             try:
@@ -59,11 +91,11 @@ class Worker:
                 result = await self._transact(session, lease, started)
             except DestinationFailed as failed:
                 attempt = self._unreachable(failed, began_s)
-                return self._settle(lease, [attempt] * len(lease.recipients)), attempt
+                return Delivery(self._settle(lease, [attempt] * len(lease.recipients)), attempt)
             except SessionLost as lost:
-                return self._settle(lease, self._same(lease, way, session, str(lost), began_s)), None
+                return Delivery(self._settle(lease, self._same(lease, way, session, str(lost), began_s)))
         self._rest(session, way, lease.destination)
-        return self._settle(lease, self._attempts(result, way, session, began_s)), None
+        return Delivery(self._settle(lease, self._attempts(result, way, session, began_s)))
 
     def give_up(self, lease: Lease, failure: Attempt) -> Future[None]:
         """Settle ``lease`` with a failure that another lease of its destination met."""
@@ -80,7 +112,7 @@ class Worker:
 
     async def _session(
         self,
-        ways: Sequence[tuple[Way, object]],
+        ways: Sequence[tuple[Way, PoolAddress]],
         destination: str,
         room: tuple[int, int],
         *,
@@ -94,7 +126,7 @@ class Worker:
         failure = DestinationFailed(0, "4.4.1", "no host was tried")
         for way, source in ways:
             self._pool.make_room(destination, *room)
-            ehlo = getattr(source, "ehlo", None) or self._outbound.hostname
+            ehlo = source.ehlo or self._outbound.hostname
             try:
                 return await self._open(way, ehlo), way, False
             except DestinationFailed as exc:

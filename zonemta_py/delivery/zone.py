@@ -7,7 +7,7 @@ from zonemta_py import clock
 from zonemta_py.config.schema import Zone
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool
-from zonemta_py.delivery.worker import Worker
+from zonemta_py.delivery.worker import Delivery, Worker
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Attempt
 from zonemta_py.queue.keys import created_ms
@@ -133,25 +133,26 @@ class ZoneDelivery:
                 return False
             if bucket is not None:
                 bucket.take(now_s)
-            settling, failure = await self._deliver(lease, destination)
-            if failure is not None:
-                await asyncio.shield(settling)
-                await self._rest(destination, failure, zone)
+            delivery = await self._deliver(lease, destination)
+            if delivery.crowded:
+                destination.crowded(clock.monotonic_s())
+                return True
+            if delivery.failure is not None:
+                await asyncio.shield(delivery.settled)
+                await self._rest(destination, delivery.failure, zone)
                 return True
             if destination.answered():
                 self._outbound.queue.windows.zone(self.name).awake(destination.name)
                 self.ready(destination.name)
             if settled is not None:
                 await asyncio.shield(settled)  # one settle under way per worker, no more
-            settled = settling
+            settled = delivery.settled
             served += 1
             if served % TURN == 0 and self.scheduler.others_wait(destination):
                 return True
         return True
 
-    async def _deliver(
-        self, lease: Lease, destination: Destination
-    ) -> tuple[asyncio.Future[None], Attempt | None]:
+    async def _deliver(self, lease: Lease, destination: Destination) -> Delivery:
         scheduler = self.scheduler
         room = (
             scheduler.zone.connections - scheduler.active,
@@ -159,12 +160,12 @@ class ZoneDelivery:
         )
         worker = self._worker
         try:
-            return await worker.deliver(lease, room)
+            return await worker.deliver(lease, room, destination)
         except QueueUnavailable:
             raise
         except Exception:
             log.exception("delivery of %s to %s failed here", lease.live.id, destination.name)
-            return worker.broken(lease), None
+            return Delivery(worker.broken(lease))
 
     async def _rest(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
         """No session could be had: leave the destination alone for a while and make room for others.

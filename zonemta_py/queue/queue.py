@@ -288,7 +288,9 @@ class Queue:
         batch, busy = Batch(), 0
         waiting: list[bytes] = []
         deferred: dict[bytes, int] = {}  # key: due ms
-        for key, value in list(recipients_of(self.store, message, live.meta.zones)):
+        with self.store.frozen() as view:
+            found_now = list(recipients_of(view, message, live.meta.zones))
+        for key, value in found_now:
             zone, _, found = keys.parse_recipient(key)
             if address is not None and found != address:
                 continue

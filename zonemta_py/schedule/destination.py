@@ -1,17 +1,33 @@
 """What a zone knows about one destination: its open sessions, and whether it answers. Pure."""
 
+CROWDED_S = 60.0  # how long a learned limit holds before one more session is tried
+
 
 class Destination:
-    """``active`` workers are on it. After a failure to connect it rests until ``down_until_s``.
+    """``active`` workers are on it, ``working`` of them hold a session.
 
-    While it is down, one worker at a time probes it; the first success ends that.
+    After a failure to connect it rests until ``down_until_s``; while it is down, one worker at a
+    time probes it, and the first success ends that. A failure while others work is the peer's limit
+    on sessions: it is learned, and held for CROWDED_S.
     """
 
-    __slots__ = ("active", "down_until_s", "failing", "name", "reason")
+    __slots__ = (
+        "active",
+        "down_until_s",
+        "failing",
+        "limit",
+        "limit_until_s",
+        "name",
+        "reason",
+        "working",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.active = 0
+        self.working = 0
+        self.limit = 0
+        self.limit_until_s = 0.0
         self.failing = False
         self.down_until_s = 0.0
         self.reason = ""
@@ -20,7 +36,14 @@ class Destination:
         """Whether another worker may take its mail now."""
         if self.failing:
             return self.active == 0 and now_s >= self.down_until_s
+        if now_s < self.limit_until_s:
+            most = min(most, self.limit)
         return self.active < most
+
+    def crowded(self, now_s: float) -> None:
+        """The peer takes no session beside those that work."""
+        self.limit = max(1, self.working)
+        self.limit_until_s = now_s + CROWDED_S
 
     def failed(self, until_s: float, reason: str) -> None:
         """No session could be had; nobody tries before ``until_s``."""
