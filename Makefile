@@ -1,7 +1,7 @@
 # make demo: see it work. make test: the whole suite. make check: the full gate.
 # Everything is installed into .venv by an interpreter that has a plyvel wheel, or from source.
 
-VENV := .venv
+VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
