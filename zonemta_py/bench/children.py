@@ -101,11 +101,11 @@ def family(pid: int) -> list[int]:
     """The process and its living descendants."""
     found = [pid]
     for each in found:
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            try:
+        try:
+            for task in list(Path(f"/proc/{each}/task").glob("*/children")):
                 found.extend(int(child) for child in task.read_text().split())
-            except OSError:
-                continue
+        except OSError:
+            continue  # it ended while we looked
     return found
 
 
