@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.conftest import until
 from tests.queue.harness import Clock, accept, begin, events, everything, make_queue, outcomes, problems
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
@@ -182,10 +183,7 @@ class QueueMachine(RuleBasedStateMachine):
                 for domain in DOMAINS:
                     while held := self.queue.lease(zone, domain, 10):
                         await self.queue.settle(held, outcomes(held, Fate.DELIVERED))
-            for _ in range(200):
-                if not everything(self.queue.store):
-                    break
-                await asyncio.sleep(0.01)
+            await until(lambda: everything(self.queue.store) == [], "the last chunks to go")
 
         try:
             self.runner.run(drain())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import until
 from tests.intake.relay_in import certificate
 from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import Seconds
@@ -329,11 +330,7 @@ async def test_unasked_replies_end_the_session() -> None:
     ) as (port, _):
         session, result = await _transact(port, _mail())
         assert result.answers[0] and result.answers[0][1].code == 250
-        for _i in range(200):
-            if not session.usable:
-                break
-            await asyncio.sleep(0.01)
-        assert not session.usable
+        await until(lambda: not session.usable, "the session to be given up")
 
 
 async def test_a_chunk_iterator_that_fails_leaves_no_finished_message() -> None:
