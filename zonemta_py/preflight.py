@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -16,14 +17,12 @@ from zonemta_py.intake.port import make_context
 def verify(config: Config) -> None:
     """Raises ConfigError with the key that names what cannot be used here."""
     for i, listener in enumerate(config.listeners):
-        _under(f"listeners[{i}].tls", lambda listener=listener: make_context(listener))
+        _under(f"listeners[{i}].tls", partial(make_context, listener))
         if listener.auth.users_file is not None:
-            _under(
-                f"listeners[{i}].auth.users_file", lambda path=listener.auth.users_file: load_users(path)
-            )
+            _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
         if zone.smarthost_auth.password_file is not None:
-            _under(f"zones.{name}.smarthost_auth.password_file", lambda zone=zone: read_password(zone))
+            _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):
             if entry.address is not None and entry.weight:
@@ -43,9 +42,9 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
 
 
-def _under(key: str, look: object) -> None:
+def _under(key: str, look: Callable[[], object]) -> None:
     try:
-        look()  # type: ignore[operator]
+        look()
     except ConfigError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
 

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from zonemta_py import clock
 from zonemta_py.bench.script import Rule, Script, Step
@@ -150,7 +151,7 @@ class SinkSession(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._transport = cast(asyncio.Transport, transport)
         self.peer = str(transport.get_extra_info("peername")[0])
         self.local = str(transport.get_extra_info("sockname")[0])
         self._sink.tally.sessions += 1

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import cast
 
 from zonemta_py.codec import to_json
 from zonemta_py.config.units import HostPort, host_port
@@ -42,7 +43,7 @@ class SourceSession(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The greeting comes first."""
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._transport = cast(asyncio.Transport, transport)
         self._steps = [b"EHLO source.example\r\n"]
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -50,6 +50,10 @@ class SessionPool:
             entry.session.close()
         return None
 
+    def holds(self, way: Way) -> bool:
+        """Whether ``take`` would find a usable session to ``way``."""
+        return any(entry.session.usable for entry in self._idle.get((way.ip, way.port, way.source), ()))
+
     def put(self, way: Way, destination: str, session: SmtpSession, idle_s: float) -> None:
         """Let ``session`` rest for ``idle_s`` at most."""
         entry = _Idle(way, destination, session, self._loop.time() + idle_s)

@@ -50,11 +50,14 @@ class Worker:
         """
         began_s = clock.monotonic_s()
         domain = lease.recipients[0].record.domain
+        ways: list[tuple[Way, PoolAddress]] = []
         try:
             ways = await self._outbound.ways(self._zone, domain, lease.live.id)
             session, way, reused = await self._session(ways, lease.destination, room)
         except DestinationFailed as exc:
-            if destination.working and not exc.permanent:
+            # Others hold a session, or have just put one to rest: the peer is there, and full.
+            answers = destination.working or any(self._pool.holds(way) for way, _ in ways)
+            if answers and not exc.permanent:
                 return Delivery(self._outbound.queue.release(lease), crowded=True)
             attempt = self._unreachable(exc, began_s)
             settled = self._settle(lease, [attempt] * len(lease.recipients))

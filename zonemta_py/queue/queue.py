@@ -10,7 +10,7 @@ future says when the batch is on disk. In memory there is nothing that a crash m
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 
 from zonemta_py import clock
@@ -101,8 +101,8 @@ class Queue:
                 f"scan-{zone}",
             )
 
-    def _spawn(self, work: object, name: str) -> None:
-        task: asyncio.Task[object] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._tasks.append(task)
 
