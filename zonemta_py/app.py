@@ -20,11 +20,11 @@ from zonemta_py.intake.listener import Listener
 from zonemta_py.intake.policies import DiskRoom
 from zonemta_py.intake.port import Port, make_policy
 from zonemta_py.preflight import verify, warnings
-from zonemta_py.queue.holder import open_store
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.routing import DEFAULT_ZONE, make_router
+from zonemta_py.stores.opening import open_store
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Relay:
         self.hostname = config.hostname or socket.getfqdn()
         self.router = make_router(config)
         verify(config)
-        store = open_store(config.queue.directory)
+        store = open_store(config.queue)
         self.queue = Queue(
             store,
             sync=config.queue.durability == "sync",

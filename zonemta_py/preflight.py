@@ -40,6 +40,8 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
             yield f"listeners[{i}].trusted_networks lets everybody relay"
     if config.queue.durability == "none":
         yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
+    if config.queue.store == "memory":
+        yield "queue.store is memory: accepted mail is lost when the relay stops. For tests only"
 
 
 def _under(key: str, look: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Sequence
+from dataclasses import replace
 from email import message_from_bytes, policy
 from pathlib import Path
 
@@ -55,6 +56,29 @@ async def test_recipients_share_a_transaction_and_split_by_domain(folder: Path) 
             assert sorted(len(m.recipients) for m in a.messages) == [2, 3]
             assert [m.recipients for m in b.messages] == [["x@b.example"]]
             assert sorted(a.tally.by_recipient.values()) == [1] * 5
+
+
+@pytest.mark.parametrize("store", ["memory", "filesystem"])
+async def test_other_stores_run_the_relay(folder: Path, store: str) -> None:
+    """Several chunks, a deferral, a bounce with its report, an empty store."""
+    body = b"a line of text\r\n" * 10_000
+    async with staged(folder) as stage:
+        rules = [
+            Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 no"),
+            Rule(Step.RCPT, recipient="later@*", reply="451 4.7.1 later", times=1),
+        ]
+        a, s = await stage.receiver("a.example", *rules), await stage.receiver("sender.example")
+        config = stage.config()
+        config = replace(config, queue=replace(config.queue, store=store))
+        async with relaying(config) as relay:
+            await send(
+                relay, ["x@a.example", "no@a.example", "later@a.example"], b"Subject: s\r\n\r\n" + body
+            )
+            await empty(relay)
+            assert all(m.data.endswith(body) for m in a.messages)
+            assert set(a.tally.by_recipient) == {"x@a.example", "later@a.example"}
+            assert len(s.messages) == 1
+        assert ledger(folder).queued("default") == 0
 
 
 async def test_mixed_verdicts_and_one_report(folder: Path) -> None:

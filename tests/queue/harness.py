@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+from zonemta_py.config.schema import QueueSettings
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.check import check_queue
 from zonemta_py.queue.compose import NewMessage
-from zonemta_py.queue.holder import open_store
 from zonemta_py.queue.keys import (
     CLEANUP,
     DEFERRED,
@@ -21,10 +22,12 @@ from zonemta_py.queue.keys import (
     WAITING,
     end_of,
 )
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.queue import Lease, Queue
 from zonemta_py.queue.records import Origin
+from zonemta_py.queue.store import Store
 from zonemta_py.queue.transitions import Outcome, Submission
+from zonemta_py.stores.memory import MemoryStore
+from zonemta_py.stores.opening import open_store
 
 ORIGIN = Origin("127.0.0.1:2525", "127.0.0.1", "client.example", "", "ESMTP")
 OK = Attempt("dot", 250, "2.0.0", "ok", mx="mx.example", mx_ip="127.0.0.1")
@@ -44,10 +47,24 @@ class Clock:
         return self.ms
 
 
-def make_queue(folder: Path, clock: Clock, *, window: int = 1000, cache: int = 1 << 20) -> Queue:
+KINDS = ["leveldb", "memory", "filesystem"]
+kind = "leveldb"  # the store of queues that do not say; the fixture each_store changes it
+_in_memory: dict[Path, MemoryStore] = {}  # what a restart finds again
+
+
+def make_store(folder: Path, kind: str) -> Store:
+    """The store of ``folder``, made or opened again."""
+    if kind == "memory":
+        return _in_memory.setdefault(folder, MemoryStore())
+    return open_store(QueueSettings(directory=folder, store=kind))
+
+
+def make_queue(
+    folder: Path, clock: Clock, *, window: int = 1000, cache: int = 1 << 20, store: str = ""
+) -> Queue:
     """A queue whose destinations are recipient domains."""
     return Queue(
-        open_store(folder), sync=True, window=window, body_cache_bytes=cache,
+        make_store(folder, store or kind), sync=True, window=window, body_cache_bytes=cache,
         destination_of=lambda zone, domain: domain, now=clock,
     )  # fmt: skip
 
@@ -62,7 +79,7 @@ async def begin(queue: Queue) -> None:
 
 
 @asynccontextmanager
-async def opened(folder: Path, clock: Clock | None = None, **options: int) -> AsyncIterator[Queue]:
+async def opened(folder: Path, clock: Clock | None = None, **options: Any) -> AsyncIterator[Queue]:
     """A running queue, closed in order at the end."""
     queue = make_queue(folder, clock or Clock(), **options)
     try:
@@ -110,17 +127,17 @@ def outcomes(held: Lease, fate: Fate, attempt: Attempt = OK, due_ms: int = 0) ->
     return [Outcome(recipient, fate, attempt, due_ms) for recipient in held.recipients]
 
 
-def everything(store: LevelStore) -> list[bytes]:
+def everything(store: Store) -> list[bytes]:
     """Every key that is not meta or outbox."""
     return [key for space in SPACES for key in store.keys(space, end_of(space))]
 
 
-def problems(store: LevelStore) -> list[str]:
+def problems(store: Store) -> list[str]:
     """What the queue check finds."""
     return [problem for problem in check_queue(store) if problem]
 
 
-def events(store: LevelStore) -> list[dict[str, object]]:
+def events(store: Store) -> list[dict[str, object]]:
     """The facts in the outbox, in order."""
     from zonemta_py.codec import from_json
 

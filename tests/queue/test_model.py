@@ -27,6 +27,8 @@ ZONES = ["default", "bulk"]
 class QueueMachine(RuleBasedStateMachine):
     """Rules are the verbs; ``waiting``, ``deferred`` and ``leases`` are the model."""
 
+    store = "leveldb"
+
     @initialize()
     def open(self) -> None:
         self.runner = asyncio.Runner()
@@ -42,7 +44,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         async def start() -> None:
-            self.queue = make_queue(self.folder, self.clock, window=100, cache=2000)
+            self.queue = make_queue(self.folder, self.clock, window=100, cache=2000, store=self.store)
             await begin(self.queue)
 
         self.runner.run(start())
@@ -199,5 +201,17 @@ class QueueMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+class MemoryQueueMachine(QueueMachine):
+    store = "memory"
+
+
+class FilesQueueMachine(QueueMachine):
+    store = "filesystem"
+
+
 TestQueueModel = QueueMachine.TestCase
 TestQueueModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestMemoryQueueModel = MemoryQueueMachine.TestCase
+TestMemoryQueueModel.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestFilesQueueModel = FilesQueueMachine.TestCase
+TestFilesQueueModel.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

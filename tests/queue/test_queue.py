@@ -23,12 +23,13 @@ from tests.queue.harness import (
     problems,
     settle,
 )
-from zonemta_py.errors import QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.compose import NewMessage
-from zonemta_py.queue.holder import open_store
 from zonemta_py.queue.transitions import Outcome
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 async def test_accepted_and_delivered_leaves_nothing(folder: Path) -> None:
@@ -253,14 +254,6 @@ async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
             assert sum(map(len, got)) < 150_000
         assert any("missing" in p for p in problems(queue.store))
         assert any("damaged" in p for p in problems(queue.store))
-
-
-async def test_second_opener_is_told_who_has_it(folder: Path) -> None:
-    import os
-
-    async with opened(folder):
-        with pytest.raises(QueueLocked, match=f"process {os.getpid()}"):
-            open_store(folder)
 
 
 async def test_after_a_failed_write_everything_is_refused(

@@ -22,6 +22,8 @@ from zonemta_py.queue import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 
+pytestmark = pytest.mark.usefixtures("each_store")
+
 
 async def _die(queue: Queue) -> None:
     """Close the database without telling the queue, as kill -9 would."""

@@ -25,8 +25,8 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.config.schema import Config
-from zonemta_py.queue.holder import open_store
 from zonemta_py.queue.queue import Queue
+from zonemta_py.stores.opening import open_store
 
 Rows = Iterator[dict[str, Any]]
 
@@ -64,7 +64,7 @@ def rows_of(config_path: Path, command: str, **arguments: Any) -> Rows:
 
 async def _offline(config: Config, command: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     queue = Queue(
-        open_store(config.queue.directory),
+        open_store(config.queue),
         sync=True,
         window=config.queue.ready_window,
         body_cache_bytes=0,

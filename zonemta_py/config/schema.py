@@ -73,7 +73,7 @@ class QueueSettings:
     """Where accepted mail is kept, and how surely."""
 
     directory: Path = Path("var/queue")
-    store: str = choice("leveldb", later=("memory", "filesystem", "redis", "s3"))
+    store: str = choice("leveldb", "memory", "filesystem", later=("redis", "s3"))
     durability: str = choice("sync", "none")
     min_free_disk: Size = Size(1 << 30)
     ready_window: int = number(50_000, 100, 10_000_000)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import read_body
-from zonemta_py.queue.leveldb import LevelStore, LevelView
 from zonemta_py.queue.records import read_inflight, read_mark, read_meta, read_waiting
+from zonemta_py.queue.store import Store, View
 
 PAUSE_EVERY = 500
 
@@ -24,7 +24,7 @@ class Counts(NamedTuple):
     problems: int
 
 
-def check_queue(store: LevelStore) -> Iterator[str]:
+def check_queue(store: Store) -> Iterator[str]:
     """Problems, one text each; the empty text is a pause."""
     yield from _messages(store)
     yield from _recipients(store)
@@ -33,7 +33,7 @@ def check_queue(store: LevelStore) -> Iterator[str]:
     yield from _outbox(store)
 
 
-def _messages(store: LevelStore) -> Iterator[str]:
+def _messages(store: Store) -> Iterator[str]:
     cursor = keys.MESSAGE
     while True:
         key = next(store.keys(cursor, keys.end_of(keys.MESSAGE)), None)
@@ -51,7 +51,7 @@ def _messages(store: LevelStore) -> Iterator[str]:
         yield ""
 
 
-def _message(store: LevelView, message: str) -> Iterator[str]:
+def _message(store: View, message: str) -> Iterator[str]:
     mark_value = store.get(keys.mark_key(message))
     meta_value = store.get(keys.meta_key(message))
     leaving = (
@@ -60,7 +60,7 @@ def _message(store: LevelView, message: str) -> Iterator[str]:
     if mark_value is None:
         if meta_value is not None:
             yield f"{message}: an envelope without its marker"
-        elif not leaving:
+        elif not leaving and _has_keys(store, message):  # it may have gone since its key was seen
             yield f"{message}: chunks that nobody writes or removes"
         return
     if leaving:
@@ -85,7 +85,12 @@ def _message(store: LevelView, message: str) -> Iterator[str]:
         yield f"{message}: a recipient is in two places"
 
 
-def _recipients(store: LevelStore) -> Iterator[str]:
+def _has_keys(store: View, message: str) -> bool:
+    prefix = keys.message_prefix(message)
+    return next(store.keys(prefix, keys.end_of(prefix)), None) is not None
+
+
+def _recipients(store: Store) -> Iterator[str]:
     for space in (keys.WAITING, keys.DEFERRED):
         cursor = space
         while True:
@@ -103,7 +108,7 @@ def _recipients(store: LevelStore) -> Iterator[str]:
             yield ""
 
 
-def _recipient(store: LevelView, space: bytes, key: bytes, value: bytes) -> Iterator[str]:
+def _recipient(store: View, space: bytes, key: bytes, value: bytes) -> Iterator[str]:
     zone, message, address = keys.parse_recipient(key)
     try:
         record = read_waiting(value)
@@ -119,7 +124,7 @@ def _recipient(store: LevelView, space: bytes, key: bytes, value: bytes) -> Iter
         yield f"{message} to {address}: deferred with nothing to wake it"
 
 
-def _due(store: LevelStore) -> Iterator[str]:
+def _due(store: Store) -> Iterator[str]:
     for key in store.keys(keys.DUE, keys.end_of(keys.DUE)):
         try:
             keys.parse_due(key)
@@ -127,7 +132,7 @@ def _due(store: LevelStore) -> Iterator[str]:
             yield f"{key!r}: not a due key"
 
 
-def _inflight(store: LevelStore) -> Iterator[str]:
+def _inflight(store: Store) -> Iterator[str]:
     for key, value in store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT)):
         message = keys.owner_of(key)
         if store.get(key) is not None and store.get(keys.mark_key(message)) is None:
@@ -136,7 +141,7 @@ def _inflight(store: LevelStore) -> Iterator[str]:
             read_inflight(value)
 
 
-def _outbox(store: LevelStore) -> Iterator[str]:
+def _outbox(store: Store) -> Iterator[str]:
     for key, value in store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)):
         if not value.endswith(b"}\n"):
             yield f"{key!r}: not event lines"

@@ -14,8 +14,8 @@ from zonemta_py.codec import pack
 from zonemta_py.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
-from zonemta_py.queue.leveldb import LevelView
 from zonemta_py.queue.records import FORMAT, Mark, Open
+from zonemta_py.queue.store import View
 
 WRITES_AHEAD = 4  # chunks on their way to disk per message: bounds memory, keeps the disk busy
 
@@ -77,7 +77,7 @@ class MessageWriter:
         return Mark(FORMAT, created_ms, self.size, chunks, self.crc)
 
 
-def read_body(store: LevelView, message: str, mark: Mark) -> Iterator[bytes]:
+def read_body(store: View, message: str, mark: Mark) -> Iterator[bytes]:
     """The chunks of a body, in order. Raises QueueCorrupt before the last one is given out.
 
     Size, number and checksum are compared while the last chunk is still held back, so nobody can

@@ -13,7 +13,7 @@ from itertools import islice
 
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.store import Store
 
 CHUNKS_AT_ONCE = 256
 DEAD_BYTES_MIN = 64 << 20
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class Cleanup:
     """Removes the chunks of messages that are done with, and gives their space back."""
 
-    def __init__(self, store: LevelStore, commits: GroupCommit) -> None:
+    def __init__(self, store: Store, commits: GroupCommit) -> None:
         self._store = store
         self._commits = commits
         self._messages: deque[str] = deque()

@@ -14,7 +14,7 @@ from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.keys import META_IDS, outbox_key
-from zonemta_py.queue.leveldb import LevelStore, Op
+from zonemta_py.queue.store import Op, Store
 
 GROUP_OPS_MAX = 2048  # a group that takes long to build makes everybody wait
 GROUP_BYTES_MAX = 2 << 20
@@ -50,9 +50,7 @@ class Batch:
 class GroupCommit:
     """The single writer. ``groups`` counts writes (one fsync each), ``batches`` what they held."""
 
-    def __init__(
-        self, store: LevelStore, ids: MessageIds, node: str, next_seq: int, *, sync: bool
-    ) -> None:
+    def __init__(self, store: Store, ids: MessageIds, node: str, next_seq: int, *, sync: bool) -> None:
         self._store = store
         self._ids = ids
         self._node = node

@@ -15,9 +15,9 @@ from zonemta_py.clock import wait_event
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import Waiting, read_waiting
+from zonemta_py.queue.store import Store
 from zonemta_py.queue.windows import Windows
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Deferral:
     """Wakes what is due. ``now`` gives unix ms."""
 
     def __init__(
-        self, store: LevelStore, commits: GroupCommit, windows: Windows, now: Callable[[], int]
+        self, store: Store, commits: GroupCommit, windows: Windows, now: Callable[[], int]
     ) -> None:
         self._store = store
         self._commits = commits

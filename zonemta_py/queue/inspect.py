@@ -11,14 +11,14 @@ from typing import Any
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import read_body
-from zonemta_py.queue.leveldb import LevelStore, LevelView
 from zonemta_py.queue.messages import read_message, recipients_of
 from zonemta_py.queue.records import read_waiting
+from zonemta_py.queue.store import Store, View
 
 TOP_DOMAINS = 10
 
 
-def recipient_rows(store: LevelStore, zone: str | None = None) -> Iterator[dict[str, Any]]:
+def recipient_rows(store: Store, zone: str | None = None) -> Iterator[dict[str, Any]]:
     """Every recipient in the queue, waiting ones first."""
     for state, space in (("waiting", keys.WAITING), ("deferred", keys.DEFERRED)):
         prefix = keys.zone_prefix(space, zone) if zone else space
@@ -68,7 +68,7 @@ class Summary:
         ]
 
 
-def message_row(view: LevelView, message: str) -> dict[str, Any] | None:
+def message_row(view: View, message: str) -> dict[str, Any] | None:
     """Everything about one message but its body; None when there is none."""
     try:
         meta, mark = read_message(view, message)
@@ -99,7 +99,7 @@ def message_row(view: LevelView, message: str) -> dict[str, Any] | None:
     }
 
 
-def body_of(view: LevelView, message: str) -> Iterator[bytes]:
+def body_of(view: View, message: str) -> Iterator[bytes]:
     """The message as it is sent: header, empty line, body. Raises QueueCorrupt."""
     meta, mark = read_message(view, message)
     yield meta.header + b"\r\n"

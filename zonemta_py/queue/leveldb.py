@@ -13,13 +13,12 @@ from typing import Any
 import plyvel
 
 from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.queue.store import Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # rate against reopen time and retained disk, see decision 6
 CACHE_BYTES = 32 << 20
 
 _leveldb: Any = plyvel  # it comes without types
-
-Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 
 
 class LevelView:

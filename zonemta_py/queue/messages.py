@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
-from zonemta_py.queue.leveldb import LevelView
 from zonemta_py.queue.records import Mark, Meta, read_mark, read_meta
+from zonemta_py.queue.store import View
 
 
-def read_message(view: LevelView, message: str) -> tuple[Meta, Mark]:
+def read_message(view: View, message: str) -> tuple[Meta, Mark]:
     """The markers of a message. Raises QueueCorrupt when it has none."""
     meta = view.get(keys.meta_key(message))
     mark = view.get(keys.mark_key(message))
@@ -17,7 +17,7 @@ def read_message(view: LevelView, message: str) -> tuple[Meta, Mark]:
     return read_meta(meta), read_mark(mark)
 
 
-def recipients_of(view: LevelView, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+def recipients_of(view: View, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of the recipients a message still has."""
     for zone in zones:
         for space in (keys.WAITING, keys.DEFERRED):

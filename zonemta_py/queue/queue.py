@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 
 from zonemta_py import clock
+from zonemta_py.errors import LocalError
 from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
@@ -23,7 +24,6 @@ from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.messages import read_message, recipients_of
 from zonemta_py.queue.ready import Recipient
@@ -34,10 +34,9 @@ from zonemta_py.queue.records import (
 )
 from zonemta_py.queue.recovery import identify, recover
 from zonemta_py.queue.scan import scan_zone, zones_on_disk
+from zonemta_py.queue.store import Store
 from zonemta_py.queue.transitions import Outcome, Submission
 from zonemta_py.queue.windows import DestinationOf, Placement, Windows
-
-HOLDER_FILE = "relay.pid"
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class Queue:
 
     def __init__(
         self,
-        store: LevelStore,
+        store: Store,
         *,
         sync: bool,
         window: int,
@@ -70,7 +69,11 @@ class Queue:
         destination_of: DestinationOf,
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
-        identity = identify(store)
+        try:
+            identity = identify(store)
+        except LocalError:
+            store.close()
+            raise
         self.store = store
         self.node = identity.node
         self.boot = identity.boot

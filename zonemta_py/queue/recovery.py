@@ -15,8 +15,8 @@ from zonemta_py.events.schema import Uncertain
 from zonemta_py.queue import keys
 from zonemta_py.queue.cleanup import Cleanup
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.records import Inflight, Waiting, read_inflight, read_meta, read_waiting
+from zonemta_py.queue.store import Store
 
 FORMAT_VERSION = b"1"
 POISON_STARTS = 3  # as many transactions of a recipient cut off by crashes, and it waits
@@ -34,7 +34,7 @@ class Identity:
     last_id: str
 
 
-def identify(store: LevelStore) -> Identity:
+def identify(store: Store) -> Identity:
     """The queue's identity for this life, written at once. Raises LocalError for another format."""
     found = store.get(keys.META_FORMAT)
     if found not in (None, FORMAT_VERSION):
@@ -51,7 +51,7 @@ def identify(store: LevelStore) -> Identity:
     return Identity(node, boot, last_id)
 
 
-async def recover(store: LevelStore, commits: GroupCommit, cleanup: Cleanup, now_ms: int) -> int:
+async def recover(store: Store, commits: GroupCommit, cleanup: Cleanup, now_ms: int) -> int:
     """Deal with every key of a previous life; returns how many transactions were uncertain."""
     uncertain = 0
     for key, value in list(store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT))):
@@ -71,7 +71,7 @@ async def recover(store: LevelStore, commits: GroupCommit, cleanup: Cleanup, now
     return uncertain
 
 
-def _cut_off(store: LevelStore, batch: Batch, message: str, inflight: Inflight, now_ms: int) -> None:
+def _cut_off(store: Store, batch: Batch, message: str, inflight: Inflight, now_ms: int) -> None:
     prefix = keys.zone_prefix(keys.WAITING, inflight.zone, message)
     meta = store.get(keys.meta_key(message))
     for key, value in store.scan(prefix, keys.end_of(prefix)):

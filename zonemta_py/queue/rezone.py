@@ -4,13 +4,11 @@ from zonemta_py.codec import pack
 from zonemta_py.events.schema import Moved
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.records import read_meta, read_waiting
+from zonemta_py.queue.store import Store
 
 
-async def move_zone(
-    store: LevelStore, commits: GroupCommit, zone: str, new_zone: str, now_ms: int
-) -> int:
+async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str, now_ms: int) -> int:
     """Move every recipient of ``zone``; returns how many messages. Before mail is taken or sent."""
     messages = {
         keys.parse_recipient(key)[1]

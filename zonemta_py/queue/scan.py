@@ -10,9 +10,9 @@ import logging
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import read_waiting
+from zonemta_py.queue.store import Store
 from zonemta_py.queue.windows import Placement, Windows
 
 log = logging.getLogger(__name__)
@@ -20,9 +20,7 @@ log = logging.getLogger(__name__)
 SLICE = 1000  # recipients between two looks at everything else: about 3 ms
 
 
-async def scan_zone(
-    store: LevelStore, commits: GroupCommit, windows: Windows, zone: str, newest: str
-) -> int:
+async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: str, newest: str) -> int:
     """Offer the recipients of ``zone`` up to message ``newest``; returns how many there were."""
     cursor = keys.zone_prefix(keys.WAITING, zone)
     stop = keys.end_of(keys.zone_prefix(keys.WAITING, zone, newest))
@@ -53,7 +51,7 @@ async def scan_zone(
         await asyncio.sleep(0)
 
 
-def zones_on_disk(store: LevelStore) -> set[str]:
+def zones_on_disk(store: Store) -> set[str]:
     """The zones that have recipients, found by skipping from one to the next."""
     zones = set()
     for space in (keys.WAITING, keys.DEFERRED):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.leveldb import LevelStore
 from zonemta_py.queue.ready import ReadyWindow, Recipient
 from zonemta_py.queue.records import read_waiting
+from zonemta_py.queue.store import Store
 from zonemta_py.smtp.address import domain_of
 
 REFILL_KEYS = 2000  # keys read in one refill: a few milliseconds
@@ -40,7 +40,7 @@ class Windows:
     """One ReadyWindow per zone, made when first needed."""
 
     def __init__(
-        self, store: LevelStore, commits: GroupCommit, limit: int, destination_of: DestinationOf
+        self, store: Store, commits: GroupCommit, limit: int, destination_of: DestinationOf
     ) -> None:
         self._store = store
         self._commits = commits

@@ -1,0 +1,186 @@
+"""The filesystem store: its folders, its links, and what a crash between any two steps leaves."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+from tests.queue.harness import (
+    Clock,
+    accept,
+    begin,
+    everything,
+    lease,
+    make_queue,
+    opened,
+    problems,
+    settle,
+)
+from zonemta_py.codec import pack
+from zonemta_py.errors import QueueUnavailable
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.records import FORMAT, new_waiting
+from zonemta_py.stores import files
+from zonemta_py.stores.files import FilesStore
+
+STORE = "filesystem"
+
+
+def listing(root: Path) -> list[str]:
+    """Every entry below ``root`` but the relay's own."""
+    found = [str(path.relative_to(root)) for path in root.glob("**/*")]
+    return sorted(name for name in found if "data/.relay" not in name)
+
+
+def test_an_empty_store_is_four_private_folders(folder: Path) -> None:
+    store = FilesStore(folder / "q")
+    assert listing(folder / "q") == ["cleanup", "data", "inflight", "queue"]
+    assert all((folder / "q" / name).stat().st_mode & 0o777 == 0o700 for name in listing(folder / "q"))
+    store.close()
+
+
+async def test_links_follow_the_states(folder: Path) -> None:
+    root = folder / "files"
+    async with opened(folder, store=STORE) as queue:
+        message = await accept(queue, "a@x.example", "b@x.example", "c@y.example", body=b"b" * 70_000)
+        targets = {link.name: str(link.readlink()) for link in (root / "queue").iterdir()}
+        assert targets == {f"{message}.{i}": f"../data/{message}/{i}" for i in range(3)}
+        assert (root / "data" / message / "contents").read_bytes() == b"b" * 70_000
+        metadata = json.loads((root / "queue" / f"{message}.0" / "metadata").read_text())
+        assert (metadata["from"], metadata["to"]) == ("s@sender.example", "a@x.example")
+        assert set(json.loads((root / "queue" / f"{message}.0" / "schedule").read_text())) == {
+            "at",
+            "last_attempt",
+        }
+
+        held = lease(queue, "x.example")
+        await queue.start(held)
+        assert sorted(p.name for p in (root / "inflight").iterdir()) == [f"{message}.0", f"{message}.1"]
+        assert [p.name for p in (root / "queue").iterdir()] == [f"{message}.2"]
+        await settle(queue, held, Fate.DELIVERED)
+        assert not (root / "data" / message / "0").exists()
+        assert (root / "data" / message / "contents").exists()
+        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, due_ms=2_000_000_000_000)
+        schedule = json.loads((root / "queue" / f"{message}.2" / "schedule").read_text())
+        assert schedule["at"] == "2033-05-18T03:33:20.000Z"
+
+
+async def test_an_edited_schedule_counts_at_the_next_start(folder: Path) -> None:
+    clock = Clock()
+    async with opened(folder, clock, store=STORE) as queue:
+        message = await accept(queue, "a@x.example")
+        await settle(queue, lease(queue, "x.example"), Fate.DEFERRED, due_ms=clock.ms + 10_000_000)
+    path = folder / "files" / "queue" / f"{message}.0" / "schedule"
+    path.write_text(path.read_text().replace("2027", "2026"))
+    async with opened(folder, clock, store=STORE) as queue:
+        await until(lambda: queue.lease("default", "x.example", 1), "the recipient to be due")
+
+
+async def test_links_removed_by_hand_come_back_and_foreign_ones_go(folder: Path) -> None:
+    async with opened(folder, store=STORE) as queue:
+        message = await accept(queue, "a@x.example")
+    root = folder / "files"
+    (root / "queue" / f"{message}.0").unlink()
+    (root / "cleanup" / "gone").symlink_to("../data/gone")
+    async with opened(folder, store=STORE) as queue:
+        assert lease(queue, "x.example").live.id == message
+        assert list((root / "cleanup").iterdir()) == []
+
+
+async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(folder: Path) -> None:
+    async with opened(folder, store=STORE) as queue:
+        message = await accept(queue, "a@x.example", "b@y.example")
+    (folder / "files" / "data" / message / "0" / "schedule").write_text("{torn")
+    async with opened(folder, store=STORE) as queue:
+        assert queue.store.damaged == [f"{message}.0"]  # type: ignore[attr-defined]
+        assert lease(queue, "y.example").recipients[0].address == "b@y.example"
+
+
+class Killed(Exception):
+    """What stands for the end of the process."""
+
+
+def _steps(monkeypatch: pytest.MonkeyPatch, survive: int) -> None:
+    """Let ``survive`` changes of the file system happen, then none."""
+    left = survive
+
+    def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(5, "killed")
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("_write_file", "_link"):
+        monkeypatch.setattr(files, name, guarded(getattr(files, name)))
+    monkeypatch.setattr(Path, "unlink", guarded(Path.unlink))
+
+
+ENOUGH = 40
+
+
+@pytest.mark.parametrize("survive", [*range(12), ENOUGH])
+async def test_a_crash_between_any_two_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, survive: int
+) -> None:
+    """Accepting, starting and settling, cut after every number of steps: all or nothing, no trace."""
+    clock = Clock()
+    queue = make_queue(folder, clock, store=STORE)
+    await begin(queue)
+    first = await accept(queue, "a@x.example")
+    held = lease(queue, "x.example")
+    await queue.start(held)
+    with monkeypatch.context() as patch:
+        _steps(patch, survive)
+        results = await asyncio.gather(
+            settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1000),
+            accept(queue, "b@y.example", body=b"c" * 100),
+            return_exceptions=True,
+        )
+    cut = any(isinstance(result, QueueUnavailable) for result in results)
+    assert cut or survive == ENOUGH
+    await queue.close()
+    async with opened(folder, clock, store=STORE) as queue:
+        assert problems(queue.store) == []
+        here = {
+            keys.parse_recipient(k)[2]
+            for k in everything(queue.store)
+            if k.startswith((keys.WAITING, keys.DEFERRED))
+        }
+        assert "a@x.example" in here
+        if not cut:
+            assert "b@y.example" in here
+        assert queue.store.get(keys.mark_key(first)) is not None
+
+
+def test_a_torn_intent_is_not_believed(folder: Path) -> None:
+    store = FilesStore(folder)
+    store.close()
+    (folder / "data" / ".relay" / "intent.new").write_bytes(b"half")
+    store = FilesStore(folder)
+    store.write(store.batch([(b"meta/x", b"1")], sync=True))
+    assert store.get(b"meta/x") == b"1"
+    store.close()
+
+
+def test_a_recipient_without_a_message_keeps_its_key(folder: Path) -> None:
+    store = FilesStore(folder)
+    key = keys.waiting_key("default", "0" * 24, "a@x.example")
+    store.write(
+        store.batch(
+            [(keys.mark_key("0" * 24), b"m"), (key, pack(new_waiting(0, "x.example", "")))], sync=True
+        )
+    )
+    store.close()
+    store = FilesStore(folder)
+    assert list(store.keys(keys.WAITING, keys.end_of(keys.WAITING))) == [key]
+    assert FORMAT
+    store.close()

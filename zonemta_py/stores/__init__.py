@@ -1,0 +1,1 @@
+"""Other stores than LevelDB, and the choice among them."""
