@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
@@ -13,6 +14,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outbound import Outbound
+from zonemta_py.delivery.report import about_notes
 from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
@@ -44,6 +46,7 @@ class Relay:
             window=config.queue.ready_window,
             body_cache_bytes=config.queue.body_cache,
             destination_of=self._destination_of,
+            poison_after=config.queue.poison_after,
         )
         self.listeners: list[Listener] = []
         self.addresses: list[HostPort] = []
@@ -75,6 +78,7 @@ class Relay:
         for name, zone in config.zones.items():
             self._zones[name] = ZoneDelivery(name, zone, self.outbound)
         queue.windows.on_ready = self._on_ready
+        queue.report_on = partial(about_notes, self.outbound)
         self.exporter = Exporter(queue, config.events)
         await self.exporter.start()
         disk_room = DiskRoom(config.queue.directory, config.queue.min_free_disk)

@@ -9,7 +9,8 @@ class Attempt:
     """What one attempt to deliver found, for every recipient it answers.
 
     ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered and the
-    text was written here. ``uncertain``: the final dot went out and no answer came.
+    text was written here. ``uncertain``: the final dot went out and no answer came. ``dsn``: the
+    peer took over the duty to report (RFC 3461).
     """
 
     phase: str
@@ -22,6 +23,7 @@ class Attempt:
     tls: bool = False
     duration_ms: int = 0
     uncertain: bool = False
+    dsn: bool = False
 
 
 class Fate(StrEnum):

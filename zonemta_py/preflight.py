@@ -12,6 +12,7 @@ from zonemta_py.delivery.outbound import read_password
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import load_users
 from zonemta_py.intake.port import make_context
+from zonemta_py.schedule.retry import make_policy
 
 
 def verify(config: Config) -> None:
@@ -21,6 +22,7 @@ def verify(config: Config) -> None:
         if listener.auth.users_file is not None:
             _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
+        _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
         if zone.smarthost_auth.password_file is not None:
             _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     for name, pool in config.pools.items():

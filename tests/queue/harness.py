@@ -9,7 +9,7 @@ from typing import Any
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.check import check_queue
-from zonemta_py.queue.compose import NewMessage
+from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.keys import (
     CLEANUP,
     DEFERRED,
@@ -25,7 +25,7 @@ from zonemta_py.queue.keys import (
 from zonemta_py.queue.queue import Lease, Queue
 from zonemta_py.queue.records import Origin
 from zonemta_py.queue.store import Store
-from zonemta_py.queue.transitions import Outcome, Submission
+from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
 from zonemta_py.stores.memory import MemoryStore
 from zonemta_py.stores.opening import open_store
 
@@ -60,12 +60,18 @@ def make_store(folder: Path, kind: str) -> Store:
 
 
 def make_queue(
-    folder: Path, clock: Clock, *, window: int = 1000, cache: int = 1 << 20, store: str = ""
+    folder: Path,
+    clock: Clock,
+    *,
+    window: int = 1000,
+    cache: int = 1 << 20,
+    store: str = "",
+    poison_after: int = 3,
 ) -> Queue:
     """A queue whose destinations are recipient domains."""
     return Queue(
         make_store(folder, store or kind), sync=True, window=window, body_cache_bytes=cache,
-        destination_of=lambda zone, domain: domain, now=clock,
+        destination_of=lambda zone, domain: domain, now=clock, poison_after=poison_after,
     )  # fmt: skip
 
 
@@ -100,7 +106,7 @@ async def accept(
     recipients = []
     for text in addresses:
         address, _, own = text.partition("|")
-        recipients.append((address, address.rpartition("@")[2], own or zone))
+        recipients.append(Addressee(address, address.rpartition("@")[2], own or zone))
     writer = queue.open_message()
     await writer.write(body)
     await queue.accept(writer, NewMessage(sender, HEADER, recipients, ORIGIN, "<id@here>"))
@@ -119,7 +125,8 @@ async def settle(
 ) -> None:
     """Give every recipient of a lease the same fate."""
     attempt = {Fate.DELIVERED: OK, Fate.DEFERRED: LATER}.get(fate, NO)
-    await queue.settle(held, outcomes(held, fate, attempt, due_ms), report)
+    after = Aftermath([report], report.message) if report else NOTHING
+    await queue.settle(held, outcomes(held, fate, attempt, due_ms), after)
 
 
 def outcomes(held: Lease, fate: Fate, attempt: Attempt = OK, due_ms: int = 0) -> Sequence[Outcome]:

@@ -13,13 +13,17 @@ from zonemta_py.queue.records import (
     Inflight,
     Mark,
     Meta,
+    Note,
     Open,
     Origin,
+    Submitted,
     Waiting,
     read_inflight,
     read_mark,
     read_meta,
+    read_note,
     read_open,
+    read_submitted,
     read_waiting,
 )
 
@@ -34,6 +38,7 @@ def test_keys_are_frozen() -> None:
         keys.waiting_key("bulk", ID, "zoë@example.org"), keys.deferred_key("bulk", ID, "a/b@example.org"),
         keys.due_key(1_800_000_000_000, "bulk", ID), keys.spill_key("bulk", "example.org", ID),
         keys.inflight_key(ID, 7), keys.open_key(ID), keys.cleanup_key(ID), keys.outbox_key(255),
+        keys.bounce_key(ID, 3), keys.submitted_key("ab" * 16),
         keys.META_FORMAT, keys.META_NODE, keys.META_BOOT, keys.META_IDS,
     ]  # fmt: skip
     assert b"\n".join(made) + b"\n" == (GOLDEN / "keys.txt").read_bytes()
@@ -53,17 +58,52 @@ def test_records_are_frozen() -> None:
                 False,
                 "",
                 Origin("l", "c", "h", "u", "ESMTPSA"),
+                "HDRS",
+                "e+3D1",
+                True,
             ),
             read_meta,
         ),
         (
             Waiting(
-                FORMAT, 3, "example.org", "u", 2, 1, 1_800_000_000_000, 5, 451, "4.7.1", "later", True
+                FORMAT,
+                3,
+                "example.org",
+                "u",
+                2,
+                1,
+                1_800_000_000_000,
+                5,
+                451,
+                "4.7.1",
+                "later",
+                6,
+                "rfc822;x",
             ),
             read_waiting,
         ),
         (Inflight(FORMAT, 4, "bulk", (0, 3), 2, 9), read_inflight),
         (Open(FORMAT, 4, 9), read_open),
+        (
+            Note(
+                FORMAT,
+                "bulk",
+                3,
+                "x@y.z",
+                "rfc822;x@y.z",
+                "failed",
+                False,
+                2,
+                9,
+                "rcpt",
+                550,
+                "5.1.1",
+                "no",
+                "mx.y.z",
+            ),
+            read_note,
+        ),
+        (Submitted(FORMAT, 9, ID, b"\x01" * 16), read_submitted),
     ]
     assert (
         "\n".join(pack(record).hex() for record, _ in records) + "\n"
@@ -71,6 +111,19 @@ def test_records_are_frozen() -> None:
     )
     for line, (record, read) in zip((GOLDEN / "records.hex").read_text().split(), records, strict=True):
         assert read(bytes.fromhex(line)) == record
+
+
+def test_version_1_is_read() -> None:
+    """What the first release wrote."""
+    mark, meta, waiting, inflight, opened = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-1.hex").read_text().split()
+    )
+    assert read_mark(mark) == Mark(1, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF)
+    assert (read_meta(meta).ret, read_meta(meta).envid, read_meta(meta).warned) == ("", "", False)
+    assert read_waiting(waiting).text == "later"
+    assert (read_waiting(waiting).notify, read_waiting(waiting).orcpt) == (0, "")
+    assert read_inflight(inflight).indexes == (0, 3)
+    assert read_open(opened).progress_ms == 9
 
 
 def test_order() -> None:

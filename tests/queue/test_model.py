@@ -44,7 +44,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         async def start() -> None:
-            self.queue = make_queue(self.folder, self.clock, window=100, cache=2000, store=self.store)
+            self.queue = make_queue(
+                self.folder, self.clock, window=100, cache=2000, store=self.store, poison_after=10**6
+            )
             await begin(self.queue)
 
         self.runner.run(start())
@@ -145,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
             for lease in self.leases
             for r in lease.recipients
         )
-        deleted, left = self.runner.run(self.queue.delete(message, address))
+        deleted, left = self.runner.run(self.queue.operator.delete(message, address))
         assert (deleted, left) == ((0, 1) if busy else (1, 0))
         if not busy:
             self.waiting.discard((message, address))

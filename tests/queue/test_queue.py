@@ -26,7 +26,7 @@ from tests.queue.harness import (
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
-from zonemta_py.queue.compose import NewMessage
+from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.transitions import Outcome
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -88,7 +88,7 @@ async def test_large_body_in_chunks(folder: Path) -> None:
         await writer.written()
         assert queue.store.get(keys.open_key(writer.id)) is not None
         await queue.accept(
-            writer, NewMessage("", HEADER, [("a@x.example", "x.example", "default")], ORIGIN)
+            writer, NewMessage("", HEADER, [Addressee("a@x.example", "x.example", "default")], ORIGIN)
         )
         assert queue.store.get(keys.open_key(writer.id)) is None
         sizes = [len(queue.store.get(keys.chunk_key(writer.id, n)) or b"") for n in range(1, 5)]
@@ -208,7 +208,7 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
             NewMessage(
                 "",
                 b"Subject: report\r\n",
-                [("s@sender.example", "sender.example", "default")],
+                [Addressee("s@sender.example", "sender.example", "default")],
                 ORIGIN,
                 report_for=held.live.id,
             ),
@@ -232,14 +232,14 @@ async def test_delete(folder: Path) -> None:
         message = await accept(queue, "a@x.example", "b@y.example", "c@z.example", body=b"b" * 100_000)
         held = lease(queue, "x.example")
         await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms + 1000)
-        assert await queue.delete(message, "nobody@x.example") == (0, 0)
-        assert await queue.delete(message) == (2, 1)
+        assert await queue.operator.delete(message, "nobody@x.example") == (0, 0)
+        assert await queue.operator.delete(message) == (2, 1)
         assert queue.lease("default", "z.example", 1) is None
         assert problems(queue.store) == []
         await settle(queue, held, Fate.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the message to go")
         assert [e["event"] for e in events(queue.store)].count("deleted") == 2
-        assert await queue.delete(message) == (0, 0)
+        assert await queue.operator.delete(message) == (0, 0)
 
 
 async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
@@ -288,7 +288,7 @@ async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
     async with opened(folder) as queue:
         writer = queue.open_message()
         await writer.write(b"body\r\n")
-        new = NewMessage("", HEADER, [("a@x.example", "x.example", "default")], ORIGIN)
+        new = NewMessage("", HEADER, [Addressee("a@x.example", "x.example", "default")], ORIGIN)
         task = asyncio.ensure_future(queue.accept(writer, new))
         await asyncio.sleep(0)
         task.cancel()

@@ -20,6 +20,7 @@ from zonemta_py.errors import LocalError
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.recovery import SUSPECT_DELAY_MS
 from zonemta_py.queue.rezone import move_zone
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -55,23 +56,55 @@ async def test_a_transaction_cut_off_is_uncertain(folder: Path) -> None:
         assert everything(again.store) == []
 
 
-async def test_a_message_that_kills_the_relay_is_set_aside(folder: Path) -> None:
-    """Three times cut off, and it waits; the others do not."""
+async def test_a_message_that_kills_the_relay_is_held(folder: Path) -> None:
+    """Twice cut off, it waits alone; three times, it is held until an operator releases it."""
     clock = Clock()
     for life in range(3):
         queue = make_queue(folder, clock)
         await begin(queue)
         if life == 0:
             await accept(queue, "poison@x.example")
+        if life == 2:
+            assert queue.lease("default", "x.example", 1) is None
+            clock.ms += SUSPECT_DELAY_MS
+            while await queue.deferral.wake_due(clock.ms):
+                pass
         await queue.start(lease(queue, "x.example"))
         await _die(queue)
     async with opened(folder, clock) as again:
-        assert again.lease("default", "x.example", 1) is None
-        assert problems(again.store) == []
-        clock.ms += 3_600_000
+        clock.ms += 10**9
         while await again.deferral.wake_due(clock.ms):
             pass
+        await again.deferral.flush(None, None, None)
+        assert again.lease("default", "x.example", 1) is None
+        assert problems(again.store) == []
+        held = [e for e in events(again.store) if e["event"] == "held"]
+        assert [(e["recipient"], e["reason"]) for e in held] == [
+            ("poison@x.example", "the relay stopped 3 times in the middle of this delivery")
+        ]
+        message = str(held[0]["message"])
+        assert await again.operator.release(message, "other@x.example") == 0
+        assert await again.operator.release(message) == 1
         assert "stopped 3 times" in lease(again, "x.example").recipients[0].record.text
+        assert [e["recipient"] for e in events(again.store) if e["event"] == "released"] == [
+            "poison@x.example"
+        ]
+
+
+async def test_a_finished_attempt_clears_the_suspicion(folder: Path) -> None:
+    """Cut off, deferred in order, cut off: that is not twice in a row."""
+    clock = Clock()
+    queue = make_queue(folder, clock)
+    await begin(queue)
+    await accept(queue, "a@x.example")
+    await queue.start(lease(queue, "x.example"))
+    await _die(queue)
+    async with opened(folder, clock) as queue:
+        held = lease(queue, "x.example")
+        assert held.recipients[0].record.uncertain == 1
+        await settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1)
+        await queue.deferral.flush(None, None, None)
+        assert lease(queue, "x.example").recipients[0].record.uncertain == 0
 
 
 async def test_half_a_body_is_swept(folder: Path) -> None:

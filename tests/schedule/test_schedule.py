@@ -1,34 +1,113 @@
 """Retries, rates, sources and turn-taking: pure, so tested with made-up time."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.schema import PoolAddress, Retry, Zone
-from zonemta_py.config.units import Rate, Seconds
+from zonemta_py.config.schema import PoolAddress, Priorities, Retry, Zone
+from zonemta_py.config.units import Rate, Seconds, duration
+from zonemta_py.errors import ConfigError
 from zonemta_py.schedule.limits import TokenBucket
-from zonemta_py.schedule.retry import JITTER, next_due_ms, warning_is_due
+from zonemta_py.schedule.retry import (
+    RetryContext,
+    exponential,
+    make_policy,
+    next_attempt,
+    priority_of,
+    quadratic,
+    warning_is_due,
+)
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.sources import choose_source
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
 
+def next_due_ms(retry: Retry, attempts: int, now_ms: int, jitter: float = 0.0) -> int | None:
+    end_ms = int(retry.give_up_after * 1000)
+    return next_attempt(make_policy(retry), RetryContext(0, attempts, now_ms, end_ms), jitter)
+
+
+def attempts_of(retry: Retry) -> list[int]:
+    """Seconds after acceptance of every attempt, each failing at once."""
+    found, now_ms = [0], 0
+    while (due := next_due_ms(retry, len(found), now_ms)) is not None:
+        found.append(due // 1000)
+        now_ms = due
+    return found
+
+
 def test_the_ladder() -> None:
     """Each failure climbs it, the last step repeats, and the end is the end."""
-    assert next_due_ms(RETRY, 1, 0, 1000, 0.0) == 61_000
-    assert next_due_ms(RETRY, 2, 0, 61_000, 0.0) == 181_000
-    assert next_due_ms(RETRY, 9, 0, 181_000, 0.0) == 301_000
-    assert next_due_ms(RETRY, 9, 0, 599_000, 0.0) == 600_000
-    assert next_due_ms(RETRY, 9, 0, 600_000, 0.0) is None
+    assert next_due_ms(RETRY, 1, 1000) == 61_000
+    assert next_due_ms(RETRY, 2, 61_000) == 181_000
+    assert next_due_ms(RETRY, 9, 181_000) == 301_000
+    assert next_due_ms(RETRY, 9, 599_000) == 600_000
+    assert next_due_ms(RETRY, 9, 600_000) is None
 
 
-@given(st.integers(1, 50), st.integers(0, 599_999), st.floats(0, 1))
-def test_a_retry_is_later_and_in_time(attempts: int, now_ms: int, spread: float) -> None:
-    """The next attempt is after now, not after the end, and spread by no more than JITTER."""
-    due = next_due_ms(RETRY, attempts, 0, now_ms, spread)
-    assert due is not None
-    assert now_ms < due <= 600_000
-    assert due - now_ms <= 120_000 * (1 + JITTER) + 1
+def test_exponential() -> None:
+    retry = Retry(
+        policy="exponential",
+        first=Seconds(60),
+        factor=3,
+        longest=Seconds(1000),
+        give_up_after=Seconds(4000),
+    )
+    assert attempts_of(retry) == [0, 60, 240, 780, 1780, 2780, 3780, 4000]
+
+
+def test_quadratic_is_qmails() -> None:
+    """Remote and local mail at the times the source computes; one attempt after the lifetime."""
+    week = Seconds(604_800)
+    remote = attempts_of(Retry(policy="quadratic", skip=20, give_up_after=week))
+    assert remote[:7] == [0, 400, 1600, 3600, 6400, 10_000, 14_400]
+    assert (len(remote), remote[-1]) == (40, 608_400)
+    local = attempts_of(Retry(policy="quadratic", skip=10, give_up_after=week))
+    assert local[:5] == [0, 100, 400, 900, 1600]
+    assert len(local) == 79
+    assert attempts_of(Retry(policy="quadratic", skip=20, give_up_after=Seconds(100))) == [0, 400]
+
+
+def test_lists_by_priority() -> None:
+    own = Priorities(urgent=(duration("PT5M"), duration("PT10M")), normal=(duration("PT1H"),))
+    policy = make_policy(Retry(policy="priority", priorities=own))
+    due = {
+        p: policy(RetryContext(0, 1, 0, 10**9, priority=p)) for p in ("urgent", "normal", "nonurgent")
+    }
+    assert due == {"urgent": 300_000, "normal": 3_600_000, "nonurgent": 3_600_000}
+    assert [priority_of(f) for f in ("Urgent", " non-urgent ", "soon")] == [
+        "urgent",
+        "nonurgent",
+        "normal",
+    ]
+
+
+def every_minute_thrice(context: RetryContext) -> float | None:
+    """A policy that is found by its dotted name."""
+    return context.now_ms + 60_000 if context.attempts < 3 else None
+
+
+def test_a_function_by_name() -> None:
+    name = f"{__name__}.every_minute_thrice"
+    assert attempts_of(Retry(policy="function", function=name)) == [0, 60, 120]
+    for wrong in ("nowhere.at_all", f"{__name__}.missing", f"{__name__}.RETRY", "", "os"):
+        with pytest.raises(ConfigError):
+            make_policy(Retry(policy="function", function=wrong))
+
+
+@given(st.integers(1, 200), st.integers(0, 599_999), st.floats(0, 1))
+def test_a_retry_is_later_and_in_time(attempts: int, now_ms: int, jitter: float) -> None:
+    """The next attempt is after now, not after the end, and spread by no more than the jitter."""
+    for retry in (RETRY, replace(RETRY, policy="exponential", longest=Seconds(120))):
+        due = next_due_ms(retry, attempts, now_ms, jitter)
+        assert due is not None
+        assert now_ms < due <= 600_000
+        assert due - now_ms <= 120_000 * (1 + jitter) + 1
+    assert exponential(1, 100, 60)(RetryContext(0, 10**6, 0, 10**9)) == 60_000
+    assert quadratic(1)(RetryContext(0, 1, 600_000, 600_000)) is None
 
 
 def test_warning() -> None:

@@ -45,6 +45,8 @@ class Operations:
             "body": self._body,
             "flush": self._flush,
             "delete": self._delete,
+            "hold": self._hold,
+            "release": self._release,
             "check": self._check,
             "stats": self._stats,
         }
@@ -107,8 +109,8 @@ class Operations:
     async def _flush(
         self, zone: str | None = None, domain: str | None = None, message: str | None = None
     ) -> AsyncIterator[Row]:
-        if message is not None and self._queue.store.get(mark_key(message)) is None:
-            raise LocalError(f"no message {message} in the queue")
+        if message is not None:
+            self._must_exist(message)
         woken = await self._queue.deferral.flush(zone, domain, message)
         for name, view in self._zones.items():
             if zone in (None, name):
@@ -116,11 +118,24 @@ class Operations:
         yield {"woken": woken}
 
     async def _delete(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
-        deleted, busy = await self._queue.delete(message, recipient)
+        deleted, busy = await self._queue.operator.delete(message, recipient)
         if not deleted and not busy:
             what = f"{message} to {recipient}" if recipient else message
             raise LocalError(f"no message {what} in the queue")
         yield {"deleted": deleted, "in_flight": busy}
+
+    async def _hold(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
+        self._must_exist(message)
+        held, busy = await self._queue.operator.hold(message, recipient)
+        yield {"held": held, "in_flight": busy}
+
+    async def _release(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
+        self._must_exist(message)
+        yield {"released": await self._queue.operator.release(message, recipient)}
+
+    def _must_exist(self, message: str) -> None:
+        if self._queue.store.get(mark_key(message)) is None:
+            raise LocalError(f"no message {message} in the queue")
 
     async def _check(self) -> AsyncIterator[Row]:
         problems = 0

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zonemta_py.clock import monotonic_s
@@ -17,13 +17,22 @@ STOP_TIMEOUT_S = 40.0
 
 
 class Child:
-    """``python -m zonemta_py …`` in a process of its own. ``log`` takes its stderr."""
+    """``python -m zonemta_py …`` in a process of its own. ``log`` takes its stderr, ``environment`` adds."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, module: str = "zonemta_py") -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        module: str = "zonemta_py",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = log
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=stderr
+                [sys.executable, "-m", module, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **environment} if environment else None,
             )
         self.pid = self.process.pid
 

@@ -97,13 +97,14 @@ def summary(config_path: Path, as_json: bool) -> None:
         click.echo("the queue is empty")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("zone", "waiting", "deferred", "oldest", "next due", "largest domains"):
-        table.add_column(title, justify="right" if title in ("waiting", "deferred") else "left")
+    for title in ("zone", "waiting", "deferred", "held", "oldest", "next due", "largest domains"):
+        table.add_column(title, justify="right" if title in ("waiting", "deferred", "held") else "left")
     for row in rows:
         table.add_row(
             row["zone"],
             str(row["waiting"]),
             str(row["deferred"]),
+            str(row["held"]),
             _ago(row["oldest_ms"]),
             _in(row["next_due_ms"]),
             ", ".join(f"{domain} {count}" for domain, count in row["domains"].items()),
@@ -119,7 +120,7 @@ def summary(config_path: Path, as_json: bool) -> None:
 @zone_option
 @domain_option
 @click.option(
-    "--state", type=click.Choice(["waiting", "deferred"]), help="Only recipients in this state."
+    "--state", type=click.Choice(["waiting", "deferred", "held"]), help="Only recipients in this state."
 )
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
 @json_option
@@ -143,7 +144,7 @@ def list_(
         if as_json:
             print_json(row)
         else:
-            when = _in(row["due_ms"]) if row["state"] == "deferred" else "now"
+            when = {"waiting": "now", "held": ""}.get(row["state"]) or _in(row["due_ms"])
             reply = " ".join(str(row[k]) for k in ("code", "status", "reply") if row[k])
             click.echo(
                 f"{row['message']}  {row['zone']:<12} {row['state']:<8} {when:>8}  "
@@ -251,6 +252,50 @@ def delete(config_path: Path, message: str, recipient: str | None, as_json: bool
             )
     if busy:
         sys.exit(EXIT_FAILED)
+
+
+@queue.command()
+@config_option
+@click.argument("message")
+@click.option("--recipient", help="Only this recipient; the others go on.")
+@json_option
+@reports_errors
+def hold(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
+    """Keep a message in the queue, unsent, until it is released.
+
+    Recipients in the middle of a transaction are left alone and counted; exits 1 if there were any.
+
+    \b
+    Example:
+      zonemta queue hold -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
+    """
+    busy = 0
+    for row in rows_of(config_path, "hold", message=message, recipient=recipient):
+        busy += row["in_flight"]
+        if as_json:
+            print_json(row)
+        else:
+            click.echo(f"{row['held']} recipients held, {row['in_flight']} in flight and left alone")
+    if busy:
+        sys.exit(EXIT_FAILED)
+
+
+@queue.command()
+@config_option
+@click.argument("message")
+@click.option("--recipient", help="Only this recipient; the others stay held.")
+@json_option
+@reports_errors
+def release(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
+    """Let held recipients of a message be sent, at once.
+
+    \b
+    Example:
+      zonemta queue list -c config/zonemta.yaml --state held
+      zonemta queue release -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
+    """
+    for row in rows_of(config_path, "release", message=message, recipient=recipient):
+        print_json(row) if as_json else click.echo(f"{row['released']} recipients released")
 
 
 @queue.command()

@@ -3,12 +3,14 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
 
 import click
 
+from zonemta_py import faults
 from zonemta_py.app import Relay
 from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.clock import monotonic_s
@@ -52,6 +54,9 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     for library in ("mail.log", "mail.debug", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
     config = read_config(config_path)
+    if faults.VARIABLE in os.environ:
+        faults.arm(os.environ[faults.VARIABLE])
+        log.warning("%s is set: this relay kills itself on purpose", faults.VARIABLE)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, config_path, log_events))
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.schema import Config, Listener, Zone
+from zonemta_py.config.schema import Config, Listener, Retry, Zone
+from zonemta_py.smtp.address import AddressError, normalise
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
@@ -71,10 +72,12 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
     for step in ("connect", "command", "data", "dot"):
         if getattr(zone.timeouts, step) <= 0:
             complain(f"{key}.timeouts.{step}", "must be longer than nothing")
-    if not zone.retry.delays:
-        complain(f"{key}.retry.delays", "at least one delay is needed")
-    if any(delay <= 0 for delay in zone.retry.delays):
-        complain(f"{key}.retry.delays", "a delay must be longer than nothing")
+    _retry(zone.retry, f"{key}.retry", complain)
+    if zone.bounce.double_bounce_to is not None:
+        try:
+            normalise(zone.bounce.double_bounce_to)
+        except AddressError as exc:
+            complain(f"{key}.bounce.double_bounce_to", f"found '{zone.bounce.double_bounce_to}': {exc}")
     auth = zone.smarthost_auth
     if auth.username is not None and zone.smarthost is None:
         complain(f"{key}.smarthost_auth", "needs a smarthost")
@@ -85,6 +88,21 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
             f"{key}.tls",
             "a password needs tls: required, or tls: off on a network you trust",
         )
+
+
+def _retry(retry: Retry, key: str, complain: Complain) -> None:
+    own = retry.priorities
+    lists = {"delays": retry.delays, "priorities.normal": own.normal}
+    for name, delays in lists.items():
+        if not delays:
+            complain(f"{key}.{name}", "at least one delay is needed")
+    lists |= {"priorities.urgent": own.urgent, "priorities.nonurgent": own.nonurgent}
+    lists |= {"first": (retry.first,), "longest": (retry.longest,)}
+    for name, delays in lists.items():
+        if any(delay <= 0 for delay in delays):
+            complain(f"{key}.{name}", "a delay must be longer than nothing")
+    if (retry.policy == "function") != (retry.function is not None):
+        complain(f"{key}.function", "policy: function and the function's name belong together")
 
 
 def _routes(config: Config, complain: Complain) -> None:

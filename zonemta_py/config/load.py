@@ -127,16 +127,17 @@ class _Reader:
     def _dataclass(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         if node.tag == "tag:yaml.org,2002:null":
             return base  # `bulk:` with nothing behind it: everything inherited
-        known: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}
+        known: dict[str, Field[Any]] = {f.name.rstrip("_"): f for f in fields(kind)}
         hints = typing.get_type_hints(kind)
         changes = {}
         for name, name_node, value_node in self._pairs(node, key):
             where = _under(key, name)
             if name not in known:
                 self.fail(name_node, where, f"unknown key; {_suggest(name, known)}")
-            value = self.read(value_node, hints[name], getattr(base, name), where)
-            self._limits(value_node, known[name], value, where)
-            changes[name] = value
+            field = known[name]
+            value = self.read(value_node, hints[field.name], getattr(base, field.name), where)
+            self._limits(value_node, field, value, where)
+            changes[field.name] = value
         return replace(base, **changes)
 
     def _named(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:

@@ -78,17 +78,46 @@ class QueueSettings:
     min_free_disk: Size = Size(1 << 30)
     ready_window: int = number(50_000, 100, 10_000_000)
     body_cache: Size = Size(32 << 20)
+    poison_after: int = number(3, 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """Delays by the message's Priority field; an empty list: as ``normal``."""
+
+    urgent: tuple[Seconds, ...] = ()
+    normal: tuple[Seconds, ...] = tuple(Seconds(s) for s in (900, 1800, HOUR, 2 * HOUR, 4 * HOUR))
+    nonurgent: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """When a deferred recipient is tried again, and when no more."""
 
+    policy: str = choice("ladder", "exponential", "quadratic", "priority", "function")
     delays: tuple[Seconds, ...] = tuple(
         Seconds(s) for s in (300, 420, 480, 1500, 4500, 2 * HOUR, 4 * HOUR)
     )
+    first: Seconds = Seconds(5 * MINUTE)
+    factor: int = number(2, 1, 100)
+    longest: Seconds = Seconds(4 * HOUR)
+    skip: int = number(20, 1, 1000)
+    priorities: Priorities = Priorities()
+    function: str | None = None
+    jitter: int = number(10, 0, 100)
     give_up_after: Seconds = Seconds(2 * DAY)
     warn_after: Seconds | None = Seconds(4 * HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounce:
+    """What the sender hears about recipients that failed. A trailing underscore is not in the key."""
+
+    format: str = choice("rfc3464", "qsbmf")
+    aggregate: str = choice("attempt", "message")
+    return_: str = choice("full", "headers")
+    max_bytes: Size = Size(64 << 10)
+    double_bounce_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +155,8 @@ class Zone:
     port: int = number(25, 1, 65535)
     tls: str = choice("opportunistic", "off", "required", later=("dane", "mta-sts"))
     retry: Retry = Retry()
+    bounce: Bounce = Bounce()
+    sender_verp: bool = False
     timeouts: Timeouts = Timeouts()
 
 

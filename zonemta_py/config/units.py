@@ -16,6 +16,9 @@ _BYTES = {
     "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
+_ISO_DURATION = re.compile(
+    r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?(?<!T)\Z"
+)
 _NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -40,10 +43,18 @@ NameServer = NewType("NameServer", HostPort)  # a HostPort whose port is 53 unle
 
 
 def duration(value: object) -> Seconds:
-    """``5m``, ``1.5h``, ``250ms``; several parts may follow one another: ``1h30m``."""
-    allowed = "a duration such as 30s, 5m, 2h or 4d"
+    """``5m``, ``1.5h``, ``250ms``; several parts may follow one another: ``1h30m``.
+
+    ISO 8601 durations up to days are taken too: ``PT15M``, ``P1DT2H``.
+    """
+    allowed = "a duration such as 30s, 5m, 2h, 4d or PT15M"
     if not isinstance(value, str):
         raise ValueError(allowed)
+    iso = _ISO_DURATION.match(value)
+    if iso is not None and any(iso.groups()):
+        return Seconds(
+            sum(float(n or 0) * _SECONDS[u] for n, u in zip(iso.groups(), "wdhms", strict=True))
+        )
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])", value)
     if not parts or "".join(n + u for n, u in parts) != re.sub(r"\s+", "", value):
         raise ValueError(allowed)

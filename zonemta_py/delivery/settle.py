@@ -1,26 +1,32 @@
 """From what a peer said to what becomes of each recipient. Pure: time and chance are arguments."""
 
 from collections.abc import Sequence
-from random import Random
 
 from zonemta_py.config.schema import Retry
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.keys import created_ms
 from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import Meta
+from zonemta_py.queue.records import FORMAT, Meta, Note, Waiting
 from zonemta_py.queue.transitions import Outcome
-from zonemta_py.schedule.retry import next_due_ms, warning_is_due
+from zonemta_py.schedule.retry import Policy, RetryContext, next_attempt, warning_is_due
 from zonemta_py.smtp.classify import Phase, Verdict, verdict
+from zonemta_py.smtp.dsn_options import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.reply import Reply
 
 
 def decide(
-    meta: Meta, recipient: Recipient, attempt: Attempt, retry: Retry, now_ms: int, rng: Random
+    meta: Meta,
+    priority: str,
+    recipient: Recipient,
+    attempt: Attempt,
+    retry: Retry,
+    policy: Policy,
+    now_ms: int,
+    spread: float,
 ) -> Outcome:
-    """The outcome of ``attempt`` for ``recipient``.
+    """The outcome of ``attempt`` for ``recipient``. ``spread`` (0 to 1) is its part of the jitter.
 
-    A deferral past ``give_up_after`` expires. One past ``warn_after`` warns the sender, once, and
-    never about a report.
+    A temporary failure for which ``policy`` knows no later time expires.
     """
     judged = judge(attempt)
     if judged is Verdict.DELIVERED:
@@ -28,11 +34,23 @@ def decide(
     if judged is Verdict.FAILED:
         return Outcome(recipient, Fate.BOUNCED, attempt)
     born_ms = created_ms(recipient.message)
-    due_ms = next_due_ms(retry, recipient.record.attempts + 1, born_ms, now_ms, rng.random())
+    context = RetryContext(
+        created_ms=born_ms,
+        attempts=recipient.record.attempts + 1,
+        now_ms=now_ms,
+        end_ms=born_ms + int(retry.give_up_after * 1000),
+        zone=recipient.zone,
+        sender=meta.sender,
+        recipient=recipient.address,
+        priority=priority,
+        code=attempt.code,
+        status=attempt.status,
+        reply=attempt.text,
+    )
+    due_ms = next_attempt(policy, context, spread * retry.jitter / 100)
     if due_ms is None:
         return Outcome(recipient, Fate.EXPIRED, attempt)
-    warned = bool(meta.sender) and not recipient.record.warned and warning_is_due(retry, born_ms, now_ms)
-    return Outcome(recipient, Fate.DEFERRED, attempt, due_ms, warned)
+    return Outcome(recipient, Fate.DEFERRED, attempt, due_ms)
 
 
 def judge(attempt: Attempt) -> Verdict:
@@ -42,6 +60,43 @@ def judge(attempt: Attempt) -> Verdict:
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
 
 
-def reportable(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those of ``outcomes`` that the sender hears of."""
-    return [o for o in outcomes if o.warned or o.fate in (Fate.BOUNCED, Fate.EXPIRED)]
+def notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) -> list[Note]:
+    """What the sender is to hear of ``outcomes``, by NOTIFY (RFC 3461 section 4.1) and once per delay.
+
+    A success that the peer took over to report (it offers DSN) is not ours to tell.
+    """
+    found = []
+    for outcome in outcomes:
+        action = _action(meta, outcome, retry, now_ms)
+        if action:
+            found.append(_note(outcome, action, now_ms))
+    return found
+
+
+def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
+    notify = outcome.recipient.record.notify
+    if outcome.fate is Fate.DELIVERED:
+        return "relayed" if wants_success(notify) and not outcome.attempt.dsn else ""
+    if outcome.fate is not Fate.DEFERRED:
+        return "failed" if wants_failure(notify) else ""
+    due = not meta.warned and warning_is_due(retry, created_ms(outcome.recipient.message), now_ms)
+    return "delayed" if due and wants_delay(notify) else ""
+
+
+def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
+    recipient, attempt = outcome.recipient, outcome.attempt
+    return Note(
+        FORMAT, recipient.zone, recipient.record.number, recipient.address, recipient.record.orcpt,
+        action, outcome.fate is Fate.EXPIRED, recipient.record.attempts + 1, now_ms,
+        attempt.phase, attempt.code, attempt.status, attempt.text, attempt.mx if attempt.code else "",
+    )  # fmt: skip
+
+
+def delayed_note(zone: str, address: str, record: Waiting) -> Note | None:
+    """What a warning says of another recipient that waits; None when it is not delayed or not to be told."""
+    if not record.attempts or not record.due_ms or not wants_delay(record.notify):
+        return None
+    return Note(
+        FORMAT, zone, record.number, address, record.orcpt, "delayed", False, record.attempts,
+        record.last_ms, "", record.code, record.status, record.text, "",
+    )  # fmt: skip

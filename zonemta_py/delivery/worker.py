@@ -5,20 +5,27 @@ from asyncio import Future
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zonemta_py import clock
+from zonemta_py import clock, faults
 from zonemta_py.config.schema import PoolAddress, Zone
 from zonemta_py.delivery import report, settle
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool, Way
 from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.model import Attempt
+from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.queue import Lease
 from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt, priority_of
+from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.dsn_options import write_notify
+from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
+from zonemta_py.transports.pipelining import DsnOptions, Mail, Result, SmtpSession
 from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
+
+REST_S = 300.0  # of a destination, when the policy names no time
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +48,7 @@ class Worker:
     def __init__(self, outbound: Outbound, zone: Zone, pool: SessionPool) -> None:
         self._outbound = outbound
         self._zone = zone
+        self._policy = make_policy(zone.retry)
         self._pool = pool
 
     async def deliver(self, lease: Lease, room: tuple[int, int], destination: Destination) -> Delivery:
@@ -79,9 +87,12 @@ class Worker:
         *,
         reused: bool,
     ) -> Delivery:
+        if self._zone.sender_verp or verp.is_verp(lease.live.meta.sender):
+            self._outbound.queue.narrow(lease, 1)
         started = self._outbound.queue.start(lease)
         try:
             result = await self._transact(session, lease, started)
+            faults.reach("dot.answered")
             if reused and _was_closing(result):
                 raise SessionLost("the session was about to be closed")
         except SessionLost as exc:
@@ -103,6 +114,13 @@ class Worker:
     def give_up(self, lease: Lease, failure: Attempt) -> Future[None]:
         """Settle ``lease`` with a failure that another lease of its destination met."""
         return self._settle(lease, [failure] * len(lease.recipients))
+
+    def first_delay_s(self) -> float:
+        """How long a message waits after its first failure; a destination that is down rests as long."""
+        now_ms = clock.now_ms()
+        end_ms = now_ms + int(self._zone.retry.give_up_after * 1000)
+        due_ms = next_attempt(self._policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
+        return (due_ms - now_ms) / 1000 if due_ms is not None else REST_S
 
     def broken(self, lease: Lease) -> Future[None]:
         """A defect of ours kept ``lease`` from being attempted: its recipients are deferred, not lost."""
@@ -167,14 +185,19 @@ class Worker:
             return Result([(Phase.MAIL, refusal)] * len(recipients))
         if session.recipients_max is not None:
             recipients = recipients[: session.recipients_max]
+        sender = meta.sender
+        if self._zone.sender_verp or verp.is_verp(sender):
+            sender = verp.expand(sender, recipients[0])
+        options = _dsn_options(lease) if session.offers("dsn") else None
         mail = Mail(
-            meta.sender,
+            sender,
             recipients,
             meta.header,
             self._outbound.queue.body(live),
             size,
             meta.eight_bit or not meta.header.isascii(),
             smtputf8,
+            options,
         )
         try:
             return await session.transact(mail, started)
@@ -208,6 +231,7 @@ class Worker:
                     tls=session.secure,
                     duration_ms=duration_ms,
                     uncertain=result.uncertain and phase is Phase.DOT,
+                    dsn=session.offers("dsn"),
                 )
             attempts.append(made[answer])
         return attempts
@@ -229,21 +253,48 @@ class Worker:
         )
 
     def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Future[None]:
-        outbound, live, now_ms = self._outbound, lease.live, clock.now_ms()
+        outbound, live, retry = self._outbound, lease.live, self._zone.retry
+        now_ms, priority = clock.now_ms(), _priority(live, retry.policy)
         outcomes = [
-            settle.decide(live.meta, recipient, attempt, self._zone.retry, now_ms, outbound.rng)
+            settle.decide(
+                live.meta,
+                priority,
+                recipient,
+                attempt,
+                retry,
+                self._policy,
+                now_ms,
+                outbound.rng.random(),
+            )
             for recipient, attempt in zip(lease.recipients, attempts, strict=False)
             if attempt is not None
         ]
-        told = settle.reportable(outcomes)
-        about = (
-            report.compose(
-                outbound.queue, outbound.router, outbound.hostname, live, told, self._zone.retry
-            )
-            if told
-            else None
-        )
-        return outbound.queue.settle(lease, outcomes, about)
+        after = report.aftermath(outbound, self._zone, live, outcomes)
+        return outbound.queue.settle(lease, outcomes, after)
+
+
+def _priority(live: LiveMessage, policy: str) -> str:
+    """The message's priority, looked up only for a policy that asks."""
+    if policy not in ("priority", "function"):
+        return "normal"
+    header = live.meta.header
+    for field in scan(header)[0]:
+        if field.name == b"priority":
+            return priority_of(field_value(header, field))
+    return "normal"
+
+
+def _dsn_options(lease: Lease) -> DsnOptions:
+    """What the client asked about reports, for a peer that takes over the duty."""
+    meta = lease.live.meta
+    mail = f" RET={meta.ret}" if meta.ret else ""
+    mail += f" ENVID={meta.envid}" if meta.envid else ""
+    rcpts = []
+    for recipient in lease.recipients:
+        record = recipient.record
+        own = f" NOTIFY={write_notify(record.notify)}" if record.notify else ""
+        rcpts.append(own + (f" ORCPT={record.orcpt}" if record.orcpt else ""))
+    return DsnOptions(mail, rcpts)
 
 
 def _was_closing(result: Result) -> bool:

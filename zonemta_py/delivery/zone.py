@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from zonemta_py import clock
+from zonemta_py import clock, faults
 from zonemta_py.config.schema import Zone
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool
@@ -131,6 +131,7 @@ class ZoneDelivery:
                     continue
                 self.scheduler.empty(destination)
                 return False
+            faults.reach("lease.taken")
             if bucket is not None:
                 bucket.take(now_s)
             delivery = await self._deliver(lease, destination)
@@ -173,7 +174,7 @@ class ZoneDelivery:
         Its mail stays on disk unattempted, except what is too old, which expires with this failure.
         """
         now_s = clock.monotonic_s()
-        self.scheduler.failed(destination, zone.retry.delays[0], now_s, failure.text)
+        self.scheduler.failed(destination, self._worker.first_delay_s(), now_s, failure.text)
         self._outbound.queue.windows.rest(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._rested, destination)
         oldest_ms = clock.now_ms() - int(zone.retry.give_up_after * 1000)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from zonemta_py import clock
+from zonemta_py import clock, faults
 from zonemta_py.config.schema import Events
 from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.segments import Segment, recover
@@ -84,6 +84,7 @@ class Exporter:
         await asyncio.get_running_loop().run_in_executor(
             self._thread, self._write, keys.parse_outbox(first), lines
         )
+        faults.reach("segment.appended")
         await self._forget(last)
         for observer in self.observers:
             observer(lines)
@@ -107,6 +108,7 @@ class Exporter:
     async def _forget(self, last: bytes) -> None:
         """Delete outbox keys up to ``last``: their facts are in the log."""
         batch = Batch()
+        batch.kinds.append("outbox")
         for key in self._queue.store.keys(self._cursor, last + b"\x00"):
             batch.delete(key)
         self._cursor = last + b"\x00"
@@ -120,6 +122,7 @@ class Exporter:
         if now or segment.size_bytes >= rotate.size or age_s >= rotate.age:
             self._segment = None
             await asyncio.get_running_loop().run_in_executor(self._thread, segment.seal, clock.now_ms())
+            faults.reach("segment.sealed")
 
     async def close(self) -> None:
         """Export what is left, seal, stop."""

@@ -151,6 +151,37 @@ class Uncertain(_OfRecipient):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held(_OfRecipient):
+    """The recipient waits until an operator releases it. ``reason`` says who or what held it."""
+
+    name: ClassVar[str] = "held"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(_OfRecipient):
+    """An operator let a held recipient go on."""
+
+    name: ClassVar[str] = "released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """A report could not be sent to anybody: ``reason`` is double bounce or triple bounce.
+
+    ``recipients`` are the indexes of those it would have told about. Their own outcome is a fact
+    of its own; this says that nobody hears of it.
+    """
+
+    name: ClassVar[str] = "discarded"
+    time_ms: int
+    message: str
+    sender: str
+    recipients: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """Recipients changed zone because theirs is gone from the configuration."""
 
@@ -163,7 +194,8 @@ class Moved:
 
 
 EVENTS: tuple[type, ...] = (
-    Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Uncertain, Moved,
+    Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Uncertain, Held, Released,
+    Discarded, Moved,
 )  # fmt: skip
 
 

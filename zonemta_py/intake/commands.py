@@ -1,13 +1,15 @@
 """MAIL and RCPT commands: from their text to values, or the reply that refuses them. Pure.
 
 Source: RFC 5321 sections 4.1.1.2, 4.1.1.3 (and their old forms), RFC 1870 (SIZE), RFC 6152
-(8BITMIME), RFC 6531 (SMTPUTF8).
+(8BITMIME), RFC 6531 (SMTPUTF8), RFC 3461 (DSN).
 """
 
 import re
 from dataclasses import dataclass
 
+from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
+from zonemta_py.smtp.dsn_options import UNSAID, parse_notify, valid_envid, valid_orcpt
 
 _PATH = re.compile(
     r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
@@ -26,11 +28,25 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """A MAIL command: ``sender`` normalised, ``""`` for ``<>``; ``size`` 0 when not said."""
+    """A MAIL command: ``sender`` normalised, ``""`` for ``<>``; ``size`` 0 when not said.
+
+    ``ret`` (FULL, HDRS) and ``envid`` (xtext) are empty when not said.
+    """
 
     sender: str
     size: int
     smtputf8: bool
+    ret: str = ""
+    envid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rcpt:
+    """A RCPT command: ``address`` normalised, ``notify`` as in ``smtp.dsn_options``, ``orcpt`` as given."""
+
+    address: str
+    notify: int = UNSAID
+    orcpt: str = ""
 
 
 def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
@@ -38,7 +54,7 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
     path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>")
     if parameters and not extended:
         raise Refused("555 5.5.4 Parameters need EHLO")
-    size, smtputf8 = 0, False
+    size, smtputf8, ret, envid = 0, False, "", ""
     for name, value in parameters:
         if name == "SIZE" and value.isascii() and value.isdigit() and len(value) <= 20:
             size = int(value)
@@ -48,24 +64,46 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
             smtputf8 = True
         elif name == "AUTH" and value:
             pass  # RFC 4954 section 5: taken, and believed as little as the section allows
-        elif name in ("SIZE", "BODY", "SMTPUTF8", "AUTH"):
+        elif name == "RET" and value.upper() in ("FULL", "HDRS"):
+            ret = value.upper()
+        elif name == "ENVID" and valid_envid(value):
+            envid = value
+        elif name in ("SIZE", "BODY", "SMTPUTF8", "AUTH", "RET", "ENVID"):
             raise Refused(f"501 5.5.4 Bad value of {name}")
         else:
             raise Refused(f"555 5.5.4 Unsupported parameter {name}")
     if size > max_size:
         raise Refused(f"552 5.3.4 Message size exceeds the limit of {max_size} bytes")
-    sender = _address(path, "5.1.7", smtputf8=smtputf8) if path else ""
-    return Mail(sender, size, smtputf8)
+    return Mail(_sender(path, smtputf8=smtputf8), size, smtputf8, ret, envid)
 
 
-def parse_rcpt(argument: str, *, smtputf8: bool) -> str:
-    """The normalised address of ``RCPT TO:<…>``. Raises Refused."""
+def _sender(path: str, *, smtputf8: bool) -> str:
+    """The null sender, qmail's double bounce sender and its VERP form, or an address."""
+    if path in ("", verp.DOUBLE_BOUNCE):
+        return path
+    address = _address(verp.base(path), "5.1.7", smtputf8=smtputf8)
+    return address + path[len(verp.base(path)) :]
+
+
+def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool) -> Rcpt:
+    """The values of ``RCPT TO:<…> …`` without its first word. Raises Refused."""
     path, parameters = _split(argument, "TO:", "RCPT TO:<address>")
-    if parameters:
-        raise Refused(f"555 5.5.4 Unsupported parameter {parameters[0][0]}")
+    if parameters and not extended:
+        raise Refused("555 5.5.4 Parameters need EHLO")
+    notify, orcpt = UNSAID, ""
+    for name, value in parameters:
+        flags = parse_notify(value) if name == "NOTIFY" else None
+        if flags is not None:
+            notify = flags
+        elif name == "ORCPT" and valid_orcpt(value):
+            orcpt = value
+        elif name in ("NOTIFY", "ORCPT"):
+            raise Refused(f"501 5.5.4 Bad value of {name}")
+        else:
+            raise Refused(f"555 5.5.4 Unsupported parameter {name}")
     if not path:
         raise Refused("501 5.1.3 A recipient is needed")
-    return _address(path, "5.1.3", smtputf8=smtputf8)
+    return Rcpt(_address(path, "5.1.3", smtputf8=smtputf8), notify, orcpt)
 
 
 def _split(argument: str, keyword: str, syntax: str) -> tuple[str, list[tuple[str, str]]]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from zonemta_py import clock
 from zonemta_py.errors import LocalError, QueueUnavailable
-from zonemta_py.queue.compose import NewMessage
+from zonemta_py.intake.commands import Rcpt
+from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.records import Origin
 from zonemta_py.routing import Router
+from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, field_value, received, without
 from zonemta_py.smtp.transparency import LineCheck
@@ -30,17 +32,19 @@ _UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
 class Draft:
     """What the session knows about a message before its data.
 
-    ``recipients``: normalised addresses, each once.
+    ``recipients``: each address once. ``ret`` and ``envid`` as in RFC 3461.
     """
 
     sender: str
-    recipients: Sequence[str]
+    recipients: Sequence[Rcpt]
     smtputf8: bool
     origin: Origin
     trusted_routing: bool
     hostname: str
     max_size: int
     max_hops: int
+    ret: str = ""
+    envid: str = ""
 
 
 class Ingest:
@@ -150,7 +154,7 @@ class Ingest:
                 by=draft.hostname,
                 protocol=draft.origin.protocol,
                 message_id=self._writer.id,
-                recipient=draft.recipients[0] if len(draft.recipients) == 1 else "",
+                recipient=draft.recipients[0].address if len(draft.recipients) == 1 else "",
                 date=clock.mail_date(now_ms),
             )
         ]
@@ -161,6 +165,8 @@ class Ingest:
             stamped.append(f"Date: {clock.mail_date(now_ms)}\r\n".encode())
         stamped.append(without(header, routing) if routing else header)
         return NewMessage(
+            ret=draft.ret,
+            envid=draft.envid,
             sender=draft.sender,
             header=b"".join(stamped),
             recipients=self._route(values),
@@ -170,16 +176,16 @@ class Ingest:
             smtputf8=draft.smtputf8,
         )
 
-    def _route(self, headers: dict[str, str]) -> list[tuple[str, str, str]]:
-        sender_domain, source = domain_of(self._draft.sender), self._draft.origin.client_ip
+    def _route(self, headers: dict[str, str]) -> list[Addressee]:
+        sender_domain, source = domain_of(verp.base(self._draft.sender)), self._draft.origin.client_ip
         zones: dict[str, str] = {}
         routed = []
-        for address in self._draft.recipients:
-            domain = domain_of(address)
+        for rcpt in self._draft.recipients:
+            domain = domain_of(rcpt.address)
             zone = zones.get(domain)
             if zone is None:
                 zone = zones[domain] = self._router.route(domain, sender_domain, source, headers)
-            routed.append((address, domain, zone))
+            routed.append(Addressee(rcpt.address, domain, zone, rcpt.notify, rcpt.orcpt))
         return routed
 
 

@@ -6,9 +6,9 @@ Source: RFC 5321 section 4.1, RFC 4954 (AUTH), RFC 3207 (STARTTLS), RFC 2920 (pi
 import re
 from typing import Any
 
-from zonemta_py import clock
+from zonemta_py import clock, faults
 from zonemta_py.events.schema import Rejected
-from zonemta_py.intake.commands import Refused, parse_mail, parse_rcpt
+from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.intake.connection import BLOCK_BYTES, IDLE_COMMANDS_MAX, Connection, Hangup
 from zonemta_py.intake.ingest import Draft, Ingest
 from zonemta_py.intake.port import Port
@@ -37,7 +37,8 @@ class Session(Connection):
     def _set_rset_state(self) -> None:
         self._sender: str | None = None
         self._smtputf8 = False
-        self._recipients: dict[str, None] = {}
+        self._ret = self._envid = ""
+        self._recipients: dict[str, Rcpt] = {}
 
     @property
     def busy(self) -> bool:
@@ -77,6 +78,7 @@ class Session(Connection):
             f"SIZE {settings.max_message_size}",
             "8BITMIME",
             "SMTPUTF8",
+            "DSN",
         ]
         if self._port.starttls_context is not None and not self._secure:
             lines.append("STARTTLS")
@@ -111,16 +113,17 @@ class Session(Connection):
             argument, extended=self._extended, max_size=self._port.settings.max_message_size
         )
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
+        self._ret, self._envid = mail.ret, mail.envid
         self._reply("250 2.1.0 Ok")
 
     def _rcpt(self, argument: str) -> None:
         if self._sender is None:
             raise Refused("503 5.5.1 Send MAIL first")
-        address = parse_rcpt(argument, smtputf8=self._smtputf8)
+        rcpt = parse_rcpt(argument, smtputf8=self._smtputf8, extended=self._extended)
         if len(self._recipients) >= self._port.settings.max_recipients:
             self._reply("452 4.5.3 Too many recipients")
             return
-        self._recipients[address] = None
+        self._recipients.setdefault(rcpt.address, rcpt)
         self._reply("250 2.1.5 Ok")
 
     async def _data(self, argument: str) -> None:
@@ -136,6 +139,7 @@ class Session(Connection):
         try:
             await self._receive(ingest)
             reply = await ingest.finish()
+            faults.reach("reply.unsent")
         except BaseException:
             await ingest.abort()
             raise
@@ -152,7 +156,9 @@ class Session(Connection):
         protocol += ("S" if self._secure else "") + ("A" if self._user else "")
         return Draft(
             sender=sender,
-            recipients=list(self._recipients),
+            recipients=list(self._recipients.values()),
+            ret=self._ret,
+            envid=self._envid,
             smtputf8=self._smtputf8,
             origin=Origin(
                 str(settings.address),

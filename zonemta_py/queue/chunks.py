@@ -54,6 +54,7 @@ class MessageWriter:
         if self.chunks >= CHUNKS_MAX:
             raise LocalError("the body has too many chunks")
         batch = Batch()
+        batch.kinds.append("chunk")
         batch.put(chunk_key(self.id, self.chunks), chunk)
         if self.chunks % 1024 == 1:
             batch.put(open_key(self.id), pack(Open(FORMAT, self._boot, now_ms())))

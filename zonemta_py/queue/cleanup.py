@@ -59,6 +59,7 @@ class Cleanup:
         cursor = prefix
         while True:
             batch = Batch()
+            batch.kinds.append("cleanup")
             for key in islice(self._store.keys(cursor, keys.end_of(prefix)), CHUNKS_AT_ONCE):
                 batch.delete(key)
                 cursor = key + b"\x00"

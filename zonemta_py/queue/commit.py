@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+from zonemta_py import faults
 from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.ids import MessageIds
@@ -23,13 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class Batch:
-    """What one transition writes: all of it or none."""
+    """What one transition writes: all of it or none.
 
-    __slots__ = ("done", "events", "ops", "size")
+    ``kinds`` names it for ``faults``.
+    """
+
+    __slots__ = ("done", "events", "kinds", "ops", "size")
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.events: list[bytes] = []
+        self.kinds: list[str] = []
         self.size = 0
         self.done: asyncio.Future[None] | None = None
 
@@ -89,6 +94,8 @@ class GroupCommit:
             if not group:
                 self._wake.clear()
                 continue
+            if faults.armed:
+                faults.reach_all((kind for batch in group for kind in batch.kinds), "unwritten")
             try:
                 write = self._store.batch(self._ops(group), sync=self._sync)
                 await self._loop.run_in_executor(self._writer, self._store.write, write)
@@ -99,6 +106,8 @@ class GroupCommit:
                 log.exception("a group could not be written")
                 self._fail(group, QueueUnavailable(f"internal error: {exc!r}"))
                 continue
+            if faults.armed:
+                faults.reach_all((kind for batch in group for kind in batch.kinds), "written")
             self.groups += 1
             self.batches += len(group)
             if any(batch.events for batch in group):

@@ -2,28 +2,42 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zonemta_py.queue import keys
 from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, new_waiting
+from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, Submitted, new_waiting
 from zonemta_py.queue.transitions import Submission
+
+
+class Addressee(NamedTuple):
+    """A recipient to be: normalised address, its zone, and what RFC 3461 lets a client ask."""
+
+    address: str
+    domain: str
+    zone: str
+    notify: int = 0
+    orcpt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
     """What intake, or a report, knows about a message beside its body.
 
-    ``recipients``: (normalised address, domain, zone), each address once.
+    ``recipients``: each address once. ``key``: digest of the submission key and what it covers.
     """
 
     sender: str
     header: bytes
-    recipients: Sequence[tuple[str, str, str]]
+    recipients: Sequence[Addressee]
     origin: Origin
     message_id: str = ""
     eight_bit: bool = False
     smtputf8: bool = False
     report_for: str = ""
+    ret: str = ""
+    envid: str = ""
+    key: tuple[str, Submitted] | None = None
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> Submission:
@@ -31,15 +45,15 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
     submitter = new.origin.submitter
     recipients = [
         Recipient(
-            keys.waiting_key(zone, message, address),
-            zone,
+            keys.waiting_key(to.zone, message, to.address),
+            to.zone,
             message,
-            address,
-            new_waiting(i, domain, submitter),
+            to.address,
+            new_waiting(i, to.domain, submitter, to.notify, to.orcpt),
         )
-        for i, (address, domain, zone) in enumerate(new.recipients)
+        for i, to in enumerate(new.recipients)
     ]
-    zones = tuple(sorted({zone for _, _, zone in new.recipients}))
+    zones = tuple(sorted({to.zone for to in new.recipients}))
     meta = Meta(
         FORMAT,
         new.sender,
@@ -49,5 +63,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         new.smtputf8,
         new.report_for,
         new.origin,
+        new.ret,
+        new.envid,
     )
-    return Submission(message, meta, mark, tail, recipients, new.message_id)
+    return Submission(message, meta, mark, tail, recipients, new.message_id, new.key)

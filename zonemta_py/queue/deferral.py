@@ -99,7 +99,7 @@ class Deferral:
                     batch.delete(due)
                 self._cursor = due + b"\x00"
         if handled:
-            await self._commit(batch, woken)
+            await self.commit(batch, woken)
         return handled
 
     def _due_of(self, batch: Batch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
@@ -128,7 +128,8 @@ class Deferral:
                 if due not in self._coming:
                     batch.delete(due)
 
-    async def _commit(self, batch: Batch, woken: list[Recipient]) -> None:
+    async def commit(self, batch: Batch, woken: list[Recipient]) -> None:
+        """Write ``batch``, which wakes ``woken``, and offer them to their windows."""
         placement = self._windows.plan(woken)
         for zone, destination, message in placement.spills:
             batch.put(keys.spill_key(zone, destination, message), b"")
@@ -144,7 +145,10 @@ class Deferral:
         self._windows.place(placement)
 
     async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
-        """Wake deferred recipients now, whatever their time; None matches all. Returns how many."""
+        """Wake deferred recipients now, whatever their time, but not held ones; None matches all.
+
+        Returns how many.
+        """
         prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
         cursor, total = prefix, 0
         while True:
@@ -157,7 +161,7 @@ class Deferral:
                 seen += 1
                 in_zone, of_message, address = keys.parse_recipient(key)
                 record = _readable(key, value)
-                if record is None or key in self.moving:
+                if record is None or key in self.moving or record.due_ms == keys.HELD_MS:
                     continue
                 if message in (None, of_message) and domain in (None, record.domain):
                     woken.append(transitions.wake(batch, in_zone, of_message, address, record))
@@ -166,7 +170,7 @@ class Deferral:
             if not seen:
                 return total
             if woken:
-                await self._commit(batch, woken)
+                await self.commit(batch, woken)
             else:
                 await asyncio.sleep(0)
             total += len(woken)

@@ -12,7 +12,7 @@ from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.messages import read_message, recipients_of
-from zonemta_py.queue.records import read_waiting
+from zonemta_py.queue.records import Waiting, read_waiting
 from zonemta_py.queue.store import Store, View
 
 TOP_DOMAINS = 10
@@ -20,7 +20,7 @@ TOP_DOMAINS = 10
 
 def recipient_rows(store: Store, zone: str | None = None) -> Iterator[dict[str, Any]]:
     """Every recipient in the queue, waiting ones first."""
-    for state, space in (("waiting", keys.WAITING), ("deferred", keys.DEFERRED)):
+    for space in (keys.WAITING, keys.DEFERRED):
         prefix = keys.zone_prefix(space, zone) if zone else space
         for key, value in store.scan(prefix, keys.end_of(prefix)):
             in_zone, message, address = keys.parse_recipient(key)
@@ -30,15 +30,27 @@ def recipient_rows(store: Store, zone: str | None = None) -> Iterator[dict[str, 
                 "recipient": address,
                 "zone": in_zone,
                 "domain": record.domain,
-                "state": state,
+                "state": state_of(space, record),
                 "attempts": record.attempts,
                 "created_ms": keys.created_ms(message),
-                "due_ms": record.due_ms,
+                "due_ms": due_of(record),
                 "code": record.code,
                 "status": record.status,
                 "reply": record.text,
                 "index": record.number,
             }
+
+
+def state_of(space: bytes, record: Waiting) -> str:
+    """waiting, deferred or held."""
+    if record.due_ms == keys.HELD_MS:
+        return "held"
+    return "waiting" if space == keys.WAITING else "deferred"
+
+
+def due_of(record: Waiting) -> int:
+    """When a deferred recipient is due (unix ms); 0 for one that waits or is held."""
+    return 0 if record.due_ms == keys.HELD_MS else record.due_ms
 
 
 class Summary:
@@ -52,7 +64,14 @@ class Summary:
         """Count one row."""
         zone = self.zones.setdefault(
             row["zone"],
-            {"zone": row["zone"], "waiting": 0, "deferred": 0, "oldest_ms": None, "next_due_ms": None},
+            {
+                "zone": row["zone"],
+                "waiting": 0,
+                "deferred": 0,
+                "held": 0,
+                "oldest_ms": None,
+                "next_due_ms": None,
+            },
         )
         zone[row["state"]] += 1
         zone["oldest_ms"] = min(filter(None, (zone["oldest_ms"], row["created_ms"])))
@@ -77,8 +96,9 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
     recipients = []
     for key, value in recipients_of(view, message, meta.zones):
         zone, _, address = keys.parse_recipient(key)
-        facts = read_waiting(value)._asdict()
-        state = "deferred" if key.startswith(keys.DEFERRED) else "waiting"
+        record = read_waiting(value)
+        state = state_of(key[: key.index(b"/") + 1], record)
+        facts = record._replace(due_ms=due_of(record))._asdict()
         recipients.append(
             {"index": facts.pop("number"), "recipient": address, "zone": zone, "state": state, **facts}
         )

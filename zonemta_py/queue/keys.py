@@ -10,6 +10,8 @@
     inflight/MSGID/N                  a transaction under way
     open/MSGID                        a body of more than one chunk is being written
     cleanup/MSGID                     chunks still to be removed
+    bounce/MSGID/INDEX                a failure noted for the report at the message's end
+    submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the facts of one group commit
     meta/…                            format, node, boot count, ids
 
@@ -28,6 +30,8 @@ SPILL = b"spill/"
 INFLIGHT = b"inflight/"
 OPEN = b"open/"
 CLEANUP = b"cleanup/"
+BOUNCE = b"bounce/"
+SUBMITTED = b"submitted/"
 OUTBOX = b"outbox/"
 
 META_FORMAT = b"meta/format"
@@ -36,6 +40,7 @@ META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
 
 MESSAGE_ID_LENGTH = 24
+HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the last that DUE can say
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -113,7 +118,7 @@ def inflight_key(message: str, number: int) -> bytes:
 
 
 def owner_of(key: bytes) -> str:
-    """The message of a MESSAGE, INFLIGHT, OPEN or CLEANUP key."""
+    """The message of a MESSAGE, INFLIGHT, OPEN, CLEANUP or BOUNCE key."""
     return key.split(b"/", 2)[1].decode()
 
 
@@ -125,6 +130,21 @@ def open_key(message: str) -> bytes:
 def cleanup_key(message: str) -> bytes:
     """Chunks are still to be removed."""
     return b"cleanup/" + message.encode()
+
+
+def bounce_key(message: str, number: int) -> bytes:
+    """A noted failure of recipient ``number``."""
+    return b"bounce/%b/%06d" % (message.encode(), number)
+
+
+def bounce_prefix(message: str) -> bytes:
+    """Before the noted failures of a message."""
+    return b"bounce/%b/" % message.encode()
+
+
+def submitted_key(digest: str) -> bytes:
+    """A submission key, by its digest (hex)."""
+    return b"submitted/" + digest.encode()
 
 
 def outbox_key(seq: int) -> bytes:

@@ -7,9 +7,10 @@ which saves reading them back.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import islice
 
-from zonemta_py.queue.records import Mark, Meta
+from zonemta_py.queue.records import Mark, Meta, Note
 
 OVERHEAD_BYTES = 600  # of one entry, beside its header and body
 EVICT_LOOK = 16  # old entries looked at to make room for one
@@ -18,17 +19,27 @@ EVICT_LOOK = 16  # old entries looked at to make room for one
 class LiveMessage:
     """``remaining`` counts recipients not yet settled by a decision; ``leases`` pin the entry.
 
-    ``body`` is the whole body when it is at hand, else None.
+    ``body`` is the whole body when it is at hand, else None. ``notes`` are the failures that a
+    report at the message's end will name.
     """
 
-    __slots__ = ("body", "id", "leases", "mark", "meta", "remaining")
+    __slots__ = ("body", "id", "leases", "mark", "meta", "notes", "remaining")
 
-    def __init__(self, message: str, meta: Meta, mark: Mark, body: bytes | None, remaining: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        meta: Meta,
+        mark: Mark,
+        body: bytes | None,
+        remaining: int,
+        notes: Iterable[Note] = (),
+    ) -> None:
         self.id = message
         self.meta = meta
         self.mark = mark
         self.body = body
         self.remaining = remaining
+        self.notes = list(notes)
         self.leases = 0
 
     @property

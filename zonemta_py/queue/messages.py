@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
-from zonemta_py.queue.records import Mark, Meta, read_mark, read_meta
+from zonemta_py.queue.records import Mark, Meta, Note, read_mark, read_meta, read_note
 from zonemta_py.queue.store import View
 
 
@@ -15,6 +15,13 @@ def read_message(view: View, message: str) -> tuple[Meta, Mark]:
     if meta is None or mark is None:
         raise QueueCorrupt(f"{message}: recipients without a message")
     return read_meta(meta), read_mark(mark)
+
+
+def notes_of(view: View, message: str) -> Iterator[Note]:
+    """The failures noted for a report at the message's end."""
+    prefix = keys.bounce_prefix(message)
+    for _, value in view.scan(prefix, keys.end_of(prefix)):
+        yield read_note(value)
 
 
 def recipients_of(view: View, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:

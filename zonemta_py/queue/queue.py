@@ -1,6 +1,7 @@
 """The queue: its verbs, and no other door to it.
 
-    open_message · accept · lease · start · settle · release · delete · flush · check
+    open_message · accept · lease · start · settle · release · flush · check
+    operator: delete · hold · release
 
 ``settle`` carries the outcomes of one transaction (delivered, deferred, bounced, expired) in one
 batch, because they are one transition (decision 4). Decisions are plain ``def``; the returned
@@ -10,7 +11,7 @@ future says when the batch is on disk. In memory there is nothing that a crash m
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 
 from zonemta_py import clock
@@ -25,18 +26,22 @@ from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.live import LiveMessage, LiveMessages
-from zonemta_py.queue.messages import read_message, recipients_of
+from zonemta_py.queue.messages import notes_of, read_message, recipients_of
+from zonemta_py.queue.operator import Operator
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import (
     FORMAT,
     Mark,
-    read_waiting,
+    Note,
 )
 from zonemta_py.queue.recovery import identify, recover
 from zonemta_py.queue.scan import scan_zone, zones_on_disk
 from zonemta_py.queue.store import Store
-from zonemta_py.queue.transitions import Outcome, Submission
+from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
 from zonemta_py.queue.windows import DestinationOf, Placement, Windows
+
+Then = Callable[[asyncio.Future[None]], None]
+ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,7 @@ class Queue:
         window: int,
         body_cache_bytes: int,
         destination_of: DestinationOf,
+        poison_after: int = 3,
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
         try:
@@ -77,7 +83,8 @@ class Queue:
         self.store = store
         self.node = identity.node
         self.boot = identity.boot
-        self._now = now
+        self._poison_after = poison_after
+        self.now = now
         self._ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
         first_seq = (identity.boot << 40) + 1  # grows for ever without being stored
@@ -86,13 +93,15 @@ class Queue:
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
         self._live = LiveMessages(body_cache_bytes)
+        self.operator = Operator(self)
+        self.report_on: ReportOn = _nobody_reports
         self._transactions = 0
         self._tasks: list[asyncio.Task[object]] = []
 
     async def recover(self) -> None:
         """Start to write, and deal with what the last life left. Before anything else."""
         self.commits.start()
-        await recover(self.store, self.commits, self.cleanup, self._now())
+        await recover(self.store, self.commits, self.cleanup, self._poison_after, self.now())
 
     async def begin(self) -> None:
         """Wake, clean and scan in the background."""
@@ -117,7 +126,7 @@ class Queue:
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
-        return MessageWriter(self._ids.next(self._now()), self.boot, self.commits)
+        return MessageWriter(self._ids.next(self.now()), self.boot, self.commits)
 
     async def accept(self, writer: MessageWriter, new: NewMessage) -> None:
         """Take responsibility: when this returns, the message is on disk. Raises QueueUnavailable."""
@@ -125,42 +134,39 @@ class Queue:
         last = writer.last
         tail = [last] if last else []
         # Shielded: a client that hangs up now must not tear a batch from what happens after it.
-        await asyncio.shield(self._accept(compose(writer.id, new, writer.mark(self._now()), tail)))
+        await asyncio.shield(self._accept(compose(writer.id, new, writer.mark(self.now()), tail)))
 
     def _accept(self, submission: Submission) -> asyncio.Future[None]:
         batch = Batch()
         placement = self._plan_accept(batch, submission)
         future = self.commits.submit(batch)
-        future.add_done_callback(partial(self._accepted, [submission], placement))
+        future.add_done_callback(partial(self._accepted, submission, placement))
         return future
 
     def _plan_accept(self, batch: Batch, submission: Submission) -> Placement:
         placement = self.windows.plan(submission.recipients)
         spills = [(zone, destination) for zone, destination, _ in placement.spills]
-        transitions.accept(batch, submission, spills, self._now())
+        transitions.accept(batch, submission, spills, self.now())
         return placement
 
-    def _accepted(
-        self, submissions: list[Submission], placement: Placement, done: asyncio.Future[None]
-    ) -> None:
+    def _accepted(self, new: Submission, placement: Placement, done: asyncio.Future[None]) -> None:
         if done.cancelled() or done.exception() is not None:
             self.windows.abandon(placement)
             return
-        for new in submissions:
-            body = b"".join(new.tail) if new.mark.chunks <= 1 else None
-            self._live.add(LiveMessage(new.message, new.meta, new.mark, body, len(new.recipients)))
+        body = b"".join(new.tail) if new.mark.chunks <= 1 else None
+        self._live.add(LiveMessage(new.message, new.meta, new.mark, body, len(new.recipients)))
         self.windows.place(placement)
 
     def compose_report(self, message: str, new: NewMessage, body: bytes) -> Submission:
         """A message made here, to be accepted in the batch of the settle that causes it."""
         size = keys.CHUNK_BYTES
         tail = [body[at : at + size] for at in range(0, len(body), size)]
-        mark = Mark(FORMAT, self._now(), len(body), len(tail), zlib.crc32(body))
+        mark = Mark(FORMAT, self.now(), len(body), len(tail), zlib.crc32(body))
         return compose(message, new, mark, tail)
 
     def new_id(self) -> str:
         """A message id, for a report."""
-        return self._ids.next(self._now())
+        return self._ids.next(self.now())
 
     async def abort(self, writer: MessageWriter) -> None:
         """The body will not be finished; its chunks go."""
@@ -193,9 +199,9 @@ class Queue:
         self.windows.feed(zone)
         if not recipients:
             return None
-        return Lease(self._pin(recipients[0].message), zone, destination, recipients)
+        return Lease(self.pin(recipients[0].message), zone, destination, recipients)
 
-    def _pin(self, message: str) -> LiveMessage:
+    def pin(self, message: str) -> LiveMessage:
         """The live entry of ``message``, with one lease more."""
         live = self._live.get(message)
         if live is not None:
@@ -204,17 +210,21 @@ class Queue:
         with self.store.frozen() as view:  # a wake committed between two reads would be counted nowhere
             meta, mark = read_message(view, message)
             remaining = sum(1 for _ in recipients_of(view, message, meta.zones))
-        live = LiveMessage(message, meta, mark, None, remaining)
+            live = LiveMessage(message, meta, mark, None, remaining, notes_of(view, message))
         live.leases = 1
         self._live.add(live)
         return live
+
+    def unpin(self, live: LiveMessage) -> None:
+        """A lease of ``live`` has ended and its commit is on disk."""
+        self._live.unpin(live)
 
     def start(self, lease: Lease) -> asyncio.Future[None]:
         """A transaction begins; the future must be done before the final dot goes out."""
         self._transactions += 1
         lease.number = self._transactions
         batch = Batch()
-        transitions.start(batch, lease.live.id, lease.number, lease.recipients, self.boot, self._now())
+        transitions.start(batch, lease.live.id, lease.number, lease.recipients, self.boot, self.now())
         return self.commits.submit(batch)
 
     def body(self, live: LiveMessage) -> Iterator[bytes]:
@@ -224,24 +234,32 @@ class Queue:
         return read_body(self.store, live.id, live.mark)
 
     def settle(
-        self, lease: Lease, outcomes: Sequence[Outcome], report: Submission | None = None
+        self, lease: Lease, outcomes: Sequence[Outcome], after: Aftermath = NOTHING
     ) -> asyncio.Future[None]:
         """End a transaction. Leased recipients without an outcome go back to the front.
 
-        ``report`` is accepted in the same batch as the removal of the recipients it is about.
+        What ``after`` names is in the same batch: a report is accepted or a note written with the
+        removal of the recipients it is about.
         """
-        live, now_ms = lease.live, self._now()
+        live, now_ms = lease.live, self.now()
         batch = Batch()
-        report_id = report.message if report else ""
         if outcomes:
-            transitions.settle(batch, live.meta, lease.number, outcomes, report_id, now_ms)
+            transitions.settle(batch, live.meta, lease.number, outcomes, after.failure_report, now_ms)
         elif lease.number is not None:
             batch.delete(keys.inflight_key(live.id, lease.number))
-        live.remaining -= sum(1 for outcome in outcomes if outcome.fate is not Fate.DEFERRED)
-        assert live.remaining >= 0
-        if live.remaining == 0:
-            transitions.last(batch, live.id, live.mark.chunks)
-        placement = self._plan_accept(batch, report) if report else Placement()
+        for fact in after.facts:
+            batch.record(fact)
+        if after.warned:
+            live.meta = transitions.warn(batch, live.id, live.meta)
+        if self.ends(live, outcomes):
+            live.remaining = 0
+            transitions.last(batch, live.id, live.mark.chunks, live.notes)
+        else:
+            live.remaining -= sum(1 for outcome in outcomes if outcome.fate is not Fate.DEFERRED)
+            live.notes += after.notes
+            for failure in after.notes:
+                transitions.note(batch, live.id, failure)
+        placements = [self._plan_accept(batch, report) for report in after.reports]
         settled = {outcome.recipient.key for outcome in outcomes}
         untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
         if untried:
@@ -249,81 +267,56 @@ class Queue:
         for due in _due_keys(outcomes):
             self.deferral.expect(due)
         future = self.commits.submit(batch)
-        future.add_done_callback(partial(self._settled, lease, outcomes, report, placement))
+        future.add_done_callback(partial(self._settled, lease, outcomes))
+        for report, placement in zip(after.reports, placements, strict=True):
+            future.add_done_callback(partial(self._accepted, report, placement))
         return future
 
-    def _settled(
-        self,
-        lease: Lease,
-        outcomes: Sequence[Outcome],
-        report: Submission | None,
-        placement: Placement,
-        done: asyncio.Future[None],
-    ) -> None:
+    @staticmethod
+    def ends(live: LiveMessage, outcomes: Sequence[Outcome]) -> bool:
+        """Whether nobody is left once these ``outcomes`` are settled."""
+        gone = sum(1 for outcome in outcomes if outcome.fate is not Fate.DEFERRED)
+        assert gone <= live.remaining
+        return gone == live.remaining
+
+    def _settled(self, lease: Lease, outcomes: Sequence[Outcome], done: asyncio.Future[None]) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # the lease stays: the next life of the queue finds everything as it was
-        live = lease.live
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
         for due in _due_keys(outcomes):
             self.deferral.arrived(due)
-        self._gone(live)
-        self._live.unpin(live)
-        if report is not None:
-            self._accepted([report], placement, done)
+        self.gone(lease.live)
+        self.unpin(lease.live)
 
-    def _gone(self, live: LiveMessage) -> None:
+    def gone(self, live: LiveMessage) -> None:
+        """A batch about ``live`` is on disk: if it was the last, its chunks and its room can go."""
         if live.remaining == 0:
             if live.mark.chunks > 1:
                 self.cleanup.add(live.id)
             self.cleanup.removed(live.mark.size + len(live.meta.header) + 1024)
 
+    def end(self, batch: Batch, live: LiveMessage) -> list[Then]:
+        """The last recipient of ``live`` goes by ``batch`` without a settle; noted failures are reported.
+
+        Returns what is to be called when the batch is on disk.
+        """
+        after = self.report_on(live, live.notes) if live.notes else NOTHING
+        for fact in after.facts:
+            batch.record(fact)
+        transitions.last(batch, live.id, live.mark.chunks, live.notes)
+        return [
+            partial(self._accepted, report, self._plan_accept(batch, report)) for report in after.reports
+        ]
+
+    def narrow(self, lease: Lease, most: int) -> None:
+        """Give all but the first ``most`` recipients of a lease back. Before it is started."""
+        back = lease.recipients[most:]
+        del lease.recipients[most:]
+        self.windows.zone(lease.zone).give_back(lease.destination, back)
+
     def release(self, lease: Lease) -> asyncio.Future[None]:
         """Nothing was attempted: the recipients go back to the front."""
         return self.settle(lease, ())
-
-    # ---- operator
-
-    async def delete(self, message: str, address: str | None = None) -> tuple[int, int]:
-        """Remove a message's recipients, or one; returns (removed, left because in flight)."""
-        if self.store.get(keys.meta_key(message)) is None:
-            return 0, 0
-        live = self._pin(message)
-        batch, busy = Batch(), 0
-        waiting: list[bytes] = []
-        deferred: dict[bytes, int] = {}  # key: due ms
-        with self.store.frozen() as view:
-            found_now = list(recipients_of(view, message, live.meta.zones))
-        for key, value in found_now:
-            zone, _, found = keys.parse_recipient(key)
-            if address is not None and found != address:
-                continue
-            record = read_waiting(value)
-            if key.startswith(keys.DEFERRED) and key not in self.deferral.moving:
-                deferred[key] = record.due_ms
-            elif key.startswith(keys.WAITING) and self.windows.zone(zone).withdraw(key):
-                waiting.append(key)
-            else:
-                busy += 1
-                continue
-            transitions.delete(batch, live.meta, key, record, self._now())
-        self.deferral.retire(batch, deferred)
-        self.deferral.moving.update(deferred)
-        live.remaining -= len(waiting) + len(deferred)
-        if live.remaining == 0:
-            transitions.last(batch, message, live.mark.chunks)
-        await asyncio.shield(self._deleted(live, batch, waiting, deferred))
-        return len(waiting) + len(deferred), busy
-
-    async def _deleted(
-        self, live: LiveMessage, batch: Batch, waiting: list[bytes], deferred: Iterable[bytes]
-    ) -> None:
-        if batch.ops:
-            await self.commits.submit(batch)
-            self._gone(live)
-        self._live.unpin(live)
-        self.deferral.moving.difference_update(deferred)
-        for key in waiting:
-            self.windows.zone(keys.parse_recipient(key)[0]).forget([key])
 
     async def close(self) -> None:
         """Stop the background work, write what waits, close the database."""
@@ -334,6 +327,10 @@ class Queue:
         await self.commits.close()
         await self.cleanup.close()
         self.store.close()
+
+
+def _nobody_reports(live: LiveMessage, notes: Sequence[Note]) -> Aftermath:
+    raise LocalError(f"{live.id}: nobody was named to report {len(notes)} failures")
 
 
 def _due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:

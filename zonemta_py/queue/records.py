@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from zonemta_py.codec import unpacker
 from zonemta_py.errors import QueueCorrupt
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 
 
 class Origin(NamedTuple):
@@ -42,7 +43,8 @@ class Meta(NamedTuple):
     """``message/MSGID/*``. ``header`` is the block that is sent, each field ending in CRLF.
 
     ``zones`` are those its recipients were routed to. ``report_for`` is the id of the message
-    that a report is about. ``smtputf8``: the client declared it.
+    that a report is about. ``smtputf8``: the client declared it. ``ret`` (FULL, HDRS or empty) and
+    ``envid`` (xtext) as in RFC 3461. ``warned``: the sender was told of a delay.
     """
 
     version: int
@@ -53,15 +55,90 @@ class Meta(NamedTuple):
     smtputf8: bool
     report_for: str
     origin: Origin
+    ret: str = ""  # this and what follows: since version 2
+    envid: str = ""
+    warned: bool = False
 
 
 class Waiting(NamedTuple):
     """A recipient in ``delivery-zone/`` or ``deferred/``.
 
     ``number`` is its 0-based place among the recipients (``index`` in events), for life.
-    ``attempts`` that ended, ``uncertain`` ones that a crash cut off. ``due_ms`` is 0 unless
-    deferred. The last reply, its time and whether the sender was warned of the delay follow.
+    ``attempts`` that ended, ``uncertain`` ones in a row that a crash cut off. ``due_ms`` is 0 unless
+    deferred, keys.HELD_MS when held. The last reply and its time follow. ``notify`` are the flags of
+    ``smtp.dsn_options``, ``orcpt`` the parameter as it came.
     """
+
+    version: int
+    number: int
+    domain: str
+    submitter: str
+    attempts: int
+    uncertain: int
+    due_ms: int
+    last_ms: int
+    code: int
+    status: str
+    text: str
+    notify: int
+    orcpt: str
+
+
+class Inflight(NamedTuple):
+    """``inflight/MSGID/N``: which recipients, by index, are in a transaction since when."""
+
+    version: int
+    boot: int
+    zone: str
+    indexes: tuple[int, ...]
+    attempt: int
+    since_ms: int
+
+
+class Note(NamedTuple):
+    """What a report says of one recipient; in ``bounce/MSGID/INDEX`` until its message ends.
+
+    ``action`` as in RFC 3464: failed, delayed, relayed, delivered. ``expired``: its time was over.
+    """
+
+    version: int
+    zone: str
+    number: int
+    recipient: str
+    orcpt: str
+    action: str
+    expired: bool
+    attempts: int
+    time_ms: int
+    phase: str
+    code: int
+    status: str
+    text: str
+    mx: str
+
+
+class Submitted(NamedTuple):
+    """``submitted/DIGEST``: what was accepted under a submission key, by which message first.
+
+    ``recipients``: their digests, DIGEST_BYTES each, one after the other.
+    """
+
+    version: int
+    created_ms: int
+    message: str
+    recipients: bytes
+
+
+class Open(NamedTuple):
+    """``open/MSGID``: which boot writes the body, and when it last got further."""
+
+    version: int
+    boot: int
+    progress_ms: int
+
+
+class _Waiting1(NamedTuple):
+    """Version 1 of Waiting."""
 
     version: int
     number: int
@@ -76,24 +153,9 @@ class Waiting(NamedTuple):
     text: str
     warned: bool
 
-
-class Inflight(NamedTuple):
-    """``inflight/MSGID/N``: which recipients, by index, are in a transaction since when."""
-
-    version: int
-    boot: int
-    zone: str
-    indexes: tuple[int, ...]
-    attempt: int
-    since_ms: int
-
-
-class Open(NamedTuple):
-    """``open/MSGID``: which boot writes the body, and when it last got further."""
-
-    version: int
-    boot: int
-    progress_ms: int
+    def upgrade(self) -> Waiting:
+        """The record as it is today."""
+        return Waiting(*self[:-1], 0, "")
 
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -105,20 +167,33 @@ def _reader(kind: type[R]) -> Callable[[bytes], R]:
 
     def read(data: bytes) -> R:
         record = unpack(data)
-        if record[0] != FORMAT:
+        if record[0] not in READABLE:
             raise QueueCorrupt(f"{kind.__name__}: version {record[0]} is not known here")
         return record
 
     return read
 
 
+def read_waiting(data: bytes) -> Waiting:
+    """The record of a recipient, of any version. Raises QueueCorrupt."""
+    try:
+        return _read_waiting2(data)
+    except QueueCorrupt:
+        if data[1:2] != b"\x01":
+            raise
+        return _read_waiting1(data).upgrade()
+
+
 read_mark = _reader(Mark)
 read_meta = _reader(Meta)
-read_waiting = _reader(Waiting)
+read_note = _reader(Note)
+read_submitted = _reader(Submitted)
+_read_waiting2 = _reader(Waiting)
+_read_waiting1 = _reader(_Waiting1)
 read_inflight = _reader(Inflight)
 read_open = _reader(Open)
 
 
-def new_waiting(number: int, domain: str, submitter: str) -> Waiting:
+def new_waiting(number: int, domain: str, submitter: str, notify: int = 0, orcpt: str = "") -> Waiting:
     """The record of a recipient that was just accepted."""
-    return Waiting(FORMAT, number, domain, submitter, 0, 0, 0, 0, 0, "", "", False)
+    return Waiting(FORMAT, number, domain, submitter, 0, 0, 0, 0, 0, "", "", notify, orcpt)

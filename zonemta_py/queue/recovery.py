@@ -12,15 +12,23 @@ from dataclasses import dataclass
 from zonemta_py.codec import pack
 from zonemta_py.errors import LocalError, QueueCorrupt
 from zonemta_py.events.schema import Uncertain
-from zonemta_py.queue import keys
+from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.cleanup import Cleanup
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.records import Inflight, Waiting, read_inflight, read_meta, read_waiting
+from zonemta_py.queue.records import (
+    FORMAT,
+    Inflight,
+    Meta,
+    Waiting,
+    read_inflight,
+    read_meta,
+    read_waiting,
+)
 from zonemta_py.queue.store import Store
 
-FORMAT_VERSION = b"1"
-POISON_STARTS = 3  # as many transactions of a recipient cut off by crashes, and it waits
-POISON_DELAY_MS = 3_600_000
+FORMAT_VERSION = b"2"
+FORMATS = (None, b"1", FORMAT_VERSION)
+SUSPECT_DELAY_MS = 1000  # between suspects, so that the next crash has one of them under way
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +45,7 @@ class Identity:
 def identify(store: Store) -> Identity:
     """The queue's identity for this life, written at once. Raises LocalError for another format."""
     found = store.get(keys.META_FORMAT)
-    if found not in (None, FORMAT_VERSION):
+    if found not in FORMATS:
         raise LocalError(f"the queue has format {found!r}, this version reads {FORMAT_VERSION!r}")
     node = (store.get(keys.META_NODE) or secrets.token_hex(3).encode()).decode()
     boot = int(store.get(keys.META_BOOT) or b"0") + 1
@@ -51,63 +59,68 @@ def identify(store: Store) -> Identity:
     return Identity(node, boot, last_id)
 
 
-async def recover(store: Store, commits: GroupCommit, cleanup: Cleanup, now_ms: int) -> int:
+async def recover(
+    store: Store, commits: GroupCommit, cleanup: Cleanup, poison_after: int, now_ms: int
+) -> int:
     """Deal with every key of a previous life; returns how many transactions were uncertain."""
-    uncertain = 0
+    cut = _CutOff(store, poison_after, now_ms)
     for key, value in list(store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT))):
         batch = Batch()
-        _cut_off(store, batch, keys.owner_of(key), read_inflight(value), now_ms)
+        cut.transaction(batch, keys.owner_of(key), read_inflight(value))
         batch.delete(key)
         await commits.submit(batch)
-        uncertain += 1
     for space in (keys.OPEN, keys.CLEANUP):
         for key in list(store.keys(space, keys.end_of(space))):
             message = keys.owner_of(key)
             if store.get(keys.mark_key(message)) is not None:
                 raise QueueCorrupt(f"{message}: {key!r} beside the marker of an accepted message")
             await cleanup.remove_chunks(message)
-    if uncertain:
-        log.warning("%d transactions were cut off; their recipients will be sent to again", uncertain)
-    return uncertain
+    if cut.transactions:
+        log.warning("%d transactions were cut off; their recipients are sent to again", cut.transactions)
+    return cut.transactions
 
 
-def _cut_off(store: Store, batch: Batch, message: str, inflight: Inflight, now_ms: int) -> None:
-    prefix = keys.zone_prefix(keys.WAITING, inflight.zone, message)
-    meta = store.get(keys.meta_key(message))
-    for key, value in store.scan(prefix, keys.end_of(prefix)):
-        record = read_waiting(value)
-        if record.number not in inflight.indexes:
-            continue
-        address = keys.parse_recipient(key)[2]
-        record = record._replace(uncertain=record.uncertain + 1)
-        batch.record(
-            Uncertain(
-                time_ms=now_ms,
-                message=message,
-                index=record.number,
-                recipient=address,
-                zone=inflight.zone,
-                domain=record.domain,
-                sender=read_meta(meta).sender if meta else "",
-                submitter=record.submitter,
-                attempt=inflight.attempt,
-                created_ms=keys.created_ms(message),
-            )
-        )
-        if record.uncertain % POISON_STARTS:
-            batch.put(key, pack(record))
+class _CutOff:
+    """What becomes of recipients whose transaction a crash cut off.
+
+    They are uncertain and ready again. One that is cut off once more than a neighbour of a crash
+    should be waits alone for its next attempt; one cut off ``poison_after`` times is held.
+    """
+
+    def __init__(self, store: Store, poison_after: int, now_ms: int) -> None:
+        self._store = store
+        self._poison_after = poison_after
+        self._now_ms = now_ms
+        self._suspects = 0
+        self.transactions = 0
+
+    def transaction(self, batch: Batch, message: str, inflight: Inflight) -> None:
+        """Deal with one ``inflight/`` record."""
+        self.transactions += 1
+        prefix = keys.zone_prefix(keys.WAITING, inflight.zone, message)
+        value = self._store.get(keys.meta_key(message))
+        meta = read_meta(value) if value else None
+        for key, data in self._store.scan(prefix, keys.end_of(prefix)):
+            record = read_waiting(data)
+            if meta is not None and record.number in inflight.indexes:
+                self._recipient(batch, meta, key, record, inflight.attempt)
+
+    def _recipient(self, batch: Batch, meta: Meta, key: bytes, record: Waiting, attempt: int) -> None:
+        zone, message, address = keys.parse_recipient(key)
+        facts = transitions.facts_of(meta, key, record, self._now_ms)
+        batch.record(Uncertain(**{**facts, "attempt": attempt}))
+        record = record._replace(version=FORMAT, uncertain=record.uncertain + 1)
+        if record.uncertain >= self._poison_after:
+            reason = f"the relay stopped {record.uncertain} times in the middle of this delivery"
+            log.critical("%s to %s is held: %s", message, address, reason)
+            record = record._replace(code=0, status="4.3.0", text=reason, last_ms=self._now_ms)
+            transitions.hold(batch, meta, key, record, reason, self._now_ms)
+        elif 1 < record.uncertain >= self._poison_after - 1:
+            self._suspects += 1
+            due_ms = self._now_ms + self._suspects * SUSPECT_DELAY_MS
+            batch.delete(key)
+            waiting = record._replace(due_ms=due_ms)
+            batch.put(keys.deferred_key(zone, message, address), pack(waiting))
+            batch.put(keys.due_key(due_ms, zone, message), b"")
         else:
-            _set_aside(batch, key, inflight.zone, message, address, record, now_ms)
-
-
-def _set_aside(
-    batch: Batch, key: bytes, zone: str, message: str, address: str, record: Waiting, now_ms: int
-) -> None:
-    """A message that may be what kills the relay must not kill it again at once."""
-    due_ms = now_ms + POISON_DELAY_MS
-    text = f"the relay stopped {record.uncertain} times in the middle of this delivery"
-    log.error("%s to %s: %s; it waits an hour", message, address, text)
-    waiting = record._replace(due_ms=due_ms, code=0, status="4.3.0", text=text, last_ms=now_ms)
-    batch.delete(key)
-    batch.put(keys.deferred_key(zone, message, address), pack(waiting))
-    batch.put(keys.due_key(due_ms, zone, message), b"")
+            batch.put(key, pack(record))

@@ -15,13 +15,19 @@ from zonemta_py.events.schema import (
     Deferred,
     Deleted,
     Delivered,
+    Event,
     Expired,
+    Held,
 )
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Waiting
+from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting
+
+_KINDS = {
+    Fate.DELIVERED: "deliver", Fate.DEFERRED: "defer", Fate.BOUNCED: "bounce", Fate.EXPIRED: "bounce",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,6 @@ class Outcome:
     fate: Fate
     attempt: Attempt
     due_ms: int = 0
-    warned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,31 @@ class Submission:
     tail: Sequence[bytes]
     recipients: Sequence[Recipient]
     message_id: str  # the header field, for the record
+    key: tuple[str, Submitted] | None = None  # digest of the submission key, and what it now covers
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """What a settle causes beside its outcomes, in the same batch.
+
+    ``reports`` are accepted, ``notes`` kept until their message ends, ``facts`` recorded;
+    ``warned``: the sender hears of a delay and will not again. ``failure_report`` is the id of the
+    report that names those who failed, empty without one.
+    """
+
+    reports: Sequence[Submission] = ()
+    failure_report: str = ""
+    notes: Sequence[Note] = ()
+    facts: Sequence[Event] = ()
+    warned: bool = False
+
+
+NOTHING = Aftermath()
 
 
 def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now_ms: int) -> None:
     """S0 or S1 → S2: the tail, both markers, the recipients, the fact. ``spills``: (zone, destination)."""
+    batch.kinds.append("accept")
     message, mark, meta = new.message, new.mark, new.meta
     for number, chunk in enumerate(new.tail, mark.chunks - len(new.tail) + 1):
         batch.put(keys.chunk_key(message, number), chunk)
@@ -60,6 +86,8 @@ def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now
         batch.put(keys.spill_key(zone, destination, message), b"")
     if mark.chunks > len(new.tail):
         batch.delete(keys.open_key(message))
+    if new.key is not None:
+        batch.put(keys.submitted_key(new.key[0]), pack(new.key[1]))
     origin = meta.origin
     batch.record(
         Accepted(
@@ -86,6 +114,7 @@ def start(
     batch: Batch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int
 ) -> None:
     """S2 → S2: a transaction begins; durable before its final dot goes out."""
+    batch.kinds.append("start")
     first = recipients[0]
     record = Inflight(
         FORMAT,
@@ -109,6 +138,7 @@ def settle(
     if number is not None:
         batch.delete(keys.inflight_key(outcomes[0].recipient.message, number))
     for outcome in outcomes:
+        batch.kinds.append(_KINDS[outcome.fate])
         batch.delete(outcome.recipient.key)
         if outcome.fate is Fate.DEFERRED:
             _defer(batch, outcome, now_ms)
@@ -121,10 +151,10 @@ def _defer(batch: Batch, outcome: Outcome, now_ms: int) -> None:
         attempts=recipient.record.attempts + 1,
         due_ms=outcome.due_ms,
         last_ms=now_ms,
+        uncertain=0,  # it came to its end without a crash
         code=attempt.code,
         status=attempt.status,
         text=attempt.text,
-        warned=outcome.warned or recipient.record.warned,
     )
     zone, message = recipient.zone, recipient.message
     batch.put(keys.deferred_key(zone, message, recipient.address), pack(record))
@@ -166,26 +196,59 @@ def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int
 
 def delete(batch: Batch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
     """S2 → S2: an operator takes a recipient out. ``key`` is its waiting or deferred key."""
+    batch.kinds.append("delete")
+    batch.delete(key)
+    batch.record(Deleted(**facts_of(meta, key, record, now_ms)))
+
+
+def hold(batch: Batch, meta: Meta, key: bytes, record: Waiting, reason: str, now_ms: int) -> None:
+    """S2 → S2: a recipient waits for an operator. ``key`` is its waiting or deferred key."""
+    batch.kinds.append("hold")
     zone, message, address = keys.parse_recipient(key)
     batch.delete(key)
-    batch.record(
-        Deleted(
-            time_ms=now_ms,
-            message=message,
-            index=record.number,
-            recipient=address,
-            zone=zone,
-            domain=record.domain,
-            sender=meta.sender,
-            submitter=record.submitter,
-            attempt=record.attempts,
-            created_ms=keys.created_ms(message),
-        )
-    )
+    held = record._replace(due_ms=keys.HELD_MS)
+    batch.put(keys.deferred_key(zone, message, address), pack(held))
+    batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
+    batch.record(Held(**facts_of(meta, key, record, now_ms), reason=reason))
 
 
-def last(batch: Batch, message: str, chunks: int) -> None:
-    """S2 → S0, or → S1 with ``cleanup/`` when there is more than one chunk to remove."""
+def facts_of(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, Any]:
+    """What every event about a recipient says, ``attempt`` being those that ended."""
+    zone, message, address = keys.parse_recipient(key)
+    return {
+        "time_ms": now_ms,
+        "message": message,
+        "index": record.number,
+        "recipient": address,
+        "zone": zone,
+        "domain": record.domain,
+        "sender": meta.sender,
+        "submitter": record.submitter,
+        "attempt": record.attempts,
+        "created_ms": keys.created_ms(message),
+    }
+
+
+def note(batch: Batch, message: str, failure: Note) -> None:
+    """S2 → S2: a failure is kept for the report at the end of its message."""
+    batch.put(keys.bounce_key(message, failure.number), pack(failure))
+
+
+def warn(batch: Batch, message: str, meta: Meta) -> Meta:
+    """S2 → S2: the sender has been told of a delay; returns the envelope that says so."""
+    warned = meta._replace(version=FORMAT, warned=True)
+    batch.put(keys.meta_key(message), pack(warned))
+    return warned
+
+
+def last(batch: Batch, message: str, chunks: int, notes: Iterable[Note]) -> None:
+    """S2 → S0, or → S1 with ``cleanup/`` when there is more than one chunk to remove.
+
+    ``notes`` are those on disk; their report is accepted in the same batch.
+    """
+    for failure in notes:
+        batch.delete(keys.bounce_key(message, failure.number))
+    batch.kinds.append("last")
     batch.delete(keys.mark_key(message))
     batch.delete(keys.meta_key(message))
     if chunks == 1:
@@ -196,8 +259,9 @@ def last(batch: Batch, message: str, chunks: int) -> None:
 
 def wake(batch: Batch, zone: str, message: str, address: str, record: Waiting) -> Recipient:
     """S2 → S2: a deferred recipient may be sent again; returns it as it now waits."""
+    batch.kinds.append("wake")
     key = keys.waiting_key(zone, message, address)
-    ready = record._replace(due_ms=0)
+    ready = record._replace(version=FORMAT, due_ms=0)
     batch.delete(keys.deferred_key(zone, message, address))
     batch.put(key, pack(ready))
     return Recipient(key, zone, message, address, ready)

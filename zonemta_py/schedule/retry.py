@@ -1,27 +1,142 @@
-"""When a deferred recipient is tried again. Pure.
+"""When a deferred recipient is tried again. Pure: one question, several policies that answer it.
 
-Source: RFC 5321 section 4.5.4.1; the default ladder is ZoneMTA's, see decision 11.
+Source: RFC 5321 section 4.5.4.1. Ladder: ZoneMTA (decision 11). Exponential: python-slimta's
+backoff functions. Quadratic: qmail-send's nextretry. Priority: the lists of Sun's ``backoff``.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import isqrt
+
 from zonemta_py.config.schema import Retry
+from zonemta_py.errors import ConfigError
 
-JITTER = 0.1  # of a delay: recipients deferred together do not come back in one burst
 
+@dataclass(frozen=True, slots=True)
+class RetryContext:
+    """What a policy may look at. Times are unix ms; ``attempts`` counts those that ended, from 1.
 
-def next_due_ms(retry: Retry, attempts: int, created_ms: int, now_ms: int, spread: float) -> int | None:
-    """Unix ms of the next attempt after the ``attempts``-th (1-based) failed, or None to give up.
-
-    The last attempt falls on or before ``give_up_after``: a delay that leads past it is cut to it
-    once, so that the promised time is used. ``spread`` is 0..1 and lengthens the delay by up to
-    JITTER of itself.
+    ``end_ms``: when ``give_up_after`` is over. ``priority``: urgent, normal or nonurgent (RFC 2156).
+    ``code`` (0 when no server answered), ``status`` and ``reply`` are of the attempt that just failed.
     """
-    end_ms = created_ms + int(retry.give_up_after * 1000)
-    if now_ms >= end_ms:
+
+    created_ms: int
+    attempts: int
+    now_ms: int
+    end_ms: int
+    zone: str = ""
+    sender: str = ""
+    recipient: str = ""
+    priority: str = "normal"
+    code: int = 0
+    status: str = ""
+    reply: str = ""
+
+
+Policy = Callable[[RetryContext], float | None]
+
+
+def next_attempt(policy: Policy, context: RetryContext, jitter: float) -> int | None:
+    """Unix ms of the next attempt, or None to give up.
+
+    ``jitter`` (0 or more) is the part of the delay that is added, so that recipients deferred
+    together do not come back in one burst; it does not lead past the end.
+    """
+    due_ms = policy(context)
+    if due_ms is None:
         return None
-    delay_s = retry.delays[min(attempts, len(retry.delays)) - 1]
-    return min(now_ms + int(delay_s * (1 + JITTER * spread) * 1000), end_ms)
+    delay_ms = max(1, due_ms - context.now_ms) * (1 + jitter)
+    return min(context.now_ms + int(delay_ms), max(int(due_ms), context.end_ms))
+
+
+def ladder(delays: Sequence[float]) -> Policy:
+    """After the 1st, 2nd, … failure wait the 1st, 2nd, … of ``delays`` (s); the last repeats.
+
+    The last attempt falls on the end: a delay that leads past it is cut to it once, so that the
+    promised time is used.
+    """
+
+    def policy(context: RetryContext) -> float | None:
+        return _cut(context, delays[min(context.attempts, len(delays)) - 1])
+
+    return policy
+
+
+def exponential(first_s: float, factor: int, longest_s: float) -> Policy:
+    """After the n-th failure wait ``first_s * factor ** (n - 1)``, at most ``longest_s``."""
+
+    def policy(context: RetryContext) -> float | None:
+        power = min(context.attempts - 1, 64)  # beyond it ``longest_s`` has long been reached
+        return _cut(context, min(first_s * factor**power, longest_s))
+
+    return policy
+
+
+def quadratic(skip: int) -> Policy:
+    """The square root of the age (s) grows by ``skip`` from one attempt to the next.
+
+    One attempt is made after the lifetime, and then no more, as qmail does.
+    """
+
+    def policy(context: RetryContext) -> float | None:
+        if context.now_ms >= context.end_ms:
+            return None
+        age_s = max(0, context.now_ms - context.created_ms) // 1000
+        return context.created_ms + (isqrt(age_s) + skip) ** 2 * 1000
+
+    return policy
+
+
+def by_priority(delays: dict[str, Sequence[float]]) -> Policy:
+    """A ladder for each priority; ``normal`` for one that has none."""
+    ladders = {name: ladder(own) for name, own in delays.items() if own}
+
+    def policy(context: RetryContext) -> float | None:
+        return ladders.get(context.priority, ladders["normal"])(context)
+
+    return policy
+
+
+def _cut(context: RetryContext, delay_s: float) -> float | None:
+    if context.now_ms >= context.end_ms:
+        return None
+    return min(context.now_ms + delay_s * 1000, context.end_ms)
+
+
+def make_policy(retry: Retry) -> Policy:
+    """The policy a zone's configuration asks for. Raises ConfigError for a function that is not there."""
+    if retry.policy == "exponential":
+        return exponential(retry.first, retry.factor, retry.longest)
+    if retry.policy == "quadratic":
+        return quadratic(retry.skip)
+    if retry.policy == "priority":
+        own = retry.priorities
+        return by_priority({"urgent": own.urgent, "normal": own.normal, "nonurgent": own.nonurgent})
+    if retry.policy == "function":
+        return _named(retry.function or "")
+    return ladder(retry.delays)
+
+
+def _named(name: str) -> Policy:
+    """The Python function ``package.module.function``: RetryContext to unix ms, or None to give up."""
+    module, _, function = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigError(f"no function '{name}': {exc}") from exc
+    if not callable(found):
+        raise ConfigError(f"'{name}' is not a function")
+    policy: Policy = found
+    return policy
 
 
 def warning_is_due(retry: Retry, created_ms: int, now_ms: int) -> bool:
     """Whether the sender should hear by now that a recipient is delayed."""
     return retry.warn_after is not None and now_ms - created_ms >= retry.warn_after * 1000
+
+
+def priority_of(field: str) -> str:
+    """The priority that a ``Priority:`` header field asks for."""
+    word = field.strip().lower()
+    return {"urgent": "urgent", "non-urgent": "nonurgent"}.get(word, "normal")

@@ -1,21 +1,34 @@
-"""Delivery status notifications: the report about recipients that failed or are delayed.
+"""Delivery status notifications: the report about recipients, what became of them or did not yet.
 
 Source: RFC 3464 (the format), RFC 3462/6522 (multipart/report), RFC 3834 (Auto-Submitted), RFC 6533
-(UTF-8 addresses).
+(UTF-8 addresses), RFC 3461 section 6 (what is reported of success).
 """
 
 import quopri
 from collections.abc import Sequence
 from typing import NamedTuple
 
+SUBJECTS = {
+    "failed": "Undelivered mail returned to sender",
+    "delayed": "Delayed mail (still being retried)",
+    "relayed": "Successful mail delivery report",
+    "delivered": "Successful mail delivery report",
+}
+_SENTENCES = {
+    "failed": "not delivered, and no further attempt will be made.",
+    "delayed": "delayed. Nothing is needed from you;",
+    "relayed": "handed to the next server, which does not report delivery.",
+    "delivered": "delivered.",
+}
 _LINE_MAX = 900  # octets: keeps every line of a report within RFC 5322's 998
 
 
 class Failure(NamedTuple):
-    """One recipient that failed, or is delayed. ``diagnostic`` is the peer's reply, if one answered.
+    """What is said of one recipient. ``diagnostic`` is the peer's reply, if one answered.
 
-    ``action`` is ``failed`` or ``delayed``, with ``retry_until`` a date for the latter.
-    ``explanation`` is for the human part; ``remote_mta`` is a host name or empty.
+    ``action`` is failed, delayed (with ``retry_until`` a date), relayed or delivered.
+    ``explanation`` is for the human part; ``remote_mta`` is a host name or empty; ``original`` is the
+    ORCPT parameter (type;address, decoded) or empty.
     """
 
     action: str
@@ -26,6 +39,7 @@ class Failure(NamedTuple):
     remote_mta: str
     last_attempt: str
     retry_until: str = ""
+    original: str = ""
 
 
 class Report(NamedTuple):
@@ -46,30 +60,26 @@ def status_report(
     failures: Sequence[Failure],
     original_header: bytes,
     original_body: bytes | None,
+    envelope_id: str = "",
 ) -> Report:
-    """A multipart/report to ``sender`` about ``failures``, 1 or more; failed and delayed may mix.
+    """A multipart/report to ``sender`` about ``failures``, 1 or more; actions may mix.
 
     ``original_body`` None returns only the header block (text/rfc822-headers), as does one with
-    8-bit octets: the report itself is 7-bit unless an address needs UTF-8. ``message_id`` and ``report_id`` are queue ids of the message and of the report.
+    8-bit octets: the report itself is 7-bit unless an address needs UTF-8. ``message_id`` and ``report_id`` are
+    queue ids of the message and of the report; ``envelope_id`` is the client's ENVID, decoded.
     """
     utf8 = not all(f.recipient.isascii() for f in failures) or not sender.isascii()
     boundary = f"{report_id}.report"
-    failed = any(f.action == "failed" for f in failures)
-    subject = "Undelivered mail returned to sender" if failed else "Delayed mail (still being retried)"
+    actions = {f.action for f in failures}
+    subject = next(text for action, text in SUBJECTS.items() if action in actions)
     header = (
-        f"Date: {date}\r\n"
-        f"From: Mail Delivery System <MAILER-DAEMON@{hostname}>\r\n"
-        f"To: <{sender}>\r\n"
-        f"Subject: {subject}\r\n"
-        f"Message-ID: <{report_id}@{hostname}>\r\n"
-        f"Auto-Submitted: auto-replied\r\n"
-        f"MIME-Version: 1.0\r\n"
+        plain_header(hostname, report_id, sender, subject, date) + f"MIME-Version: 1.0\r\n"
         f"Content-Type: multipart/report; report-type=delivery-status;\r\n"
         f'\tboundary="{boundary}"\r\n'
     ).encode()
     kind = "message/global-delivery-status" if utf8 else "message/delivery-status"
     human = _human(hostname, message_id, failures).encode()
-    machine = _machine(hostname, message_id, arrival_date, failures, utf8=utf8)
+    machine = _machine(hostname, message_id, arrival_date, envelope_id, failures, utf8=utf8)
     parts = [
         b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
         + quopri.encodestring(human.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n"),
@@ -79,6 +89,18 @@ def status_report(
     limit = f"--{boundary}".encode()
     body = b"".join(limit + b"\r\n" + part + b"\r\n" for part in parts) + limit + b"--\r\n"
     return Report(header, body)
+
+
+def plain_header(hostname: str, report_id: str, to: str, subject: str, date: str) -> str:
+    """The fields that every report has."""
+    return (
+        f"Date: {date}\r\n"
+        f"From: Mail Delivery System <MAILER-DAEMON@{hostname}>\r\n"
+        f"To: <{to}>\r\n"
+        f"Subject: {subject}\r\n"
+        f"Message-ID: <{report_id}@{hostname}>\r\n"
+        f"Auto-Submitted: auto-replied\r\n"
+    )
 
 
 def _original(header: bytes, body: bytes | None) -> bytes:
@@ -98,10 +120,8 @@ def _ascii(text: str) -> bytes:
 def _human(hostname: str, message_id: str, failures: Sequence[Failure]) -> str:
     lines = [f"This is the mail relay at {hostname}, about the message {message_id}.", ""]
     for failure in failures:
-        if failure.action == "failed":
-            lines.append(f"<{failure.recipient}>: not delivered, and no further attempt will be made.")
-        else:
-            lines.append(f"<{failure.recipient}>: delayed. Nothing is needed from you;")
+        lines.append(f"<{failure.recipient}>: {_SENTENCES[failure.action]}")
+        if failure.retry_until:
             lines.append(f"    delivery is attempted until {failure.retry_until}.")
         lines.append(f"    {failure.explanation}")
         if failure.diagnostic:
@@ -112,14 +132,25 @@ def _human(hostname: str, message_id: str, failures: Sequence[Failure]) -> str:
 
 
 def _machine(
-    hostname: str, message_id: str, arrival_date: str, failures: Sequence[Failure], *, utf8: bool
+    hostname: str,
+    message_id: str,
+    arrival_date: str,
+    envelope_id: str,
+    failures: Sequence[Failure],
+    *,
+    utf8: bool,
 ) -> str:
-    groups = [
-        f"Reporting-MTA: dns; {hostname}\r\nX-Queue-ID: {message_id}\r\nArrival-Date: {arrival_date}\r\n"
+    of_message = [f"Original-Envelope-Id: {envelope_id}"] if envelope_id else []
+    of_message += [
+        f"Reporting-MTA: dns; {hostname}",
+        f"X-Queue-ID: {message_id}",
+        f"Arrival-Date: {arrival_date}",
     ]
+    groups = ["".join(_cut(field) + "\r\n" for field in of_message)]
     for failure in failures:
         kind = "utf-8" if utf8 and not failure.recipient.isascii() else "rfc822"
-        fields = [
+        fields = [f"Original-Recipient: {failure.original}"] if failure.original else []
+        fields += [
             f"Final-Recipient: {kind}; {failure.recipient}",
             f"Action: {failure.action}",
             f"Status: {failure.status}",

@@ -20,8 +20,19 @@ SPARE_REPLIES = 4  # a transaction's replies beside those to RCPT: RSET, MAIL, D
 
 
 @dataclass(frozen=True, slots=True)
+class DsnOptions:
+    """Parameters of RFC 3461, each with a space in front or empty: of MAIL, and of every RCPT."""
+
+    mail: str
+    rcpts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Mail:
-    """One transaction to be. ``chunks`` is the body after the empty line that ends ``header``."""
+    """One transaction to be. ``chunks`` is the body after the empty line that ends ``header``.
+
+    ``dsn`` only for a peer that offers it.
+    """
 
     sender: str
     recipients: Sequence[str]
@@ -30,6 +41,7 @@ class Mail:
     size: int
     eight_bit: bool
     smtputf8: bool
+    dsn: DsnOptions | None = None
 
 
 @dataclass(slots=True)
@@ -118,10 +130,7 @@ class SmtpSession(Dialogue):
 
         No answer to DATA: it was not sent.
         """
-        commands = [
-            self._mail_command(mail),
-            *(b"RCPT TO:<%b>\r\n" % r.encode() for r in mail.recipients),
-        ]
+        commands = [self._mail_command(mail), *_rcpt_commands(mail)]
         reset = [b"RSET\r\n"] if self._dirty else []
         pipelined = self.offers("pipelining")
         if pipelined:
@@ -187,6 +196,8 @@ class SmtpSession(Dialogue):
             parameters += " BODY=8BITMIME"
         if mail.smtputf8 and self.offers("smtputf8"):
             parameters += " SMTPUTF8"
+        if mail.dsn is not None:
+            parameters += mail.dsn.mail
         return f"MAIL FROM:<{mail.sender}>{parameters}\r\n".encode()
 
     async def _body(self, mail: Mail, before_dot: Awaitable[None]) -> Reply | None:
@@ -209,3 +220,10 @@ class SmtpSession(Dialogue):
             return self._replies.popleft()
         self._write(b"".join(pending))
         return None
+
+
+def _rcpt_commands(mail: Mail) -> list[bytes]:
+    if mail.dsn is None:
+        return [b"RCPT TO:<%b>\r\n" % address.encode() for address in mail.recipients]
+    pairs = zip(mail.recipients, mail.dsn.rcpts, strict=False)
+    return [f"RCPT TO:<{address}>{options}\r\n".encode() for address, options in pairs]

@@ -1,0 +1,71 @@
+"""Clients that submit numbered messages for as long as they are told, and remember every 250.
+
+What becomes of a recipient is in its name: ``N.ok`` is taken, ``N.later`` is deferred once,
+``N.no`` is refused, which makes a report to ``N@senders.example``.
+"""
+
+import asyncio
+
+DOMAINS = 3
+LARGE = b"x" * 70 + b"\r\n"
+
+
+def recipients_of(number: int) -> list[str]:
+    """The recipients of message ``number``: one or two, in one domain or two."""
+    kind = {3: "no", 7: "later"}.get(number % 10, "ok")
+    found = [f"{number}.{kind}@d{number % DOMAINS}.example"]
+    if number % 5 == 0:
+        found.append(f"{number}.ok@d{(number + 1) % DOMAINS}.example")
+    return found
+
+
+def body_of(number: int) -> bytes:
+    """A body of one chunk, or of several for every twentieth message."""
+    return LARGE * (3000 if number % 20 == 0 else 7)
+
+
+class Load:
+    """``clients`` sessions that reconnect when the relay is killed. ``acknowledged``: by number."""
+
+    def __init__(self, port: int, clients: int = 8) -> None:
+        self.port = port
+        self.next = 0
+        self.acknowledged: set[int] = set()
+        self._clients = clients
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop = False
+
+    def start(self) -> None:
+        self._tasks = [asyncio.ensure_future(self._client()) for _ in range(self._clients)]
+
+    async def stop(self) -> None:
+        """Finish what is under way; the relay must be up."""
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    async def _client(self) -> None:
+        while not self._stop:
+            try:
+                await self._session()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                await asyncio.sleep(0.05)  # the relay is down; a real client would wait too
+
+    async def _session(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            await reader.readuntil(b"220 ")
+            writer.write(b"EHLO c.example\r\n")
+            await reader.readuntil(b"250 ENHANCEDSTATUSCODES\r\n")
+            while not self._stop:
+                number, self.next = self.next, self.next + 1
+                lines = [f"MAIL FROM:<{number}@senders.example>"]
+                lines += [f"RCPT TO:<{address}>" for address in recipients_of(number)]
+                writer.write("\r\n".join([*lines, "DATA", ""]).encode())
+                while not (line := await reader.readline()).startswith(b"354"):
+                    if not line.startswith(b"250"):
+                        raise ConnectionError(line)
+                writer.write(b"Subject: x\r\n\r\n" + body_of(number) + b".\r\n")
+                if (await reader.readline()).startswith(b"250 2.0.0"):
+                    self.acknowledged.add(number)
+        finally:
+            writer.close()

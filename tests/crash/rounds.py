@@ -1,0 +1,219 @@
+"""Rounds of load and sudden death on one queue, and the proof at the end that nothing was lost."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import until
+from tests.crash.load import DOMAINS, Load, recipients_of
+from tests.end_to_end.harness import Stage, staged
+from tests.queue.harness import everything, problems
+from zonemta_py import faults
+from zonemta_py.admin.control import ask
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.script import Rule, Step
+from zonemta_py.bench.sink import Sink
+from zonemta_py.clock import monotonic_s
+from zonemta_py.config.schema import QueueSettings
+from zonemta_py.errors import LocalError
+from zonemta_py.events.account import account_of
+from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.stores.opening import open_store
+
+REACH_S = 20.0  # a point that is not reached under load for so long is a defect of the test
+FINALS = ("delivered", "bounced", "expired", "deleted")
+
+
+@dataclass
+class Verdict:
+    """What a run of rounds showed. ``unnamed``: delivered twice and not called uncertain."""
+
+    messages: int = 0
+    acknowledged: int = 0
+    recipients: int = 0
+    lost: list[str] = field(default_factory=list)
+    repeated: int = 0
+    uncertain: int = 0
+    unnamed: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+
+
+class Rounds:
+    """A relay on one queue that is killed again and again. Use as an async context manager.
+
+    ``after_kill`` may change the files of the dead relay, as a power cut would.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rng: random.Random,
+        *,
+        store: str = "leveldb",
+        environment: Mapping[str, str] | None = None,
+        after_kill: Callable[[], None] | None = None,
+        zone: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.verdict = Verdict()
+        self._rng = rng
+        self._store = store
+        self._environment = dict(environment or {})
+        self._after_kill = after_kill
+        self._zone = dict(zone or {})
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Rounds":
+        self.stage: Stage = await self._stack.enter_async_context(staged(self.folder))
+        rules = [
+            Rule(Step.RCPT, recipient="*.later@*", reply="451 4.7.1 later", times=1),
+            Rule(Step.RCPT, recipient="*.no@*", reply="550 5.1.1 no"),
+        ]
+        names = [*(f"d{n}.example" for n in range(DOMAINS)), "senders.example"]
+        self._sinks: list[Sink] = [await self.stage.receiver(name, *rules) for name in names]
+        for sink in self._sinks:
+            sink.keep = False
+        port = free_port()
+        self._config = self.folder / "zonemta.yaml"
+        self.stage.config(
+            listeners=[{"address": f"127.0.0.1:{port}"}],
+            queue={
+                "directory": "queue",
+                "min_free_disk": "1MiB",
+                "store": self._store,
+                "poison_after": 1_000_000,
+            },
+            events={"directory": "events", "rotate": {"age": "1s"}},
+            zones={"default": {"messages_per_connection": 20, **self._zone}},
+        )
+        self.load = Load(port)
+        self.load.start()
+        return self
+
+    def _start(self, **environment: str) -> Child:
+        return Child(
+            ["serve", "-c", str(self._config), "--log-level", "warning"],
+            self.folder / "relay.log",
+            environment={**self._environment, **environment},
+        )
+
+    async def at_point(self, point: str) -> None:
+        """Kill a relay at ``point``, under load."""
+        times = self._rng.randint(1, 3 if "segment" in point else 20)
+        relay = self._start(**{faults.VARIABLE: f"{point}:{times}"})
+        try:
+            await self._ready(relay)
+            kind = point.partition(".")[0]
+            if kind in ("hold", "delete"):
+                await asyncio.to_thread(self._operate, kind, relay)
+            await until(lambda: relay.process.poll() is not None, f"the relay to reach {point}", REACH_S)
+        finally:
+            relay.kill()
+        self._killed(point)
+
+    def _operate(self, kind: str, relay: Child) -> None:
+        """Hold or delete messages until the relay dies of it."""
+        queue = self.folder / "queue"
+        end_s = monotonic_s() + REACH_S
+        while relay.process.poll() is None and monotonic_s() < end_s:
+            try:
+                for row in list(ask(queue, "list", {"limit": 20})):
+                    list(ask(queue, kind, {"message": row["message"]}))
+            except (LocalError, OSError, ValueError):
+                pass  # the message or the relay is gone
+
+    async def at_random(self) -> None:
+        """Kill a relay at a random moment, perhaps before it is up."""
+        relay = self._start()
+        try:
+            if self._rng.random() < 0.9:
+                await self._ready(relay)
+            await asyncio.sleep(self._rng.random() * 0.4)  # the random moment, not a wait for anything
+        finally:
+            relay.kill()
+        self._killed("random")
+
+    @staticmethod
+    async def _ready(relay: Child) -> None:
+        try:
+            await asyncio.to_thread(relay.wait_ready)
+        except Exception:
+            if relay.process.returncode != -9:  # a point reached before the relay was up
+                raise
+
+    def _killed(self, how: str) -> None:
+        self.verdict.kills[how] += 1
+        if self._after_kill is not None:
+            self._after_kill()
+        store = open_store(QueueSettings(directory=self.folder / "queue", store=self._store))
+        self.verdict.problems += [f"after {how}: {problem}" for problem in problems(store)]
+        store.close()
+
+    async def finish(self) -> Verdict:
+        """Let a last relay deliver everything, stop it, and compare."""
+        relay = self._start()
+        try:
+            await asyncio.to_thread(relay.wait_ready)
+            await self.load.stop()
+            queue = self.folder / "queue"
+            for row in list(ask(queue, "list", {"state": "held"})):
+                list(ask(queue, "release", {"message": row["message"]}))
+            await until(lambda: not list(ask(queue, "summary", {})), "an empty queue", 120)
+            code = relay.stop()
+        finally:
+            relay.kill()
+        if code:
+            self.verdict.problems.append(f"the last relay exited {code}")
+        self._compare()
+        return self.verdict
+
+    def _compare(self) -> None:
+        verdict, load = self.verdict, self.load
+        arrived: Counter[str] = Counter()
+        for sink in self._sinks:
+            arrived.update(sink.tally.by_recipient)
+        expected = {address for number in load.acknowledged for address in recipients_of(number)}
+        refused = {address for address in expected if ".no@" in address}
+        reports = {f"{address.partition('.')[0]}@senders.example" for address in refused}
+        verdict.messages, verdict.acknowledged = load.next, len(load.acknowledged)
+        verdict.recipients = len(expected)
+        records = [r for p in sealed_segments(self.folder / "events") for r in read_segment(p)]
+        deleted = {r["recipient"] for r in records if r["event"] == "deleted"}
+        reports -= {f"{address.partition('.')[0]}@senders.example" for address in deleted}
+        verdict.lost = sorted(((expected - refused) | reports) - set(arrived) - deleted)
+
+        named = {r["recipient"] for r in records if r["event"] == "uncertain" or r.get("uncertain")}
+        twice = {address for address, count in arrived.items() if count > 1}
+        verdict.uncertain, verdict.repeated = len(named), len(twice)
+        verdict.unnamed = sorted(twice - named)
+        identities = Counter((r["node"], r["seq"], r["position"]) for r in records)
+        finals = Counter((r["message"], r["index"]) for r in records if r["event"] in FINALS)
+        accepted = sum(len(r["recipients"]) for r in records if r["event"] == "accepted")
+        settled = {r["recipient"] for r in records if r["event"] in FINALS}
+        self._hold("every record of the ledger once", max(identities.values()) == 1)
+        self._hold("one final outcome for each recipient", set(finals.values()) == {1})
+        self._hold("as many outcomes as recipients", len(finals) == accepted)
+        self._hold("an outcome for every acknowledged recipient", expected <= settled)
+        self._hold(
+            "nothing queued in the account", account_of(self.folder / "events").queued("default") == 0
+        )
+        store = open_store(QueueSettings(directory=self.folder / "queue", store=self._store))
+        self._hold("a sound queue", problems(store) == [])
+        self._hold("no key left", everything(store) == [])
+        store.close()
+
+    def _hold(self, what: str, holds: bool) -> None:
+        if not holds:
+            self.verdict.problems.append(f"not so: {what}")
+
+    async def __aexit__(self, *exc: object) -> None:
+        if exc[0] is not None:
+            for task in self.load._tasks:
+                task.cancel()
+        await self._stack.aclose()

@@ -1,0 +1,35 @@
+"""kill -9 of a real relay at every named point and at random moments; and a power cut.
+
+Every message answered 250 has its outcome. One that arrives twice was in a transaction that an
+``inflight/`` key named, or its answer was lost: the ledger says ``uncertain`` for each.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.crash.rounds import Rounds, Verdict
+from zonemta_py import faults
+
+
+def assert_nothing_lost(verdict: Verdict) -> None:
+    assert verdict.lost == []
+    assert verdict.unnamed == []
+    assert verdict.problems == []
+    assert verdict.acknowledged > 100
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+async def test_killed_at_every_point(folder: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    async with Rounds(folder, random.Random(seed)) as rounds:
+        for point in faults.POINTS:
+            await rounds.at_point(point)
+        for _ in range(5):
+            await rounds.at_random()
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)
+    assert set(verdict.kills) == {*faults.POINTS, "random"}
