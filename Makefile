@@ -5,7 +5,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fast bench clean
+.PHONY: demo test check fast bench crash clean
 
 demo: $(STAMP)
 	$(VENV)/bin/zonemta demo
@@ -24,6 +24,9 @@ fast: $(STAMP)-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(PY) -m pytest -m "not crash" --ignore=tests/cli --ignore=tests/end_to_end
+
+crash: $(STAMP)-test
+	$(PY) -m tests.crash --kills 500
 
 bench: $(STAMP)
 	$(VENV)/bin/zonemta bench

@@ -31,6 +31,7 @@ class Load:
         self.port = port
         self.next = 0
         self.acknowledged: set[int] = set()
+        self.refused: list[str] = []  # the beginning of every refusal
         self._clients = clients
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = False
@@ -63,9 +64,16 @@ class Load:
                 writer.write("\r\n".join([*lines, "DATA", ""]).encode())
                 while not (line := await reader.readline()).startswith(b"354"):
                     if not line.startswith(b"250"):
-                        raise ConnectionError(line)
+                        self._refusal(line)
                 writer.write(b"Subject: x\r\n\r\n" + body_of(number) + b".\r\n")
-                if (await reader.readline()).startswith(b"250 2.0.0"):
-                    self.acknowledged.add(number)
+                line = await reader.readline()
+                if not line.startswith(b"250 2.0.0"):
+                    self._refusal(line)
+                self.acknowledged.add(number)
         finally:
             writer.close()
+
+    def _refusal(self, line: bytes) -> None:
+        if line:
+            self.refused.append(line[:9].decode())
+        raise ConnectionError(line)

@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import until
+from tests.crash.disk import Disk
 from tests.crash.load import DOMAINS, Load, recipients_of
 from tests.end_to_end.harness import Stage, staged
 from tests.queue.harness import everything, problems
@@ -47,7 +48,7 @@ class Verdict:
 class Rounds:
     """A relay on one queue that is killed again and again. Use as an async context manager.
 
-    ``after_kill`` may change the files of the dead relay, as a power cut would.
+    With ``power_cuts`` every death takes what its ``disk`` had not synced.
     """
 
     def __init__(
@@ -56,16 +57,16 @@ class Rounds:
         rng: random.Random,
         *,
         store: str = "leveldb",
-        environment: Mapping[str, str] | None = None,
-        after_kill: Callable[[], None] | None = None,
+        disk: Disk | None = None,
+        power_cuts: bool = False,
         zone: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.verdict = Verdict()
         self._rng = rng
         self._store = store
-        self._environment = dict(environment or {})
-        self._after_kill = after_kill
+        self._disk = disk
+        self._power_cuts = power_cuts
         self._zone = dict(zone or {})
         self._stack = AsyncExitStack()
 
@@ -96,19 +97,20 @@ class Rounds:
         self.load.start()
         return self
 
-    def _start(self, **environment: str) -> Child:
+    def start(self, **environment: str) -> Child:
+        """A relay on the queue, not yet ready."""
         return Child(
             ["serve", "-c", str(self._config), "--log-level", "warning"],
             self.folder / "relay.log",
-            environment={**self._environment, **environment},
+            environment={**(self._disk.environment if self._disk else {}), **environment},
         )
 
     async def at_point(self, point: str) -> None:
         """Kill a relay at ``point``, under load."""
         times = self._rng.randint(1, 3 if "segment" in point else 20)
-        relay = self._start(**{faults.VARIABLE: f"{point}:{times}"})
+        relay = self.start(**{faults.VARIABLE: f"{point}:{times}"})
         try:
-            await self._ready(relay)
+            await self.ready(relay)
             kind = point.partition(".")[0]
             if kind in ("hold", "delete"):
                 await asyncio.to_thread(self._operate, kind, relay)
@@ -130,17 +132,18 @@ class Rounds:
 
     async def at_random(self) -> None:
         """Kill a relay at a random moment, perhaps before it is up."""
-        relay = self._start()
+        relay = self.start()
         try:
             if self._rng.random() < 0.9:
-                await self._ready(relay)
+                await self.ready(relay)
             await asyncio.sleep(self._rng.random() * 0.4)  # the random moment, not a wait for anything
         finally:
             relay.kill()
         self._killed("random")
 
     @staticmethod
-    async def _ready(relay: Child) -> None:
+    async def ready(relay: Child) -> None:
+        """Wait until it accepts, or died of a point before that."""
         try:
             await asyncio.to_thread(relay.wait_ready)
         except Exception:
@@ -149,15 +152,17 @@ class Rounds:
 
     def _killed(self, how: str) -> None:
         self.verdict.kills[how] += 1
-        if self._after_kill is not None:
-            self._after_kill()
+        if self._disk is not None and self._power_cuts:
+            self._disk.cut_power(self._rng)
         store = open_store(QueueSettings(directory=self.folder / "queue", store=self._store))
         self.verdict.problems += [f"after {how}: {problem}" for problem in problems(store)]
         store.close()
+        if self._disk is not None:
+            self._disk.settle()
 
     async def finish(self) -> Verdict:
         """Let a last relay deliver everything, stop it, and compare."""
-        relay = self._start()
+        relay = self.start()
         try:
             await asyncio.to_thread(relay.wait_ready)
             await self.load.stop()

@@ -63,7 +63,7 @@ async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIt
     async with opened(folder / "queue", Clock()) as queue:
         from zonemta_py import clock
 
-        queue._now = clock.now_ms
+        queue.now = clock.now_ms
         room = DiskRoom(folder, 1)
         made = Listener(
             Port(make_policy(config.listeners[0], HOSTNAME, make_router(config)), queue, room)

@@ -83,7 +83,10 @@ class ControlServer:
             self._server.close()
         for task in list(self._connections):
             task.cancel()
-        (self._directory / SOCKET_NAME).unlink(missing_ok=True)
+        try:
+            (self._directory / SOCKET_NAME).unlink(missing_ok=True)
+        except OSError as exc:
+            log.warning("%s stays: %s", self._directory / SOCKET_NAME, exc)
 
 
 def ask(directory: Path, command: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -81,6 +81,7 @@ class GroupCommit:
         future: asyncio.Future[None] = self._loop.create_future()
         if self.failure is not None:
             future.set_exception(self.failure)
+            future.exception()  # whoever does not await it was told by the log
             return future
         batch.done = future
         self._waiting.append(batch)

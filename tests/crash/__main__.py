@@ -1,0 +1,80 @@
+"""The long run: ``make crash``, or ``python -m tests.crash --kills 500``.
+
+Rounds of kills, each on a queue of its own: named points and random moments alternate, every
+third round cuts the power as well (where a C compiler is), every fifth runs on the filesystem
+store. Exits 1 when anything was lost, or delivered twice without being called uncertain.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.crash.disk import Disk
+from tests.crash.rounds import Rounds, Verdict
+from zonemta_py import faults
+from zonemta_py.clock import monotonic_s
+
+KILLS_A_ROUND = 25
+
+
+async def _round(number: int, points: list[str], rng: random.Random) -> tuple[str, Verdict]:
+    folder = Path(tempfile.mkdtemp(prefix="zonemta-crash-"))
+    store = "filesystem" if number % 5 == 4 else "leveldb"
+    cuts = number % 3 == 2 and shutil.which("cc") is not None
+    disk = Disk(folder / "relay", folder / "scratch") if cuts else None
+    async with Rounds(folder / "relay", rng, store=store, disk=disk, power_cuts=cuts) as rounds:
+        for i in range(KILLS_A_ROUND):
+            if i % 2:
+                await rounds.at_random()
+            else:
+                await rounds.at_point(points[(number * KILLS_A_ROUND + i) // 2 % len(points)])
+        verdict = await rounds.finish()
+    shutil.rmtree(folder)
+    return store + (", power cut" if cuts else ""), verdict
+
+
+def _told(verdict: Verdict) -> dict[str, object]:
+    return {
+        "kills": verdict.kills.total(),
+        "messages": verdict.messages,
+        "acknowledged": verdict.acknowledged,
+        "recipients": verdict.recipients,
+        "lost": len(verdict.lost),
+        "delivered_twice": verdict.repeated,
+        "twice_and_not_named": len(verdict.unnamed),
+        "called_uncertain": verdict.uncertain,
+        "problems": len(verdict.problems),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    points = rng.sample(sorted(faults.POINTS), len(faults.POINTS))
+    total, kills, began_s = Counter[str](), Counter[str](), monotonic_s()
+    number = 0
+    while kills.total() < options.kills:
+        how, verdict = asyncio.run(_round(number, points, rng))
+        number += 1
+        kills += verdict.kills
+        told = _told(verdict)
+        total += Counter({name: int(str(value)) for name, value in told.items()})
+        for text in [*verdict.lost[:3], *verdict.unnamed[:3], *verdict.problems[:3]]:
+            print(f"  ! {text}", file=sys.stderr)
+        print(f"round {number} ({how}): {json.dumps(told)}", file=sys.stderr, flush=True)
+    print(json.dumps({**total, "points": len(set(kills) - {"random"}), "seed": options.seed,
+                      "minutes": round((monotonic_s() - began_s) / 60, 1)}))  # fmt: skip
+    return 1 if total["lost"] or total["twice_and_not_named"] or total["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A real disk that keeps a diary and fails on request: ``disk.c``, preloaded into the relay."""
+
+import os
+import random
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+
+@cache
+def _library(folder: str) -> Path:
+    library = Path(folder) / "disk.so"
+    source = Path(__file__).with_name("disk.c")
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def needs_compiler() -> None:
+    """Skip where there is none; tests/queue/test_power.py and test_limits.py need none."""
+    if not (shutil.which("cc") or shutil.which("gcc")):
+        pytest.skip("no C compiler here to build the failing disk")
+
+
+class Disk:
+    """What is below ``folder``, as a disk. ``environment`` is for processes that use it."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        scratch.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._diary = scratch / "diary"
+        self._trouble = scratch / "trouble"
+        self.environment = {
+            "LD_PRELOAD": str(_library(str(scratch))),
+            "DISK_FOLDER": str(folder),
+            "DISK_DIARY": str(self._diary),
+            "DISK_TROUBLE": str(self._trouble),
+        }
+        self.settle()
+
+    def fail(self, call: str, number: int) -> None:
+        """From now on ``call`` (write, fsync, open) fails with errno ``number``."""
+        new = self._trouble.with_suffix(".new")
+        new.write_text(f"{call} {number}")
+        new.replace(self._trouble)
+
+    def heal(self) -> None:
+        """Calls succeed again."""
+        self._trouble.unlink(missing_ok=True)
+
+    def cut_power(self, rng: random.Random) -> None:
+        """Take what was not synced, or some of it: each file ends between its last sync and its end."""
+        synced: dict[str, int] = {}
+        for line in self._diary.read_text().splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "sync":
+                size, _, path = rest.partition(" ")
+                synced[path] = int(size)
+            elif word == "gone":
+                synced.pop(rest, None)
+            else:
+                source, _, target = rest.partition(" ")
+                synced[target] = synced.pop(source, 0)
+        for path in [p for name in ("queue", "events") for p in (self.folder / name).glob("**/*")]:
+            if path.is_symlink() or not path.is_file():
+                continue
+            end, least = path.stat().st_size, synced.get(str(path), 0)
+            if least < end:
+                os.truncate(path, rng.choice([least, rng.randint(least, end)]))
+        self.settle()
+
+    def settle(self) -> None:
+        """What is there now is on the disk."""
+        files = [p for p in self.folder.glob("**/*") if p.is_file() and not p.is_symlink()]
+        self._diary.write_text("".join(f"sync {p.stat().st_size} {p}\n" for p in files))

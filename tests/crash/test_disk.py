@@ -1,0 +1,68 @@
+"""A disk that fails under a running relay: refused in time, said aloud, nothing lost."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.crash.disk import Disk, needs_compiler
+from tests.crash.rounds import Rounds
+from tests.crash.test_crash import assert_nothing_lost
+from tests.intake.raw import Raw
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("write", errno.ENOSPC), ("write", errno.EIO), ("fsync", errno.EIO), ("open", errno.EROFS)],
+)
+async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -> None:
+    """Every later message gets 451, the log names the file, and the next life delivers everything."""
+    needs_compiler()
+    import random
+
+    disk = Disk(folder / "relay" / "queue", folder / "scratch")
+    async with Rounds(folder / "relay", random.Random(1), disk=disk) as rounds:
+        relay = rounds.start()
+        await rounds.ready(relay)
+        await until(lambda: len(rounds.load.acknowledged) > 100, "some mail")
+        disk.fail(call, number)
+        await until(lambda: rounds.load.refused, "a refusal")
+        assert set(rounds.load.refused) <= {"451 4.3.0"}
+        client = await Raw.connect(rounds.load.port)
+        await client.ehlo()
+        assert (await client.command("MAIL FROM:<a@b.example>")).startswith("451 4.3.0")
+        client.close()
+        assert relay.process.poll() is None
+        text = relay.log.read_text()
+        assert "new mail is refused" in text
+        assert str(folder / "relay" / "queue") in text
+        assert relay.stop() == 0
+        disk.heal()
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)
+
+
+@pytest.mark.crash
+async def test_only_the_event_log_fails(folder: Path) -> None:
+    """Mail goes on; the facts wait in the queue and are written when the disk is well again."""
+    needs_compiler()
+    import random
+
+    disk = Disk(folder / "relay" / "events", folder / "scratch")
+    async with Rounds(folder / "relay", random.Random(1), disk=disk) as rounds:
+        relay = rounds.start()
+        await rounds.ready(relay)
+        await until(lambda: len(rounds.load.acknowledged) > 50, "some mail")
+        disk.fail("fsync", errno.EIO)
+        await until(
+            lambda: "the event log cannot be written" in relay.log.read_text(), "a word about it"
+        )
+        before = len(rounds.load.acknowledged)
+        await until(lambda: len(rounds.load.acknowledged) > before + 200, "more mail")
+        assert rounds.load.refused == []
+        disk.heal()
+        assert relay.stop() == 0
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)

@@ -1,0 +1,36 @@
+"""The power fails: what was not synced is gone, and nothing acknowledged is among it."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.crash.disk import Disk, needs_compiler
+from tests.crash.rounds import Rounds
+from tests.crash.test_crash import assert_nothing_lost
+from zonemta_py import faults
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+async def test_power_cuts(folder: Path, store: str) -> None:
+    needs_compiler()
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    disk = Disk(folder / "relay", folder / "scratch")
+    async with Rounds(
+        folder / "relay",
+        rng,
+        store=store,
+        disk=disk,
+        power_cuts=True,
+    ) as rounds:
+        for point in rng.sample(sorted(faults.POINTS), 6):
+            if not point.startswith(("hold", "delete")):
+                await rounds.at_point(point)
+        for _ in range(4):
+            await rounds.at_random()
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)

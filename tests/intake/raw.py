@@ -1,0 +1,86 @@
+"""A client that says exactly what it is told, octet by octet."""
+
+import asyncio
+from types import TracebackType
+
+REPLY_S = 20.0
+
+
+class Raw:
+    """A connection to a listener. Use as an async context manager, or close it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, port: int, *, greeting: bool = True) -> "Raw":
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        if greeting:
+            assert (await client.reply()).startswith("220")
+        return client
+
+    async def reply(self) -> str:
+        """The next reply, lines joined by newlines; empty when the connection has ended."""
+        lines = []
+        while True:
+            try:
+                line = await asyncio.wait_for(self._reader.readline(), REPLY_S)
+            except ConnectionError:
+                line = b""
+            if not line:
+                return "\n".join(lines)
+            lines.append(line.decode("utf-8", "replace").rstrip("\r\n"))
+            if line[3:4] != b"-":
+                return "\n".join(lines)
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            pass  # the relay hung up; the reply says so
+
+    async def command(self, line: str) -> str:
+        await self.send(line.encode("utf-8", "surrogateescape") + b"\r\n")
+        return await self.reply()
+
+    async def ehlo(self) -> str:
+        return await self.command("EHLO client.example")
+
+    async def envelope(self, *recipients: str, sender: str = "s@sender.example") -> str:
+        """MAIL, RCPTs and DATA; the reply to DATA."""
+        assert (await self.command(f"MAIL FROM:<{sender}>")).startswith("250")
+        for recipient in recipients or ("x@a.example",):
+            assert (await self.command(f"RCPT TO:<{recipient}>")).startswith("250")
+        return await self.command("DATA")
+
+    async def message(self, data: bytes, *recipients: str, sender: str = "s@sender.example") -> str:
+        """A whole transaction with ``data`` as it is, final dot included; the last reply."""
+        assert (await self.envelope(*recipients, sender=sender)).startswith("354")
+        await self.send(data)
+        return await self.reply()
+
+    async def ended(self) -> bool:
+        """Whether the relay has closed the connection; waits for it."""
+        try:
+            return await asyncio.wait_for(self._reader.read(1), REPLY_S) == b""
+        except ConnectionError:
+            return True
+
+    def half_close(self) -> None:
+        self._writer.write_eof()
+
+    def reset(self) -> None:
+        self._writer.transport.abort()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def __aenter__(self) -> "Raw":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
