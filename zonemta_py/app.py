@@ -181,7 +181,9 @@ class Relay:
             listener.close()
         work = [listener.drain(grace) for listener in self.listeners]
         work += [zone.close(grace) for zone in self._zones.values()]
-        await asyncio.gather(*work)
+        for result in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(result, BaseException):
+                log.error("a part of the relay did not stop in order: %r", result)
         try:
             if self.control is not None:
                 await self.control.close()

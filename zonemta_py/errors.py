@@ -38,15 +38,18 @@ class DestinationFailed(RemoteError):
     """No session with the destination could be had.
 
     ``reply`` is the text an operator sees, with an enhanced status code; ``permanent`` says
-    whether trying again can help.
+    whether trying again can help; ``timed_out``: nobody answered a connection attempt.
     """
 
-    def __init__(self, code: int, status: str, text: str, *, permanent: bool = False) -> None:
+    def __init__(
+        self, code: int, status: str, text: str, *, permanent: bool = False, timed_out: bool = False
+    ) -> None:
         super().__init__(f"{code} {status} {text}")
         self.code = code
         self.status = status
         self.text = text
         self.permanent = permanent
+        self.timed_out = timed_out
 
 
 class SessionLost(RemoteError):

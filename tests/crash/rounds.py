@@ -61,6 +61,7 @@ class Rounds:
         power_cuts: bool = False,
         zone: Mapping[str, Any] | None = None,
     ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.verdict = Verdict()
         self._rng = rng

@@ -52,7 +52,7 @@ def load_plain(path: Path) -> Any:
     """Any YAML document as plain values, for files that are not configurations. Raises ConfigError."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
 
 
@@ -64,8 +64,13 @@ def parse_config(text: str, path: Path) -> Config:
         mark = getattr(exc, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: not YAML: {getattr(exc, 'problem', exc)}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
     reader = _Reader(path)
-    config = Config() if node is None else reader.read(node, Config, Config(), "")
+    try:
+        config = Config() if node is None else reader.read(node, Config, Config(), "")
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
     check(config, reader.complain)
     anchored: Config = reader.anchor(config)
     return anchored
@@ -174,7 +179,12 @@ class _Reader:
             self.fail(node, key, f"found {_shown(node)}, expected {_wanted(kind)}")
         try:
             value = _plain(node)
-        except (yaml.YAMLError, ValueError):
+        except (
+            yaml.YAMLError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ):  # what PyYAML raises for odd tags
             self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_wanted(kind)}")
         if kind in _PARSERS:
             try:

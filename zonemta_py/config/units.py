@@ -19,7 +19,8 @@ _BYTES = {
 _ISO_DURATION = re.compile(
     r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?(?<!T)\Z"
 )
-_NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
+_NUMBER_UNIT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*\Z")
+DURATION_MAX_S = 100 * 366 * 86400
 
 
 class Rate(NamedTuple):
@@ -52,13 +53,19 @@ def duration(value: object) -> Seconds:
         raise ValueError(allowed)
     iso = _ISO_DURATION.match(value)
     if iso is not None and any(iso.groups()):
-        return Seconds(
+        return _bounded(
             sum(float(n or 0) * _SECONDS[u] for n, u in zip(iso.groups(), "wdhms", strict=True))
         )
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])", value)
     if not parts or "".join(n + u for n, u in parts) != re.sub(r"\s+", "", value):
         raise ValueError(allowed)
-    return Seconds(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+    return _bounded(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def _bounded(seconds: float) -> Seconds:
+    if seconds > DURATION_MAX_S:
+        raise ValueError("a duration of less than a hundred years")
+    return Seconds(seconds)
 
 
 def size(value: object) -> Size:
@@ -76,12 +83,17 @@ def rate(value: object) -> Rate:
     """``100/s``, ``6000/m``, ``5/10s``: a whole number per duration."""
     allowed = "a rate such as 100/s, 6000/m or 20000/h"
     match = (
-        re.match(r"\s*(\d+)\s*/\s*(\d*\s*(?:ms|[smhd]))\s*\Z", value) if isinstance(value, str) else None
+        re.match(r"\s*(\d{1,15})\s*/\s*(\d{0,15}\s*(?:ms|[smhd]))\s*\Z", value)
+        if isinstance(value, str)
+        else None
     )
     if match is None or int(match[1]) == 0:
         raise ValueError(allowed)
     per = match[2].strip()
-    return Rate(int(match[1]), duration(per if per[0].isdigit() else f"1{per}"))
+    per_s = duration(per if per[0].isdigit() else f"1{per}")
+    if not per_s:
+        raise ValueError(allowed)
+    return Rate(int(match[1]), per_s)
 
 
 def host_port(value: object, default_port: int | None = None) -> HostPort:

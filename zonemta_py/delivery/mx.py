@@ -9,9 +9,11 @@ Source: RFC 5321 section 5.1, RFC 7505 (null MX), RFC 2308 (negative answers).
 import asyncio
 from collections import OrderedDict
 from ipaddress import ip_address
+from itertools import islice
 
 import dns.asyncresolver
 import dns.exception
+import dns.flags
 import dns.name
 import dns.nameserver
 import dns.rdatatype
@@ -27,6 +29,7 @@ NEGATIVE_TTL_S = 300.0
 FAILURE_TTL_S = 5.0
 CACHE_MAX = 50_000
 MX_MAX = 20  # hosts of one domain that are looked at
+ADDRESSES_MAX = 16  # of one host that are kept, of either family
 
 Answer = tuple[Host, ...] | DestinationFailed
 
@@ -146,7 +149,7 @@ class MxResolver:
             if isinstance(result, BaseException):
                 continue
             if result is not None:
-                ips.extend(record.address for record in result)
+                ips.extend(record.address for record in islice(result, ADDRESSES_MAX))
                 ttl_s = min(ttl_s, float(result.rrset.ttl if result.rrset is not None else TTL_MIN_S))
         for result in results:
             if not ips and isinstance(result, BaseException):
@@ -159,7 +162,11 @@ class MxResolver:
         """The answer, or None when there is no record of this kind."""
         try:
             return await self._resolver.resolve(f"{name}.", kind, search=False)
-        except dns.resolver.NoAnswer:
+        except dns.resolver.NoAnswer as exc:
+            if exc.kwargs["response"].flags & dns.flags.TC:
+                raise DestinationFailed(
+                    0, "4.4.3", f"the answer for {kind} of {name} is cut off"
+                ) from exc
             return None
         except dns.resolver.NXDOMAIN as exc:
             if missing_domain_ok:

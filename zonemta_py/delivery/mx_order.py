@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _COMPATIBLE = IPv6Network("::/96")
+_TRANSLATED = IPv6Network("::ffff:0:0:0/96")
+# Private by later RFCs than Python's tables: local NAT64 (8215), segment routing (9602), documentation (9637).
+_NOT_PUBLIC = tuple(map(IPv6Network, ("64:ff9b:1::/48", "5f00::/16", "3fff::/20")))
 
 TARGETS_MAX = 16  # addresses tried for one delivery
 
@@ -45,7 +48,7 @@ def is_public(ip: str) -> bool:
     """
     address = ip_address(ip)
     if isinstance(address, IPv6Address):
-        if address.is_site_local:
+        if address.is_site_local or any(address in network for network in _NOT_PUBLIC):
             return False
         carried = _carried(address)
         if carried is not None:
@@ -59,7 +62,7 @@ def _carried(address: IPv6Address) -> IPv4Address | None:
         return mapped
     if address.teredo is not None:
         return address.teredo[1]
-    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+    if address in _NAT64 or address in _TRANSLATED or (address in _COMPATIBLE and int(address) > 1):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return None
 

@@ -10,6 +10,7 @@ from zonemta_py.delivery.pools import Way
 from zonemta_py.errors import ConfigError, DestinationFailed
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
+from zonemta_py.schedule.dead import DeadAddresses
 from zonemta_py.schedule.sources import choose_source
 
 
@@ -23,6 +24,7 @@ class Outbound:
     hostname: str
     router: Router
     rng: Random = field(default_factory=Random)
+    dead: DeadAddresses = field(default_factory=DeadAddresses)
 
     async def ways(self, zone: Zone, domain: str, message: str) -> list[tuple[Way, PoolAddress]]:
         """The ways to ``domain`` in the order to try them. Raises DestinationFailed."""
@@ -32,6 +34,8 @@ class Outbound:
             if smarthost is None
             else await self._smarthost(smarthost.host)
         )
+        if smarthost is None:
+            hosts = self._without_ourselves(domain, hosts)
         pairs = order(hosts, self.rng)
         if smarthost is None:
             permitted = allowed(pairs, private=self.config.allow_private_destinations)
@@ -54,6 +58,18 @@ class Outbound:
                 0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}"
             )
         return ways
+
+    def _without_ourselves(self, domain: str, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        """The hosts that are to be preferred to us (RFC 5321 section 5.1). Raises DestinationFailed."""
+        ours = [host.preference for host in hosts if host.name == self.hostname.lower()]
+        if not ours:
+            return hosts
+        better = tuple(host for host in hosts if host.preference < min(ours))
+        if not better:
+            raise DestinationFailed(
+                0, "5.4.6", f"mail for {domain} loops back to this relay", permanent=True
+            )
+        return better
 
     async def _smarthost(self, host: str) -> tuple[Host, ...]:
         literal = f"[ipv6:{host}]" if ":" in host else f"[{host}]"

@@ -144,14 +144,23 @@ class Worker:
                 session = self._pool.take(way)
                 if session is not None:
                     return session, way, True
-        failure = DestinationFailed(0, "4.4.1", "no host was tried")
-        for way, source in ways:
+        dead, now_s = self._outbound.dead, clock.monotonic_s()
+        alive = [pair for pair in ways if not dead.rests(pair[0].ip, now_s)]
+        failure = DestinationFailed(0, "4.4.1", _nobody(ways))
+        for way, source in alive:
             self._pool.make_room(destination, *room)
             ehlo = source.ehlo or self._outbound.hostname
             try:
-                return await self._open(way, ehlo), way, False
+                session = await self._open(way, ehlo)
             except DestinationFailed as exc:
                 failure = exc
+                if exc.timed_out:
+                    dead.timed_out(way.ip, clock.monotonic_s(), self._outbound.rng.random())
+                else:
+                    dead.answered(way.ip)
+            else:
+                dead.answered(way.ip)
+                return session, way, False
         raise failure
 
     async def _open(self, way: Way, ehlo: str) -> SmtpSession:
@@ -295,6 +304,12 @@ def _dsn_options(lease: Lease) -> DsnOptions:
         own = f" NOTIFY={write_notify(record.notify)}" if record.notify else ""
         rcpts.append(own + (f" ORCPT={record.orcpt}" if record.orcpt else ""))
     return DsnOptions(mail, rcpts)
+
+
+def _nobody(ways: Sequence[tuple[Way, PoolAddress]]) -> str:
+    """Why no connection was even tried."""
+    ips = ", ".join(dict.fromkeys(way.ip for way, _ in ways))
+    return f"every address timed out lately and is left alone for a while: {ips}"
 
 
 def _was_closing(result: Result) -> bool:

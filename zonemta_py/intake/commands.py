@@ -85,7 +85,7 @@ def _sender(path: str, *, smtputf8: bool) -> str:
     return address + path[len(verp.base(path)) :]
 
 
-def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool) -> Rcpt:
+def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool, hostname: str = "") -> Rcpt:
     """The values of ``RCPT TO:<…> …`` without its first word. Raises Refused."""
     path, parameters = _split(argument, "TO:", "RCPT TO:<address>")
     if parameters and not extended:
@@ -103,6 +103,8 @@ def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool) -> Rcpt:
             raise Refused(f"555 5.5.4 Unsupported parameter {name}")
     if not path:
         raise Refused("501 5.1.3 A recipient is needed")
+    if path.lower() == "postmaster":  # RFC 5321 section 4.5.1: the one address without a domain
+        path = f"postmaster@{hostname}"
     return Rcpt(_address(path, "5.1.3", smtputf8=smtputf8), notify, orcpt)
 
 

@@ -10,6 +10,7 @@ Replies to pipelined commands leave in one write, just before the session would 
 
 import asyncio
 import logging
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -23,7 +24,12 @@ from zonemta_py.intake.port import Port
 BLOCK_BYTES = 65_536
 LINGER_S = 5.0  # how long a closing connection may take to send its last words
 IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
+HANDSHAKE_S = 60.0
 COMMAND_MAX = 4096  # octets: RFC 5321 asks for 512, parameters and UTF-8 need more
+
+_FOREIGN = re.compile(
+    r"[^A-Za-z]|(?:GET|POST|PUT|HEAD|DELETE|PATCH|OPTIONS|TRACE|CONNECT|PROXY|SSH-)", re.I
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +66,12 @@ class Connection(SMTP):
 
     def goodbye(self) -> None:
         """The relay is stopping: end the session unless a transaction is under way."""
-        if self.transport is not None and not self.busy:
-            self.transport.write(b"421 4.3.2 The relay is stopping\r\n")
-            self.transport.close()
+        transport = self.transport
+        if self._shaking:
+            self._original_transport.abort()
+        elif transport is not None and not transport.is_closing() and not self.busy:
+            transport.write(b"421 4.3.2 The relay is stopping\r\n")
+            transport.close()
 
     _commands: ClassVar[dict[str, Callable[[Any, str], Any]]]
 
@@ -82,6 +91,7 @@ class Connection(SMTP):
         self._set_library_state(port)
         self._out: list[bytes] = []
         self._errors = 0
+        self._shaking = False  # hands, for TLS
         self._client_ip = ""
 
     def _set_library_state(self, port: Port) -> None:
@@ -126,14 +136,17 @@ class Connection(SMTP):
         self._port.sessions.discard(self)
 
     def eof_received(self) -> bool | None:
-        """The client sends no more; what it sent is still answered."""
-        return asyncio.StreamReaderProtocol.eof_received(self)
+        """The client sends no more; what it sent is still answered. TLS knows no half-closed state."""
+        keep = asyncio.StreamReaderProtocol.eof_received(self)
+        return keep and not self._secure
 
     def _reset_timeout(self, duration: float | None = None) -> None:
         self._deadline.set(duration or self._timeout_duration)
 
     def _timeout_cb(self) -> None:
-        if self.transport is not None:
+        if self._shaking:
+            self._original_transport.abort()  # there is nobody to say a word to
+        elif self.transport is not None:
             self._reply("421 4.4.2 Timed out waiting for you")
             self._end()
 
@@ -175,6 +188,10 @@ class Connection(SMTP):
             line = await self._next_line()
             verb, _, argument = line.partition(" ")
             command = self._commands.get(verb.upper())
+            if command is None and _FOREIGN.match(line):
+                # A web browser can be made to send these, with mail in what follows.
+                self._reply("421 4.7.0 This is not SMTP")
+                return
             try:
                 if command is None:
                     raise Refused("500 5.5.2 Command not recognized")
@@ -238,10 +255,14 @@ class Connection(SMTP):
     async def _encrypt(self) -> None:
         """Answer STARTTLS with 220 and shake hands. Raises Hangup when that fails."""
         await self._flush()
+        self._shaking = True
         try:
-            await super().smtp_STARTTLS(None)
+            async with asyncio.timeout(min(HANDSHAKE_S, self._timeout_duration)):
+                await super().smtp_STARTTLS(None)
         except Exception as exc:
             log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
             self._out.clear()
             self._original_transport.abort()
             raise Hangup from None
+        finally:
+            self._shaking = False

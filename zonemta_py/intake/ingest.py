@@ -21,6 +21,7 @@ from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, field
 from zonemta_py.smtp.transparency import LineCheck
 
 LINE_MAX = 65_536  # octets: RFC 5321's 998 is what we may send, not what the world sends us
+MESSAGE_ID_MAX = 998  # octets of the field that the ledger keeps
 GIVE_UP_FACTOR = 2  # a sender that goes on past so many times the limit is cut off
 
 UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
@@ -171,7 +172,7 @@ class Ingest:
             header=b"".join(stamped),
             recipients=self._route(values),
             origin=draft.origin,
-            message_id=message_id,
+            message_id=message_id[:MESSAGE_ID_MAX],
             eight_bit=self._check.eight_bit,
             smtputf8=draft.smtputf8,
         )

@@ -38,6 +38,7 @@ class Session(Connection):
         self._sender: str | None = None
         self._smtputf8 = False
         self._ret = self._envid = ""
+        self._excess = 0  # recipients over the limit
         self._recipients: dict[str, Rcpt] = {}
 
     @property
@@ -92,6 +93,7 @@ class Session(Connection):
     def _greet(self, argument: str, *, extended: bool) -> None:
         if not _HOST.match(argument):
             raise Refused("501 5.5.4 Your host name is needed")
+        self._count_idle()
         self._set_rset_state()
         self._helo, self._extended = argument, extended
 
@@ -119,9 +121,14 @@ class Session(Connection):
     def _rcpt(self, argument: str) -> None:
         if self._sender is None:
             raise Refused("503 5.5.1 Send MAIL first")
-        rcpt = parse_rcpt(argument, smtputf8=self._smtputf8, extended=self._extended)
+        rcpt = parse_rcpt(
+            argument, smtputf8=self._smtputf8, extended=self._extended, hostname=self.hostname
+        )
         if len(self._recipients) >= self._port.settings.max_recipients:
+            self._excess += 1
             self._reply("452 4.5.3 Too many recipients")
+            if self._excess > self._port.settings.max_recipients:
+                raise Hangup
             return
         self._recipients.setdefault(rcpt.address, rcpt)
         self._reply("250 2.1.5 Ok")
@@ -180,7 +187,11 @@ class Session(Connection):
         end_s = clock.monotonic_s() + self._port.settings.message_timeout
         while not decoder.done:
             left_s = end_s - clock.monotonic_s()
-            if left_s <= 0 or ingest.hopeless:
+            if ingest.hopeless:
+                self._rejected("DATA", ingest.refusal)
+                self._reply(ingest.refusal)
+                raise Hangup
+            if left_s <= 0:
                 self._reply("421 4.4.2 This message takes too long")
                 raise Hangup
             deadline.set(min(idle_s, left_s))

@@ -18,6 +18,8 @@ PATH_MAX = 254  # 256 with the angle brackets
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
 _DOT_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*\Z")
 _QUOTED_LOCAL = re.compile(r'"(?:[\x20\x21\x23-\x5b\x5d-\x7e\u0080-\U0010ffff]|\\[\x20-\x7e])*"\Z')
+# Nothing in a mailbox: C1 controls, line separators, marks that change the direction of writing.
+_MISLEADING = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LABEL = r"[a-z0-9](?:[a-z0-9\-]{0,61}[a-z0-9])?"
 _ASCII_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z")
 _LITERAL = re.compile(r"\[(?:\d{1,3}(?:\.\d{1,3}){3}|ipv6:[0-9a-f:.]+)\]\Z")
@@ -41,7 +43,7 @@ def normalise(text: str) -> str:
     local, at, domain = text.rpartition("@")
     if not at or not local or not domain:
         raise AddressError("an address is local@domain")
-    if not (_DOT_LOCAL.match(local) or _QUOTED_LOCAL.match(local)):
+    if not (_DOT_LOCAL.match(local) or _QUOTED_LOCAL.match(local)) or _MISLEADING.search(local):
         raise AddressError("malformed local part")
     try:
         octets = len(local.encode())

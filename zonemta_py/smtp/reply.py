@@ -14,7 +14,8 @@ TEXT_MAX = 1024  # what is kept of a reply: enough for any operator, a bound for
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])([ -]?)(.*)\Z", re.DOTALL)
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|\Z)")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+# Controls, and what makes a line look like two or like another: separators, directions.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 
 
 class Reply(NamedTuple):
@@ -28,6 +29,11 @@ class Reply(NamedTuple):
     def positive(self) -> bool:
         """Whether the command succeeded (2xx) or may go on (3xx)."""
         return self.code < 400
+
+    @property
+    def completed(self) -> bool:
+        """Whether the command succeeded (2xx): all that MAIL and RCPT can be answered with."""
+        return self.code < 300
 
     @property
     def permanent(self) -> bool:

@@ -39,7 +39,7 @@ class Dialogue(asyncio.Protocol):
         self.messages = 0
         self.secure = transport.get_extra_info("sslcontext") is not None
         limit = extensions.get("size", "")
-        self.size_max = int(limit) if limit.isdigit() else 0
+        self.size_max = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 20 else 0
 
     def offers(self, extension: str) -> bool:
         """Whether the peer announced ``extension`` (lower case)."""

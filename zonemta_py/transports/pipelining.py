@@ -72,9 +72,6 @@ class SmtpSession(Dialogue):
         self.messages += 1
         try:
             return await self._transact(mail, before_dot)
-        except SessionLost:
-            self.usable = False
-            raise
         except BaseException:
             self.abort()
             raise
@@ -146,7 +143,7 @@ class SmtpSession(Dialogue):
                 if not pipelined:
                     self._write(command)
                 replies.append(await self._reply(self._timeouts.command))
-                if not pipelined and not replies[0].positive:
+                if not pipelined and not replies[0].completed:
                     break
             answers, accepted = self._judge(len(mail.recipients), replies)
             if not pipelined:
@@ -162,7 +159,7 @@ class SmtpSession(Dialogue):
     ) -> list[tuple[Phase, Reply] | None]:
         """What the peer said before it left counts. Raises ``lost`` when it said nothing of weight."""
         self.usable = False
-        if all(reply.positive for reply in replies):
+        if all(reply.completed for reply in replies):
             raise lost
         answers, _ = self._judge(len(mail.recipients), replies)
         rest = replies[-1] if replies[-1].code == 421 else Reply(0, "4.4.2", str(lost))
@@ -173,12 +170,12 @@ class SmtpSession(Dialogue):
         self, count: int, replies: Sequence[Reply]
     ) -> tuple[list[tuple[Phase, Reply] | None], list[int]]:
         mail, *rcpts = replies
-        if not mail.positive:
+        if not mail.completed:
             return [(Phase.MAIL, mail)] * count, []
         answers: list[tuple[Phase, Reply] | None] = []
         accepted: list[int] = []
         for index, reply in enumerate(rcpts):
-            if reply.positive:
+            if reply.completed:
                 accepted.append(index)
                 answers.append(None)
             elif accepted and limits_recipients(reply):

@@ -73,7 +73,7 @@ async def open_session(
         use_tls=False,
     )
     try:
-        await client.connect()
+        await _connect_greeted(client)
         await _greet(client)
         if manner.tls != "off":
             await _encrypt(client, target, manner, context)
@@ -116,7 +116,8 @@ async def _connect(loop: asyncio.AbstractEventLoop, target: Target, manner: Mann
             await loop.sock_connect(sock, (target.ip, target.port))
     except TimeoutError as exc:
         sock.close()
-        raise DestinationFailed(0, "4.4.1", f"{_where(target)}: connection timed out") from exc
+        text = f"{_where(target)}: connection timed out"
+        raise DestinationFailed(0, "4.4.1", text, timed_out=True) from exc
     except OSError as exc:
         sock.close()
         text = os.strerror(exc.errno) if exc.errno else str(exc)
@@ -127,6 +128,18 @@ async def _connect(loop: asyncio.AbstractEventLoop, target: Target, manner: Mann
         sock.close()
         raise
     return sock
+
+
+async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
+    """Read the greeting, and nothing after it: whoever talks out of turn is answering for somebody else."""
+    try:
+        await client.connect()
+    except aiosmtplib.SMTPConnectError as exc:
+        if isinstance(exc, aiosmtplib.SMTPResponseException):
+            raise
+        raise aiosmtplib.SMTPServerDisconnected("closed the connection before its greeting") from exc
+    if client.protocol is not None and client.protocol._buffer:
+        raise aiosmtplib.SMTPServerDisconnected("sent more than its greeting")
 
 
 async def _greet(client: aiosmtplib.SMTP) -> None:
