@@ -10,6 +10,7 @@ from zonemta_py.smtp.address import AddressError, normalise
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
+HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 
 Complain = Callable[[str, str], NoReturn]
@@ -55,6 +56,9 @@ def _is_ip(text: str) -> bool:
 
 
 def _listener(listener: Listener, key: str, complain: Complain) -> None:
+    names = [name for pair in listener.submission_key.headers for name in pair]
+    if any(not HEADER_NAME.match(name) for name in names) or () in listener.submission_key.headers:
+        complain(f"{key}.submission_key.headers", "expected lists of names of header fields")
     tls = listener.tls
     if tls.mode != "none" and (tls.certificate is None or tls.key is None):
         complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate and key")
@@ -111,7 +115,7 @@ def _routes(config: Config, complain: Complain) -> None:
         conditions = [rule.header, rule.sender_domain, rule.recipient_domain, rule.source]
         if sum(condition is not None for condition in conditions) != 1:
             complain(key, "exactly one of header, sender_domain, recipient_domain, source is needed")
-        if rule.header is not None and not re.match(r"[\x21-\x39\x3b-\x7e]+\Z", rule.header):
+        if rule.header is not None and not HEADER_NAME.match(rule.header):
             complain(f"{key}.header", f"found '{rule.header}', expected the name of a header field")
         if rule.zone is None and rule.header is None:
             complain(key, "a zone is needed")

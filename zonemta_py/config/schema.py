@@ -52,6 +52,18 @@ class ListenerAuth:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmissionKey:
+    """How a client names a submission, so that its repeat is not a second message."""
+
+    envid_prefix: str | None = "submission-key-"
+    headers: tuple[tuple[str, ...], ...] = (
+        ("X-Submission-Key",),
+        ("X-Listmonk-Campaign", "X-Listmonk-Subscriber"),
+    )
+    window: Seconds = Seconds(DAY)
+
+
+@dataclass(frozen=True, slots=True)
 class Listener:
     """One address that takes mail."""
 
@@ -64,6 +76,7 @@ class Listener:
     idle_timeout: Seconds = Seconds(5 * MINUTE)
     message_timeout: Seconds = Seconds(60 * MINUTE)
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    submission_key: SubmissionKey = SubmissionKey()
     tls: ListenerTls = ListenerTls()
     auth: ListenerAuth = ListenerAuth()
 

@@ -67,6 +67,22 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """A client submitted again what was accepted under its submission key; nothing was enqueued.
+
+    ``message`` is the id of the first message, ``recipients`` how many the repeat named.
+    """
+
+    name: ClassVar[str] = "repeated"
+    time_ms: int
+    message: str
+    recipients: int
+    listener: str
+    client_ip: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _OfRecipient:
     """What every fact about one recipient carries. ``attempt`` counts from 1."""
 
@@ -195,7 +211,7 @@ class Moved:
 
 EVENTS: tuple[type, ...] = (
     Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Uncertain, Held, Released,
-    Discarded, Moved,
+    Discarded, Repeated, Moved,
 )  # fmt: skip
 
 

@@ -6,10 +6,12 @@ to its final dot says what it was: answering earlier would make the rest look li
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zonemta_py import clock
 from zonemta_py.errors import LocalError, QueueUnavailable
+from zonemta_py.events.schema import Repeated
+from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt
 from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.queue import Queue
@@ -24,6 +26,7 @@ LINE_MAX = 65_536  # octets: RFC 5321's 998 is what we may send, not what the wo
 MESSAGE_ID_MAX = 998  # octets of the field that the ledger keeps
 GIVE_UP_FACTOR = 2  # a sender that goes on past so many times the limit is cut off
 
+UNDER_WAY = "450 4.3.0 This submission is under way, try again later"
 UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
 
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
@@ -46,15 +49,21 @@ class Draft:
     max_hops: int
     ret: str = ""
     envid: str = ""
+    key_headers: tuple[tuple[str, ...], ...] = ()
 
 
 class Ingest:
-    """Takes the decoded octets of one message. ``refusal`` is the reply once there is one."""
+    """Takes the decoded octets of one message. ``refusal`` is the reply once there is one.
 
-    def __init__(self, queue: Queue, router: Router, draft: Draft) -> None:
+    ``claim`` is its submission key, if the client named one at MAIL or does so in the header.
+    """
+
+    def __init__(self, queue: Queue, router: Router, draft: Draft, claim: Claim) -> None:
         self._queue = queue
         self._router = router
         self._draft = draft
+        self._claim = claim
+        self._fresh = claim.fresh(draft.recipients)
         self._writer = queue.open_message()
         self._splitter = HeaderSplitter()
         self._check = LineCheck(LINE_MAX)
@@ -72,12 +81,12 @@ class Ingest:
         self._size += len(data)
         if self.refusal:
             return
-        self._check.feed(data)
         if self._size > self._draft.max_size:
             self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._draft.max_size} bytes"
-        else:
+        elif self._fresh:
+            self._check.feed(data)
             self._judge_lines()
-        if not self.refusal:
+        if self._fresh and not self.refusal:
             await self._keep(self._splitter.feed, data)
         if self.refusal:
             await self.abort()
@@ -111,6 +120,10 @@ class Ingest:
             self._judge_lines()
         if not self.refusal:
             await self._keep(self._splitter.finish)
+        if not self.refusal and not self._claim.taken:
+            self._claim_by_header()
+        if not self.refusal and not self._fresh:
+            return await self._repeated()
         new = None if self.refusal else self._compose()
         if new is None or self.refusal:
             await self.abort()
@@ -118,18 +131,48 @@ class Ingest:
         try:
             await self._writer.written()
         except QueueUnavailable:
+            self._claim.give_up()
             self.refusal = UNWRITABLE
             return self.refusal
+        first = self._claim.first
+        new = replace(new, key=self._claim.hand_over(self._writer.id, self._fresh))
         self._ended = True  # from here on the queue answers for the message, whatever the client does
         try:
             await self._queue.accept(self._writer, new)
         except QueueUnavailable:
             self.refusal = UNWRITABLE
             return self.refusal
+        if first:
+            return f"250 2.0.0 Ok: queued as {first} duplicate, {len(self._fresh)} new recipients as {self._writer.id}"
         return f"250 2.0.0 Ok: queued as {self._writer.id}"
+
+    def _claim_by_header(self) -> None:
+        """The first group of header fields that are all there is the submission key."""
+        header, fields = self._splitter.header, self._splitter.fields
+        for names in self._draft.key_headers:
+            values = [_first(header, fields, name.lower().encode()) for name in names]
+            if all(values):
+                if self._claim.take("\0".join([*names, *values])):
+                    self._fresh = self._claim.fresh(self._draft.recipients)
+                else:
+                    self.refusal = UNDER_WAY
+                return
+
+    async def _repeated(self) -> str:
+        """Everybody was accepted under this key before: the answer is the first message's."""
+        draft, first = self._draft, self._claim.first
+        await self.abort()
+        self._queue.record(
+            Repeated(
+                time_ms=clock.now_ms(), message=first, recipients=len(draft.recipients),
+                listener=draft.origin.listener, client_ip=draft.origin.client_ip, user=draft.origin.user,
+            )
+        )  # fmt: skip
+        return f"250 2.0.0 Ok: queued as {first} duplicate"
 
     async def abort(self) -> None:
         """Leave nothing behind; harmless after the end."""
+        self._claim.give_up()
         if not self._ended:
             self._ended = True
             try:
@@ -155,7 +198,7 @@ class Ingest:
                 by=draft.hostname,
                 protocol=draft.origin.protocol,
                 message_id=self._writer.id,
-                recipient=draft.recipients[0].address if len(draft.recipients) == 1 else "",
+                recipient=self._fresh[0].address if len(self._fresh) == 1 else "",
                 date=clock.mail_date(now_ms),
             )
         ]
@@ -181,7 +224,7 @@ class Ingest:
         sender_domain, source = domain_of(verp.base(self._draft.sender)), self._draft.origin.client_ip
         zones: dict[str, str] = {}
         routed = []
-        for rcpt in self._draft.recipients:
+        for rcpt in self._fresh:
             domain = domain_of(rcpt.address)
             zone = zones.get(domain)
             if zone is None:

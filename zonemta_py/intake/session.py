@@ -8,11 +8,13 @@ from typing import Any
 
 from zonemta_py import clock, faults
 from zonemta_py.events.schema import Rejected
+from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.intake.connection import BLOCK_BYTES, IDLE_COMMANDS_MAX, Connection, Hangup
-from zonemta_py.intake.ingest import Draft, Ingest
+from zonemta_py.intake.ingest import UNDER_WAY, Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
+from zonemta_py.queue.submissions import digest_of
 from zonemta_py.smtp.transparency import DotDecoder
 
 _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
@@ -116,7 +118,26 @@ class Session(Connection):
         )
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
-        self._reply("250 2.1.0 Ok")
+        self._reply("250 2.1.0 Ok" + self._known_as())
+
+    def _key(self) -> str:
+        """The submission key in ENVID; empty without one."""
+        prefix = self._port.settings.submission_key.envid_prefix
+        if not prefix or not self._envid.startswith(prefix):
+            return ""
+        return self._envid[len(prefix) :]
+
+    def _known_as(self) -> str:
+        """What a client that waits hears of its submission key at once. Raises Refused: not now."""
+        key, submissions = self._key(), self._port.queue.submissions
+        if not key:
+            return ""
+        digest = digest_of(self._user, key)
+        if submissions.under_way(digest):
+            self._set_rset_state()
+            raise Refused(UNDER_WAY)
+        known = submissions.find(digest)
+        return f", duplicate of {known.message}" if known else ""
 
     def _rcpt(self, argument: str) -> None:
         if self._sender is None:
@@ -140,10 +161,15 @@ class Session(Connection):
             raise Refused("503 5.5.1 Send MAIL first")
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
-        ingest = Ingest(self._port.queue, self._port.router, self._draft(self._sender))
-        self._reply("354 End data with <CR><LF>.<CR><LF>")
-        await self._flush()
+        settings, queue = self._port.settings, self._port.queue
+        claim = Claim(queue.submissions, self._user, settings.submission_key.window)
+        key = self._key()
+        if key and not claim.take(key):
+            raise Refused(UNDER_WAY)
+        ingest = Ingest(queue, self._port.router, self._draft(self._sender), claim)
         try:
+            self._reply("354 End data with <CR><LF>.<CR><LF>")
+            await self._flush()
             await self._receive(ingest)
             reply = await ingest.finish()
             faults.reach("reply.unsent")
@@ -178,6 +204,7 @@ class Session(Connection):
             hostname=self.hostname,
             max_size=settings.max_message_size,
             max_hops=settings.max_hops,
+            key_headers=settings.submission_key.headers,
         )
 
     async def _receive(self, ingest: Ingest) -> None:

@@ -37,6 +37,7 @@ from zonemta_py.queue.records import (
 from zonemta_py.queue.recovery import identify, recover
 from zonemta_py.queue.scan import scan_zone, zones_on_disk
 from zonemta_py.queue.store import Store
+from zonemta_py.queue.submissions import Submissions
 from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
 from zonemta_py.queue.windows import DestinationOf, Placement, Windows
 
@@ -92,6 +93,7 @@ class Queue:
         self.windows = Windows(store, self.commits, window, destination_of)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
+        self.submissions = Submissions(store, self.commits, now)
         self._live = LiveMessages(body_cache_bytes)
         self.operator = Operator(self)
         self.report_on: ReportOn = _nobody_reports
@@ -107,6 +109,7 @@ class Queue:
         """Wake, clean and scan in the background."""
         self._spawn(self.deferral.run(), "deferral")
         self._spawn(self.cleanup.run(), "cleanup")
+        self._spawn(self.submissions.run(), "submissions")
         for zone in zones_on_disk(self.store):
             self._spawn(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
@@ -150,6 +153,8 @@ class Queue:
         return placement
 
     def _accepted(self, new: Submission, placement: Placement, done: asyncio.Future[None]) -> None:
+        if new.key is not None:
+            self.submissions.give_back(new.key[0])
         if done.cancelled() or done.exception() is not None:
             self.windows.abandon(placement)
             return

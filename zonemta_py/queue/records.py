@@ -120,11 +120,11 @@ class Note(NamedTuple):
 class Submitted(NamedTuple):
     """``submitted/DIGEST``: what was accepted under a submission key, by which message first.
 
-    ``recipients``: their digests, DIGEST_BYTES each, one after the other.
+    ``recipients``: their digests, 16 octets each, one after the other. It counts until ``expires_ms``.
     """
 
     version: int
-    created_ms: int
+    expires_ms: int
     message: str
     recipients: bytes
 

@@ -1,0 +1,130 @@
+"""A client that repeats a submission gets the first message's id and no second message."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import Stage
+from tests.intake.raw import Raw
+from tests.intake.relay_in import In, listening, settings_of
+from tests.queue.harness import events
+from zonemta_py import faults
+from zonemta_py.admin.control import ask
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.config.schema import SubmissionKey
+from zonemta_py.config.units import Seconds
+from zonemta_py.queue.keys import WAITING, end_of, parse_recipient
+
+BODY = b"\r\nhello\r\n.\r\n"
+
+
+def waiting(which: In) -> list[str]:
+    return sorted(parse_recipient(k)[2] for k in which.queue.store.keys(WAITING, end_of(WAITING)))
+
+
+async def client_of(which: In) -> Raw:
+    client = await Raw.connect(which.address.port)
+    await client.ehlo()
+    return client
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"X-Submission-Key: run 7\r\n", b"X-Listmonk-Campaign: c\r\nX-Listmonk-Subscriber: s\r\n"],
+)
+async def test_a_repeat_by_header(folder: Path, header: bytes) -> None:
+    async with listening(folder) as which, await client_of(which) as client:
+        first = await client.message(header + BODY, "a@x.example", "b@x.example")
+        message = first.rpartition(" ")[2]
+        again = await client.message(header + BODY, "a@x.example", "b@x.example")
+        assert again == f"250 2.0.0 Ok: queued as {message} duplicate"
+        more = await client.message(header + BODY, "b@x.example", "c@x.example")
+        assert re.match(rf"250 2.0.0 Ok: queued as {message} duplicate, 1 new recipients as \w+", more)
+        third = await client.message(header + BODY, "c@x.example", "a@x.example")
+        assert third == again
+        assert waiting(which) == ["a@x.example", "b@x.example", "c@x.example"]
+        other = await client.message(
+            header.replace(b"run 7", b"run 8").replace(b": s", b": t") + BODY, "a@x.example"
+        )
+        assert "duplicate" not in other
+        repeated = [e for e in events(which.queue.store) if e["event"] == "repeated"]
+        assert [(e["message"], e["recipients"]) for e in repeated] == [(message, 2), (message, 2)]
+
+
+async def test_half_a_pair_is_no_key(folder: Path) -> None:
+    async with listening(folder) as which, await client_of(which) as client:
+        for _ in range(2):
+            assert "duplicate" not in await client.message(
+                b"X-Listmonk-Campaign: c\r\n" + BODY, "a@x.example"
+            )
+
+
+async def test_a_repeat_by_envid(folder: Path) -> None:
+    """Known at MAIL for who waits; who does not sends a body that is read and discarded."""
+    async with listening(folder) as which, await client_of(which) as client:
+        mail = "MAIL FROM:<s@s.example> ENVID=submission-key-42"
+        for turn in range(2):
+            reply = await client.command(mail)
+            assert ("duplicate of" in reply) == bool(turn)
+            await client.command("RCPT TO:<a@x.example>")
+            assert (await client.command("DATA")).startswith("354")
+            await client.send(b"Subject: x\r\n\r\n" + b"long\r\n" * 20_000 + b".\r\n")
+            assert ("duplicate" in await client.reply()) == bool(turn)
+        assert waiting(which) == ["a@x.example"]
+        assert (await client.command("MAIL FROM:<s@s.example> ENVID=42")) == "250 2.1.0 Ok"
+
+
+async def test_a_concurrent_repeat_waits_its_turn(folder: Path) -> None:
+    """450 while the first is under way, by ENVID and by header; the first one's end frees the key."""
+    async with listening(folder) as which, await client_of(which) as one, await client_of(which) as two:
+        mail = "MAIL FROM:<s@s.example> ENVID=submission-key-42"
+        assert (await one.command(mail)).startswith("250")
+        await one.command("RCPT TO:<a@x.example>")
+        assert (await one.command("DATA")).startswith("354")
+        assert (await two.command(mail)).startswith("450 4.3.0")
+        one.reset()
+        await until(lambda: not which.queue.submissions._under_way, "the key to be free")
+        assert (await two.command(mail)) == "250 2.1.0 Ok"
+
+
+async def test_the_window_ends(folder: Path) -> None:
+    async with listening(folder) as which, await client_of(which) as client:
+        settings_of(which, submission_key=SubmissionKey(window=Seconds(0)))
+        for _ in range(2):
+            assert "duplicate" not in await client.message(
+                b"X-Submission-Key: k\r\n" + BODY, "a@x.example"
+            )
+
+
+async def test_a_refused_message_leaves_no_key(folder: Path) -> None:
+    async with listening(folder) as which, await client_of(which) as client:
+        key = b"X-Submission-Key: k\r\n"
+        assert (await client.message(key + b"\r\nbare\nline\r\n.\r\n", "a@x.example")).startswith("554")
+        assert "duplicate" not in await client.message(key + BODY, "a@x.example")
+
+
+@pytest.mark.crash
+async def test_a_retry_after_a_lost_250(folder: Path) -> None:
+    """The relay dies with the message on disk and its 250 unsent; the client's retry is not a second message."""
+    stage = Stage(folder)
+    port = free_port()
+    stage.config(listeners=[{"address": f"127.0.0.1:{port}"}], resolver={"nameservers": ["127.0.0.1:9"]})
+    arguments = ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"]
+    data = b"X-Submission-Key: k\r\n" + BODY
+    relay = Child(arguments, folder / "log", environment={faults.VARIABLE: "reply.unsent:1"})
+    try:
+        relay.wait_ready()
+        async with await Raw.connect(port) as client:
+            await client.ehlo()
+            assert await client.message(data, "a@x.example") == ""
+        relay.kill()
+        relay = Child(arguments, folder / "log")
+        relay.wait_ready()
+        async with await Raw.connect(port) as client:
+            await client.ehlo()
+            assert "duplicate" in await client.message(data, "a@x.example")
+        assert len(list(ask(folder / "queue", "list", {}))) == 1
+    finally:
+        relay.kill()
