@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import until
 from tests.queue.harness import (
     Clock,
     accept,
@@ -169,3 +170,17 @@ async def begin_after_start(queue: Queue) -> None:
 
     await queue.begin()
     await asyncio.wait([task for task in queue._tasks if task.get_name().startswith("scan-")])
+
+
+async def test_spill_keys_of_another_life_do_not_stay(folder: Path) -> None:
+    """What had spilled and now fits the window is found by the scan; its old key goes."""
+    clock = Clock()
+    async with opened(folder, clock, window=100) as queue:
+        messages = [await accept(queue, f"{n}@x.example") for n in range(20)]
+        assert any(key.startswith(keys.SPILL) for key in everything(queue.store))
+        for message in messages[:10]:
+            await queue.operator.delete(message)
+    async with opened(folder, clock, window=100) as queue:
+        while held := queue.lease("default", "x.example", 5):
+            await settle(queue, held, Fate.DELIVERED)
+        await until(lambda: everything(queue.store) == [], "the last key to go")

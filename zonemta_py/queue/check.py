@@ -1,147 +1,206 @@
 """Verifies the invariants of DESIGN section 4 on a queue, running or not.
 
-Each message is looked at on a snapshot of its own, so a running relay raises no false alarm.
+Messages are read in slices, in the order of their ids, each slice with its recipients from one
+moment of the store: a running relay raises no false alarm, and a million recipients are one pass.
 ``check_queue`` yields a problem as text, or "" where a caller may let others run.
 """
 
+import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
-from zonemta_py.queue.chunks import read_body
-from zonemta_py.queue.records import read_inflight, read_mark, read_meta, read_waiting
+from zonemta_py.queue.records import (
+    Mark,
+    Meta,
+    read_inflight,
+    read_mark,
+    read_meta,
+    read_note,
+    read_submitted,
+    read_waiting,
+)
+from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.queue.store import Store, View
 
-PAUSE_EVERY = 500
+SLICE_MESSAGES = 300
+SLICE_BYTES = 4 << 20
+
+_ID = slice(len(keys.MESSAGE), len(keys.MESSAGE) + keys.MESSAGE_ID_LENGTH)
 
 
-class Counts(NamedTuple):
-    """What a check saw."""
+@dataclass(slots=True)
+class _Found:
+    """What a slice holds of one message. ``size`` and ``crc`` are of the chunks as they are."""
 
-    messages: int
-    recipients: int
-    problems: int
+    mark: Mark | None = None
+    meta: Meta | None = None
+    chunks: int = 0
+    size: int = 0
+    crc: int = 0
+    gap: bool = False
+    indexes: list[int] = field(default_factory=list)
 
 
 def check_queue(store: Store) -> Iterator[str]:
     """Problems, one text each; the empty text is a pause."""
-    yield from _messages(store)
-    yield from _recipients(store)
-    yield from _due(store)
-    yield from _inflight(store)
-    yield from _outbox(store)
-
-
-def _messages(store: Store) -> Iterator[str]:
-    cursor = keys.MESSAGE
+    after = ""
     while True:
-        key = next(store.keys(cursor, keys.end_of(keys.MESSAGE)), None)
-        if key is None:
-            return
-        message = keys.owner_of(key)
-        prefix = keys.message_prefix(message)
-        try:
-            with store.frozen() as view:
-                found = list(_message(view, message))
-            yield from found
-        except QueueCorrupt as exc:
-            yield f"{message}: {exc}"
-        cursor = keys.end_of(prefix)
+        problems: list[str] = []
+        with store.frozen() as view:
+            found, upto = _messages(view, after, problems)
+            _recipients(view, found, after, upto, problems)
+            problems += [text for message, one in found.items() for text in _judge(view, message, one)]
+        yield from problems
         yield ""
+        if upto is None:
+            break
+        after = upto
+    for space, judge in _OTHERS.items():
+        for number, (key, value) in enumerate(store.scan(space, keys.end_of(space))):
+            with _reporting(key, problems := []):
+                judge(store, key, value, problems)
+            yield from problems
+            if number % SLICE_MESSAGES == 0:
+                yield ""
 
 
-def _message(store: View, message: str) -> Iterator[str]:
-    mark_value = store.get(keys.mark_key(message))
-    meta_value = store.get(keys.meta_key(message))
+@contextmanager
+def _reporting(key: bytes, problems: list[str]) -> Iterator[None]:
+    """A value that cannot be read is a problem, and not the end of the check."""
+    try:
+        yield
+    except (QueueCorrupt, ValueError) as exc:
+        problems.append(f"{key!r}: {exc}")
+
+
+def _messages(view: View, after: str, problems: list[str]) -> tuple[dict[str, _Found], str | None]:
+    """The messages behind ``after``, and up to which id they are all; None: to the end."""
+    found: dict[str, _Found] = {}
+    start = keys.end_of(keys.message_prefix(after)) if after else keys.MESSAGE
+    size, message, one = 0, "", _Found()
+    try:
+        for key, value in view.scan(start, keys.end_of(keys.MESSAGE)):
+            owner = key[_ID].decode("ascii", "replace")
+            if owner != message:
+                if len(found) >= SLICE_MESSAGES or size >= SLICE_BYTES:
+                    return found, message
+                message, one = owner, found.setdefault(owner, _Found())
+            size += len(value)
+            with _reporting(key, problems):
+                _take(one, key[_ID.stop + 1 :], value)
+    except QueueCorrupt as exc:
+        problems.append(str(exc))
+        return found, message or None
+    return found, None
+
+
+def _take(one: _Found, part: bytes, value: bytes) -> None:
+    if part == b"#":
+        one.mark = read_mark(value)
+    elif part == b"*":
+        one.meta = read_meta(value)
+    else:
+        one.chunks += 1
+        one.gap |= int(part) != one.chunks
+        one.size += len(value)
+        one.crc = zlib.crc32(value, one.crc)
+
+
+def _recipients(
+    view: View, found: dict[str, _Found], after: str, upto: str | None, problems: list[str]
+) -> None:
+    """Count the recipients of the messages of a slice, and name those without a message."""
+    dues: set[bytes] = set()
+    for zone in zones_on_disk(view):
+        for space in (keys.WAITING, keys.DEFERRED):
+            prefix = keys.zone_prefix(space, zone)
+            start = keys.end_of(keys.zone_prefix(space, zone, after)) if after else prefix
+            stop = keys.end_of(prefix if upto is None else keys.zone_prefix(space, zone, upto))
+            at = len(prefix)
+            for key, value in view.scan(start, stop):
+                with _reporting(key, problems):
+                    record = read_waiting(value)
+                    one = found.get(key[at : at + keys.MESSAGE_ID_LENGTH].decode())
+                    if one is None or one.meta is None:
+                        problems.append(f"{key.decode()}: a recipient without a message")
+                        continue
+                    one.indexes.append(record.number)
+                    if zone not in one.meta.zones:
+                        problems.append(f"{key.decode()}: zone {zone} is not among those of its message")
+                    if space == keys.DEFERRED:
+                        message = keys.parse_recipient(key)[1]
+                        due = keys.due_key(record.due_ms, zone, message)
+                        if due not in dues and view.get(due) is None:
+                            problems.append(f"{key.decode()}: deferred with nothing to wake it")
+                        dues.add(due)
+
+
+def _judge(view: View, message: str, one: _Found) -> Iterator[str]:
     leaving = (
-        store.get(keys.open_key(message)) is not None or store.get(keys.cleanup_key(message)) is not None
+        view.get(keys.open_key(message)) is not None or view.get(keys.cleanup_key(message)) is not None
     )
-    if mark_value is None:
-        if meta_value is not None:
+    if one.mark is None:
+        if one.meta is not None:
             yield f"{message}: an envelope without its marker"
-        elif not leaving and _has_keys(store, message):  # it may have gone since its key was seen
+        elif not leaving:
             yield f"{message}: chunks that nobody writes or removes"
         return
     if leaving:
         yield f"{message}: accepted, yet being written or removed"
-    if meta_value is None:
+    if one.meta is None:
         yield f"{message}: a marker without its envelope"
         return
-    mark, meta = read_mark(mark_value), read_meta(meta_value)
-    for _ in read_body(store, message, mark):
-        pass
-    beyond = keys.chunk_key(message, mark.chunks + 1)
-    if next(store.keys(beyond, keys.end_of(keys.message_prefix(message))), None) is not None:
+    if one.chunks > one.mark.chunks:
         yield f"{message}: more chunks than its marker says"
-    indexes: list[int] = []
-    for zone in meta.zones:
-        for space in (keys.WAITING, keys.DEFERRED):
-            prefix = keys.zone_prefix(space, zone, message)
-            indexes += [read_waiting(v).number for _, v in store.scan(prefix, keys.end_of(prefix))]
-    if not indexes:
+    elif one.gap or one.chunks < one.mark.chunks:
+        yield f"{message}: {one.chunks} of {one.mark.chunks} chunks, the rest is missing"
+    elif (one.size, one.crc) != (one.mark.size, one.mark.crc):
+        yield f"{message}: the body is damaged (size {one.size} of {one.mark.size})"
+    if not one.indexes:
         yield f"{message}: no recipient is left"
-    if len(set(indexes)) != len(indexes):
+    if len(set(one.indexes)) != len(one.indexes):
         yield f"{message}: a recipient is in two places"
 
 
-def _has_keys(store: View, message: str) -> bool:
-    prefix = keys.message_prefix(message)
-    return next(store.keys(prefix, keys.end_of(prefix)), None) is not None
-
-
-def _recipients(store: Store) -> Iterator[str]:
-    for space in (keys.WAITING, keys.DEFERRED):
-        cursor = space
-        while True:
-            rows = 0
-            for key, value in store.scan(cursor, keys.end_of(space)):
-                cursor = key + b"\x00"
-                rows += 1
-                with store.frozen() as view:
-                    if view.get(key) is not None:
-                        yield from _recipient(view, space, key, value)
-                if rows == PAUSE_EVERY:
-                    break
-            if rows < PAUSE_EVERY:
-                break
-            yield ""
-
-
-def _recipient(store: View, space: bytes, key: bytes, value: bytes) -> Iterator[str]:
-    zone, message, address = keys.parse_recipient(key)
+def _due(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
     try:
-        record = read_waiting(value)
-    except QueueCorrupt as exc:
-        yield f"{message} to {address}: {exc}"
-        return
-    meta = store.get(keys.meta_key(message))
-    if meta is None:
-        yield f"{message} to {address}: a recipient without a message"
-    elif zone not in read_meta(meta).zones:
-        yield f"{message} to {address}: zone {zone} is not among those of its message"
-    if space == keys.DEFERRED and store.get(keys.due_key(record.due_ms, zone, message)) is None:
-        yield f"{message} to {address}: deferred with nothing to wake it"
+        keys.parse_due(key)
+    except ValueError:
+        problems.append(f"{key!r}: not a due key")
 
 
-def _due(store: Store) -> Iterator[str]:
-    for key in store.keys(keys.DUE, keys.end_of(keys.DUE)):
-        try:
-            keys.parse_due(key)
-        except ValueError:
-            yield f"{key!r}: not a due key"
+def _inflight(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    message = keys.owner_of(key)
+    with store.frozen() as view:
+        if view.get(key) is not None and view.get(keys.mark_key(message)) is None:
+            problems.append(f"{message}: a transaction without a message")
+    read_inflight(value)
 
 
-def _inflight(store: Store) -> Iterator[str]:
-    for key, value in store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT)):
-        message = keys.owner_of(key)
-        if store.get(key) is not None and store.get(keys.mark_key(message)) is None:
-            yield f"{message}: a transaction without a message"
-        else:
-            read_inflight(value)
+def _note(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    read_note(value)
+    message = keys.owner_of(key)
+    with store.frozen() as view:
+        if view.get(key) is not None and view.get(keys.mark_key(message)) is None:
+            problems.append(f"{message}: a noted failure without a message")
 
 
-def _outbox(store: Store) -> Iterator[str]:
-    for key, value in store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)):
-        if not value.endswith(b"}\n"):
-            yield f"{key!r}: not event lines"
+def _submitted(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    read_submitted(value)
+
+
+def _outbox(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    if not value.endswith(b"}\n"):
+        problems.append(f"{key!r}: not event lines")
+
+
+_OTHERS = {
+    keys.DUE: _due,
+    keys.INFLIGHT: _inflight,
+    keys.BOUNCE: _note,
+    keys.SUBMITTED: _submitted,
+    keys.OUTBOX: _outbox,
+}

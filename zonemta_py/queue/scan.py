@@ -12,7 +12,7 @@ from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import read_waiting
-from zonemta_py.queue.store import Store
+from zonemta_py.queue.store import Store, View
 from zonemta_py.queue.windows import Placement, Windows
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,11 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
             if count == SLICE:
                 break
         total += count
-        if placement.spills:
+        stale = windows.stale_spills(placement)
+        if placement.spills or stale:
             batch = Batch()
+            for spill in stale:
+                batch.delete(keys.spill_key(*spill))
             for spill in placement.spills:
                 batch.put(keys.spill_key(*spill), b"")
             await commits.submit(batch)
@@ -51,7 +54,7 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
         await asyncio.sleep(0)
 
 
-def zones_on_disk(store: Store) -> set[str]:
+def zones_on_disk(store: View) -> set[str]:
     """The zones that have recipients, found by skipping from one to the next."""
     zones = set()
     for space in (keys.WAITING, keys.DEFERRED):

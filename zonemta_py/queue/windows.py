@@ -107,12 +107,30 @@ class Windows:
             return
         if window.has_room(destination) and not window.has_spilled(destination):
             window.add(destination, [recipient])
-            placement.groups.append((zone, destination, []))
+            placement.groups.append((zone, destination, [recipient]))
             return
         spill = (zone, destination, recipient.message)
         if not placement.spills or placement.spills[-1] != spill:
             placement.spills.append(spill)
             self._planned[spill] += 1
+
+    def stale_spills(self, placement: Placement) -> list[Spill]:
+        """``spill/`` keys of the previous life whose mail a scan has put into the window.
+
+        A destination that has spilled mail by now keeps them: its refill looks there and removes them.
+        """
+        stale = []
+        placed = {
+            (zone, destination, r.message) for zone, destination, of in placement.groups for r in of
+        }
+        for zone, destination, message in sorted(placed - self._planned.keys()):
+            if self._store.get(keys.spill_key(zone, destination, message)) is None:
+                continue
+            if self.zone(zone).has_spilled(destination):
+                self.zone(zone).note_spill(destination, message)
+            else:
+                stale.append((zone, destination, message))
+        return stale
 
     def placed_scanned(self, placement: Placement) -> None:
         """The spill keys of a scan are on disk."""

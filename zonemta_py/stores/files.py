@@ -100,15 +100,19 @@ class FilesStore(MemoryStore):
             others = [op for op in ops if op[1] is None or not _is_chunk(op[0])]
             plan = self._layout.plan(others, super().get)
             steps = [_step(path, state) for path, state in plan.files.items()]
+            # Bodies go after their keys: whoever holds one moment of the store can still read them.
+            bodies = [step for step in steps if step[0].endswith("/contents")]
             if steps:
                 self._intend(steps, sync=sync)
-                self._apply(steps, sync=sync)
+                self._apply([step for step in steps if step not in bodies], sync=sync)
+            self._layout.take(plan)
+            super().write([(key, b"" if value and _is_chunk(key) else value) for key, value in ops])
+            if steps:
+                self._apply(bodies, sync=sync)
                 (self._root / INTENT).unlink()
         except OSError as exc:
             self._failure = QueueUnavailable(f"{self._root}: {exc}")
             raise self._failure from exc
-        self._layout.take(plan)
-        super().write([(key, b"" if value and _is_chunk(key) else value) for key, value in ops])
 
     def _write_chunk(self, key: bytes, value: bytes, *, sync: bool) -> None:
         """Chunks are invisible until their message's markers, so they need no intent."""
