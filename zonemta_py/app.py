@@ -87,7 +87,9 @@ class Relay:
             for settings in config.listeners
         ]
         await queue.begin()
-        self.control = ControlServer(config.queue.directory, Operations(queue, self._zones))
+        self.control = ControlServer(
+            config.queue.directory, Operations(queue, self._zones, self.outbound.dead)
+        )
         await self.control.start()
         for listener in self.listeners:
             self.addresses.append(await listener.start())
@@ -173,6 +175,14 @@ class Relay:
         for name in set(old.zones) & set(config.zones):
             if old.zones[name].smarthost != config.zones[name].smarthost:
                 raise ConfigError(f"zones.{name}.smarthost: takes a restart to change")
+
+    async def flush(self) -> int:
+        """Make every deferred recipient due now, and try destinations that rest; returns how many."""
+        woken = await self.queue.deferral.flush(None, None, None)
+        for zone in self._zones.values():
+            zone.probe(None)
+        log.info("everything is due now: %d recipients", woken)
+        return woken
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop accepting, finish what runs within ``shutdown_grace``, close the queue."""

@@ -8,11 +8,14 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
+from zonemta_py.clock import monotonic_s
 from zonemta_py.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.check import check_queue
 from zonemta_py.queue.inspect import Summary, body_of, message_row, recipient_rows
-from zonemta_py.queue.keys import mark_key
+from zonemta_py.queue.keys import OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.states import state_of_message
+from zonemta_py.schedule.dead import DeadAddresses
 
 ROWS_AT_ONCE = 500
 
@@ -30,11 +33,17 @@ class ZoneView(Protocol):
 
 
 class Operations:
-    """Operations on ``queue``; ``zones`` are the running ones, none when the relay is down."""
+    """Operations on ``queue``; ``zones`` are the running ones, none when the relay is down.
 
-    def __init__(self, queue: Queue, zones: Mapping[str, ZoneView]) -> None:
+    ``dead`` are the addresses that time out, as a running relay knows them.
+    """
+
+    def __init__(
+        self, queue: Queue, zones: Mapping[str, ZoneView], dead: DeadAddresses | None = None
+    ) -> None:
         self._queue = queue
         self._zones = zones
+        self._dead_addresses = dead
 
     def run(self, command: str, arguments: Row) -> AsyncIterator[Row]:
         """The rows of ``command``. Raises LocalError for one that is not known."""
@@ -47,6 +56,9 @@ class Operations:
             "delete": self._delete,
             "hold": self._hold,
             "release": self._release,
+            "state": self._state,
+            "places": self._places,
+            "dead": self._dead,
             "check": self._check,
             "stats": self._stats,
         }
@@ -136,6 +148,38 @@ class Operations:
     def _must_exist(self, message: str) -> None:
         if self._queue.store.get(mark_key(message)) is None:
             raise LocalError(f"no message {message} in the queue")
+
+    async def _state(self, message: str) -> AsyncIterator[Row]:
+        with self._queue.store.frozen() as view:
+            yield state_of_message(view, message)
+
+    async def _places(self) -> AsyncIterator[Row]:
+        """Every recipient and what is in the outbox, from one moment; for ``zonemta audit``.
+
+        ``seq`` is the last group of facts that this moment knows.
+        """
+        rows: list[Row] = []
+        with self._queue.store.frozen() as view:
+            last = self._queue.commits.written_seq
+            for key, value in view.scan(OUTBOX, end_of(OUTBOX)):
+                last = max(last, parse_outbox(key))
+                rows.append({"facts": value.decode()})
+            places = [[r["message"], r["index"], r["zone"]] for r in recipient_rows(view)]
+        yield {"seq": last, "node": self._queue.node}
+        for row in rows:
+            yield row
+        for at in range(0, len(places), ROWS_AT_ONCE):
+            yield {"places": places[at : at + ROWS_AT_ONCE]}
+
+    async def _dead(self, clear: str | None = None) -> AsyncIterator[Row]:
+        """Addresses that timed out; ``clear`` forgets one, or ``all``."""
+        if self._dead_addresses is None:
+            return
+        if clear is not None:
+            yield {"cleared": self._dead_addresses.clear(None if clear == "all" else clear)}
+            return
+        for row in self._dead_addresses.rows(monotonic_s()):
+            yield row
 
     async def _check(self) -> AsyncIterator[Row]:
         problems = 0

@@ -3,6 +3,8 @@
 import click
 
 from zonemta_py import __version__
+from zonemta_py.cli import queue_change
+from zonemta_py.cli.audit import audit
 from zonemta_py.cli.bench import bench
 from zonemta_py.cli.check import check
 from zonemta_py.cli.demo import demo
@@ -28,5 +30,6 @@ def main() -> None:
     """
 
 
-for command in (serve, check, submit, queue, sink, bench, demo, password):
+assert queue_change  # it adds to the group ``queue``
+for command in (serve, check, submit, queue, audit, sink, bench, demo, password):
     main.add_command(command)

@@ -37,3 +37,13 @@ def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None
             progress.update(task, advance=count, rate=f"{speed:,.0f}/s" if speed else "")
 
         yield advance
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """A sign of life for work of unknown length, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(title):
+        yield

@@ -193,6 +193,29 @@ def show(config_path: Path, message: str, as_json: bool) -> None:
 @queue.command()
 @config_option
 @click.argument("message")
+@json_option
+@reports_errors
+def state(config_path: Path, message: str, as_json: bool) -> None:
+    """Say in which state a message is, in qmail's words (S1 to S5) and Kannader's.
+
+    \b
+    Example:
+      zonemta queue state -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
+    """
+    for row in rows_of(config_path, "state", message=message):
+        if as_json:
+            print_json(row)
+            continue
+        click.echo(
+            f"{row['qmail']}  {row['meaning']}" + (f"; {row['kannader']}" if row["kannader"] else "")
+        )
+        for recipient in row["recipients"]:
+            click.echo(f"  {recipient['index']}  <{recipient['recipient']}> {recipient['kannader']}")
+
+
+@queue.command()
+@config_option
+@click.argument("message")
 @reports_errors
 def body(config_path: Path, message: str) -> None:
     """Print a message as it will be sent: header, empty line, body.
@@ -204,98 +227,6 @@ def body(config_path: Path, message: str) -> None:
     for row in rows_of(config_path, "body", message=message):
         sys.stdout.buffer.write(base64.b64decode(row["chunk"]))
     sys.stdout.buffer.flush()
-
-
-@queue.command()
-@config_option
-@zone_option
-@domain_option
-@click.option("--message", help="Only this message.")
-@json_option
-@reports_errors
-def flush(
-    config_path: Path, zone: str | None, domain: str | None, message: str | None, as_json: bool
-) -> None:
-    """Make deferred recipients due now, and try destinations that rest.
-
-    \b
-    Example:
-      zonemta queue flush -c config/zonemta.yaml --zone bulk
-    """
-    for row in rows_of(config_path, "flush", zone=zone, domain=domain, message=message):
-        print_json(row) if as_json else click.echo(f"{row['woken']} recipients are due now")
-
-
-@queue.command()
-@config_option
-@click.argument("message")
-@click.option("--recipient", help="Only this recipient; the others stay.")
-@json_option
-@reports_errors
-def delete(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Remove a message, or one recipient of it, without a report.
-
-    Recipients in the middle of a transaction are left alone and counted; exits 1 if there were any.
-
-    \b
-    Example:
-      zonemta queue delete -c config/zonemta.yaml 019a1b2c3d4e000001abcdef --recipient ann@example.org
-    """
-    busy = 0
-    for row in rows_of(config_path, "delete", message=message, recipient=recipient):
-        busy += row["in_flight"]
-        if as_json:
-            print_json(row)
-        else:
-            click.echo(
-                f"{row['deleted']} recipients deleted, {row['in_flight']} in flight and left alone"
-            )
-    if busy:
-        sys.exit(EXIT_FAILED)
-
-
-@queue.command()
-@config_option
-@click.argument("message")
-@click.option("--recipient", help="Only this recipient; the others go on.")
-@json_option
-@reports_errors
-def hold(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Keep a message in the queue, unsent, until it is released.
-
-    Recipients in the middle of a transaction are left alone and counted; exits 1 if there were any.
-
-    \b
-    Example:
-      zonemta queue hold -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
-    """
-    busy = 0
-    for row in rows_of(config_path, "hold", message=message, recipient=recipient):
-        busy += row["in_flight"]
-        if as_json:
-            print_json(row)
-        else:
-            click.echo(f"{row['held']} recipients held, {row['in_flight']} in flight and left alone")
-    if busy:
-        sys.exit(EXIT_FAILED)
-
-
-@queue.command()
-@config_option
-@click.argument("message")
-@click.option("--recipient", help="Only this recipient; the others stay held.")
-@json_option
-@reports_errors
-def release(config_path: Path, message: str, recipient: str | None, as_json: bool) -> None:
-    """Let held recipients of a message be sent, at once.
-
-    \b
-    Example:
-      zonemta queue list -c config/zonemta.yaml --state held
-      zonemta queue release -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
-    """
-    for row in rows_of(config_path, "release", message=message, recipient=recipient):
-        print_json(row) if as_json else click.echo(f"{row['released']} recipients released")
 
 
 @queue.command()

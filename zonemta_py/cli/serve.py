@@ -38,7 +38,8 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     """Run the relay in the foreground.
 
     Logs go to stderr. When every listener accepts, one line that begins "ready" goes to stdout.
-    SIGTERM or SIGINT stops it in order (exit 0), SIGHUP reloads what can change. Exits 2 when the
+    SIGTERM or SIGINT stops it in order (exit 0), SIGHUP reloads what can change, SIGALRM makes all
+    deferred mail due now. Exits 2 when the
     configuration cannot be used, 111 when another process has the queue.
 
     \b
@@ -74,6 +75,14 @@ async def _serve(config: Config, path: Path, log_events: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    flushes: set[asyncio.Task[int]] = set()
+
+    def flush() -> None:
+        task = asyncio.ensure_future(relay.flush())
+        flushes.add(task)
+        task.add_done_callback(flushes.discard)
+
+    loop.add_signal_handler(signal.SIGALRM, flush)
     loop.add_signal_handler(signal.SIGHUP, lambda: relay.reload(lambda: read_config(path)))
     click.echo("ready " + " ".join(str(address) for address in relay.addresses))
     sys.stdout.flush()

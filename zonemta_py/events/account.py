@@ -11,7 +11,7 @@ from typing import Any
 
 from zonemta_py.events.segments import read_segment, sealed_segments
 
-FINAL = ("delivered", "bounced", "expired", "deleted")
+FINAL = ("delivered", "bounced", "expired", "deleted", "lost")
 
 
 class Account:

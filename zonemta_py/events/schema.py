@@ -160,6 +160,22 @@ class Deleted(_OfRecipient):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Damage on disk took the recipient, and ``queue repair`` could not bring it back.
+
+    What the damage left is what the fact knows; ``reason`` says what was found.
+    """
+
+    name: ClassVar[str] = "lost"
+    time_ms: int
+    message: str
+    index: int
+    recipient: str
+    zone: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Uncertain(_OfRecipient):
     """A crash fell into a transaction: the peer may have the message, and it will be sent again."""
 
@@ -210,7 +226,7 @@ class Moved:
 
 
 EVENTS: tuple[type, ...] = (
-    Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Uncertain, Held, Released,
+    Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Lost, Uncertain, Held, Released,
     Discarded, Repeated, Moved,
 )  # fmt: skip
 

@@ -9,8 +9,9 @@ file, which recovery cuts off. The one door to zstandard.
 
 import os
 from collections.abc import Iterator
-from io import FileIO
+from io import BytesIO, FileIO
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -110,15 +111,35 @@ def _whole_frames(path: Path) -> tuple[int, int]:
     return at, last
 
 
-def read_segment(path: Path) -> Iterator[dict[str, object]]:
+def read_segment(path: Path) -> Iterator[dict[str, Any]]:
     """The records of one sealed segment."""
     with path.open("rb") as file:
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        rest = b""
-        while block := reader.read(1 << 18):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                yield from_json(line)
+        yield from _records(file)
+
+
+def _records(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    rest = b""
+    while block := reader.read(1 << 18):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield from_json(line)
+
+
+def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
+    """The records of what is being written; the end may be missing."""
+    for path in sorted(directory.glob(".*.open")):
+        data = path.read_bytes()
+        whole, _ = _whole_frames(path)
+        yield from _records(BytesIO(data[:whole]))
+
+
+def read_events(directory: Path) -> Iterator[dict[str, Any]]:
+    """Every record of an event log, sealed or still being written; those sealed meanwhile may come twice."""
+    hidden = list(read_open_segments(directory))
+    for path in sealed_segments(directory):
+        yield from read_segment(path)
+    yield from hidden
 
 
 def sealed_segments(directory: Path) -> list[Path]:

@@ -60,6 +60,7 @@ class GroupCommit:
         self._ids = ids
         self._node = node
         self._next_seq = next_seq
+        self.written_seq = next_seq - 1  # the last group with facts that is on disk
         self._sync = sync
         self._waiting: deque[Batch] = deque()
         self._wake = asyncio.Event()
@@ -112,6 +113,7 @@ class GroupCommit:
             self.groups += 1
             self.batches += len(group)
             if any(batch.events for batch in group):
+                self.written_seq = self._next_seq - 1
                 self.outbox_grew.set()
             for batch in group:
                 if batch.done is not None and not batch.done.done():

@@ -13,12 +13,12 @@ from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.messages import read_message, recipients_of
 from zonemta_py.queue.records import Waiting, read_waiting
-from zonemta_py.queue.store import Store, View
+from zonemta_py.queue.store import View
 
 TOP_DOMAINS = 10
 
 
-def recipient_rows(store: Store, zone: str | None = None) -> Iterator[dict[str, Any]]:
+def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, Any]]:
     """Every recipient in the queue, waiting ones first."""
     for space in (keys.WAITING, keys.DEFERRED):
         prefix = keys.zone_prefix(space, zone) if zone else space

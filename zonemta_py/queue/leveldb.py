@@ -111,3 +111,11 @@ class LevelStore(LevelView):
     def close(self) -> None:
         """Close; nobody may be reading or writing, or the process dies."""
         self._db.close()
+
+
+def repair_database(directory: Path) -> None:
+    """LevelDB's own repair: every table and log that can be read, put together again. LocalError."""
+    try:
+        _leveldb.repair_db(str(directory))
+    except (_leveldb.Error, OSError) as exc:
+        raise LocalError(f"{directory}: {exc}") from exc

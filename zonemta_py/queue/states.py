@@ -21,7 +21,7 @@ MEANINGS = {
 def state_of_message(view: View, message: str) -> dict[str, Any]:
     """``qmail`` S1 to S5 with its ``meaning``, and ``kannader`` for every recipient that is left."""
     inflight = _in_flight(view, message)
-    recipients = []
+    recipients: list[dict[str, Any]] = []
     value = view.get(keys.meta_key(message))
     begun = bool(inflight)
     for zone in read_meta(value).zones if value else ():

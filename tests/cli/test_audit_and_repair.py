@@ -1,0 +1,192 @@
+"""``zonemta audit`` and ``zonemta queue repair`` on real damage."""
+
+import asyncio
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.conftest import until
+from tests.end_to_end.harness import Stage, empty, relaying, send, staged
+from tests.queue.harness import problems
+from zonemta_py.bench.script import Rule, Step
+from zonemta_py.cli import main
+from zonemta_py.queue import keys
+from zonemta_py.queue.leveldb import LevelStore
+
+BODY = b"Subject: s\r\n\r\n" + b"a line of text\r\n" * 20_000
+
+
+async def go(folder: Path, *arguments: str) -> Result:
+    arguments = (*arguments, "-c", str(folder / "zonemta.yaml"))
+    return await asyncio.to_thread(CliRunner().invoke, main, arguments)
+
+
+def rows(result: Result) -> list[dict[str, object]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+async def fill(stage: Stage, count: int = 6) -> None:
+    """``count`` messages to two recipients each: one is delivered, one deferred for an hour."""
+    later = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later")
+    await stage.receiver("a.example", later)
+    config = stage.config(zones={"default": {"retry": {"delays": ["1h"]}}})
+    async with relaying(config) as relay:
+        for n in range(count):
+            await send(relay, [f"ok{n}@a.example", f"later{n}@a.example"], BODY)
+        await until(
+            lambda: len(list(relay.queue.store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED)))) == count
+        )
+
+
+def ids(folder: Path) -> list[str]:
+    store = LevelStore(folder / "queue" / "db")
+    found = [
+        keys.owner_of(k) for k in store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if k.endswith(b"#")
+    ]
+    store.close()
+    return found
+
+
+def change(folder: Path, *ops: tuple[bytes, bytes | None]) -> None:
+    store = LevelStore(folder / "queue" / "db")
+    store.write(store.batch(ops, sync=True))
+    store.close()
+
+
+async def test_audit_of_a_sound_relay(folder: Path) -> None:
+    async with staged(folder) as stage:
+        await fill(stage)
+    result = await go(folder, "audit", "--json")
+    assert result.exit_code == 0, result.output
+    total, *_ = rows(result)
+    assert {k: total[k] for k in ("zone", "accepted", "queued", "delivered", "lost", "uncertain")} == {
+        "zone": "default", "accepted": 12, "queued": 6, "delivered": 6, "lost": 0, "uncertain": 0,
+    }  # fmt: skip
+    assert "every recipient is accounted for" in (await go(folder, "audit")).stdout
+
+
+async def test_audit_while_mail_flows(folder: Path) -> None:
+    """One moment of the queue and the log up to it agree, whatever happens meanwhile."""
+    async with staged(folder) as stage:
+        await stage.receiver("a.example")
+        async with relaying(stage.config()) as relay:
+
+            async def load() -> None:
+                for n in range(150):
+                    await send(relay, [f"{n}@a.example"])
+
+            loading = asyncio.ensure_future(load())
+            for _ in range(5):
+                result = await go(folder, "audit", "--json")
+                assert result.exit_code == 0, result.output
+            await loading
+            await empty(relay)
+    assert rows(await go(folder, "audit", "--json"))[0]["delivered"] == 150
+
+
+async def test_audit_names_what_is_missing_and_what_is_double(folder: Path) -> None:
+    async with staged(folder) as stage:
+        await fill(stage)
+    first, second, *_ = ids(folder)
+    store = LevelStore(folder / "queue" / "db")
+    value = store.get(keys.deferred_key("default", second, "later1@a.example"))
+    store.close()
+    change(
+        folder,
+        (keys.deferred_key("default", first, "later0@a.example"), None),
+        (keys.waiting_key("default", second, "later1@a.example"), value),
+    )
+    result = await go(folder, "audit")
+    assert result.exit_code == 1
+    assert f"{first} recipient 1 in default: no outcome, and not in the queue" in result.stdout
+    assert f"{second} recipient 1: two places in the queue" in result.stdout
+
+
+async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None:
+    """A recipient lost, one in two places, one risen from the dead, a marker too many, a wake-up gone."""
+    async with staged(folder) as stage:
+        await fill(stage)
+    one, two, three, four, *_ = ids(folder)
+    store = LevelStore(folder / "queue" / "db")
+    value = store.get(keys.deferred_key("default", two, "later1@a.example"))
+    due = next(k for k in store.keys(keys.DUE, keys.end_of(keys.DUE)) if four.encode() in k)
+    assert value
+    store.close()
+    change(
+        folder,
+        (keys.deferred_key("default", one, "later0@a.example"), None),
+        (keys.waiting_key("default", two, "later1@a.example"), value),
+        (keys.waiting_key("default", three, "ok2@a.example"), value.replace(b"\x01", b"\x00", 0)),
+        (keys.open_key(four), b""),
+        (due, None),
+    )
+    result = await go(folder, "queue", "repair", "--json")
+    assert result.exit_code == 0, result.output
+    *told, total = rows(result)
+    assert {(r["what"], r["message"]) for r in told} == {
+        ("restored", one), ("removed", two), ("removed", three), ("removed", four),
+    }  # fmt: skip
+    assert total["lost"] == 0
+    assert Path(str(total["copy"])).is_dir()
+    store = LevelStore(folder / "queue" / "db")
+    assert problems(store) == []
+    store.close()
+    assert (await go(folder, "audit")).exit_code == 0
+    again = rows(await go(folder, "queue", "repair", "--json"))
+    assert again[:-1] == []
+
+
+async def test_a_damaged_body_is_lost_and_said_so(folder: Path) -> None:
+    """Never delivered in part; the fact and the report name its recipients; the others go on."""
+    async with staged(folder) as stage:
+        await fill(stage)
+        hit, *others = ids(folder)
+        change(folder, (keys.chunk_key(hit, 2), b"x" * 65_536))
+        result = await go(folder, "queue", "repair")
+        assert result.exit_code == 1
+        assert f"lost: {hit} to later0@a.example" in result.stdout
+        audit = await go(folder, "audit", "--json")
+        assert audit.exit_code == 0, audit.output
+        assert rows(audit)[0]["lost"] == 1
+        stage.sinks["a.example"].script = type(stage.sinks["a.example"].script)(())
+        async with relaying(stage.config()) as relay:
+            await relay.flush()
+            await empty(relay)
+        assert len(stage.sinks["a.example"].messages) == 6 + len(others)
+        assert all(m.data.endswith(BODY[-1000:]) for m in stage.sinks["a.example"].messages)
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "truncated"])
+async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
+    """A table is gone, or a bit of it, or its end: what is left is sound, what is not is named."""
+    async with staged(folder) as stage:
+        await fill(stage, 12)
+    database = folder / "queue" / "db"
+    store = LevelStore(database)
+    store.compact()
+    store.close()
+    table = max(database.glob("*.ldb"), key=lambda path: path.stat().st_size)
+    if damage == "missing":
+        table.unlink()
+    elif damage == "truncated":
+        os.truncate(table, table.stat().st_size * 2 // 3)
+    else:
+        data = bytearray(table.read_bytes())
+        for at in random.Random(7).sample(range(len(data)), 3):
+            data[at] ^= 0x10
+        table.write_bytes(data)
+    result = await go(folder, "queue", "repair", "--json")
+    *told, total = rows(result)
+    assert result.exit_code == (1 if total["lost"] else 0), result.output
+    store = LevelStore(database)
+    assert problems(store) == []
+    store.close()
+    audit = await go(folder, "audit", "--json")
+    assert audit.exit_code == 0, audit.output
+    summary = rows(audit)[0]
+    assert summary["queued"] == 12 - int(str(summary["lost"]))  # type: ignore[operator]
+    assert summary["lost"] == total["lost"] == sum(r["what"] == "lost" for r in told)
