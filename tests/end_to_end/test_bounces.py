@@ -136,9 +136,7 @@ async def test_how_much_of_the_message_goes_back(folder: Path) -> None:
     async with staged(folder / "again") as stage:
         (folder / "again").mkdir()
         _, home = await stage_of(stage, NO)
-        async with relaying(
-            stage.config(zones={"default": {"bounce": {"return": "headers"}}})
-        ) as relay:
+        async with relaying(stage.config(zones={"default": {"bounce": {"return": "headers"}}})) as relay:
             await submit(relay, [("no@a.example", [])])
             await submit(relay, [("no@a.example", [])], ["RET=FULL"])
             reports = await received(home, 2)

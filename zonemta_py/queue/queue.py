@@ -226,11 +226,15 @@ class Queue:
 
     def start(self, lease: Lease) -> asyncio.Future[None]:
         """A transaction begins; the future must be done before the final dot goes out."""
-        self._transactions += 1
-        lease.number = self._transactions
+        lease.number = self.next_transaction()
         batch = Batch()
         transitions.start(batch, lease.live.id, lease.number, lease.recipients, self.boot, self.now())
         return self.commits.submit(batch)
+
+    def next_transaction(self) -> int:
+        """A number that no other transaction of this boot has."""
+        self._transactions += 1
+        return self._transactions
 
     def body(self, live: LiveMessage) -> Iterator[bytes]:
         """The body in chunks. Raises QueueCorrupt before a damaged one is complete."""

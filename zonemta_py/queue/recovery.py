@@ -15,6 +15,7 @@ from zonemta_py.events.schema import Uncertain
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.cleanup import Cleanup
 from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.messages import recipients_of
 from zonemta_py.queue.records import (
     FORMAT,
     Inflight,
@@ -97,10 +98,9 @@ class _CutOff:
     def transaction(self, batch: Batch, message: str, inflight: Inflight) -> None:
         """Deal with one ``inflight/`` record."""
         self.transactions += 1
-        prefix = keys.zone_prefix(keys.WAITING, inflight.zone, message)
         value = self._store.get(keys.meta_key(message))
         meta = read_meta(value) if value else None
-        for key, data in self._store.scan(prefix, keys.end_of(prefix)):
+        for key, data in recipients_of(self._store, message, (inflight.zone,)):
             record = read_waiting(data)
             if meta is not None and record.number in inflight.indexes:
                 self._recipient(batch, meta, key, record, inflight.attempt)
