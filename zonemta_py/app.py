@@ -48,6 +48,7 @@ class Relay:
             destination_of=self._destination_of,
             poison_after=config.queue.poison_after,
         )
+        self._stopped = False
         self.listeners: list[Listener] = []
         self.addresses: list[HostPort] = []
         self.exporter: Exporter | None = None
@@ -185,7 +186,10 @@ class Relay:
         return woken
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Stop accepting, finish what runs within ``shutdown_grace``, close the queue."""
+        """Stop accepting, finish what runs within ``shutdown_grace``, close the queue. Once is enough."""
+        if self._stopped:
+            return
+        self._stopped = True
         grace = self.config.shutdown_grace if grace_s is None else grace_s
         for listener in self.listeners:
             listener.close()

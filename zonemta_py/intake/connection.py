@@ -209,6 +209,9 @@ class Connection(SMTP):
         try:
             raw = await reader.readuntil(b"\n")
             while len(raw) > COMMAND_MAX or b"\0" in raw:
+                if not raw[:1].isalpha():
+                    self._reply("421 4.7.0 This is not SMTP")
+                    raise Hangup
                 self._refuse(
                     "500 5.5.6 Line too long" if len(raw) > COMMAND_MAX else "500 5.5.2 NUL in a command"
                 )
@@ -259,6 +262,8 @@ class Connection(SMTP):
         try:
             async with asyncio.timeout(min(HANDSHAKE_S, self._timeout_duration)):
                 await super().smtp_STARTTLS(None)
+            if self._original_transport.is_closing():
+                raise ConnectionError("closed")  # which the library takes for a handshake that went well
         except Exception as exc:
             log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
             self._out.clear()

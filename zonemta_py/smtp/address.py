@@ -8,6 +8,7 @@ Source: RFC 5321 sections 4.1.2, 4.5.3.1; RFC 6531 (UTF-8 local parts); RFC 5891
 
 import re
 from functools import lru_cache
+from ipaddress import ip_address
 
 import idna
 
@@ -62,7 +63,7 @@ def normalise_domain(text: str) -> str:
     """Lower-case A-labels, or an address literal in lower case; AddressError for anything else."""
     lower = text.lower()
     if lower.startswith("["):
-        if _LITERAL.match(lower):
+        if _LITERAL.match(lower) and _is_ip(lower[1:-1].removeprefix("ipv6:")):
             return lower
         raise AddressError("malformed address literal")
     if not lower.isascii():
@@ -73,6 +74,14 @@ def normalise_domain(text: str) -> str:
     if len(lower) > DOMAIN_MAX or not _ASCII_DOMAIN.match(lower):
         raise AddressError("malformed domain")
     return lower
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def domain_of(address: str) -> str:

@@ -90,8 +90,11 @@ class SmtpSession(Dialogue):
             if data.code == 354:
                 # Nobody is to get it, yet the peer wants a body: an empty one, and no more trust.
                 self._write(b".\r\n")
-                await self._reply(self._timeouts.dot)
                 self.usable = False
+                try:
+                    await self._reply(self._timeouts.dot)
+                except SessionLost:
+                    pass  # what it said of the recipients stands
             return result
         if data.code != 354:
             self._dirty = True

@@ -1,0 +1,121 @@
+"""A live relay under attack, and the proof afterwards that it cost nobody anything.
+
+``item(n)`` names the numbers of the catalogue in docs/reliability.md that a test plays.
+"""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import Stage, relaying, send, staged
+from tests.intake.raw import Raw
+from tests.queue.harness import everything, problems
+from zonemta_py.app import Relay
+from zonemta_py.bench.sink import Received, Sink
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def item(*numbers: int) -> pytest.MarkDecorator:
+    """The catalogue's numbers that a test is about."""
+    return pytest.mark.hostile(*numbers)
+
+
+class Victim:
+    """A relay with a well-behaved neighbour at ``good.example``."""
+
+    def __init__(self, relay: Relay, stage: Stage, good: Sink) -> None:
+        self.relay = relay
+        self.stage = stage
+        self.good = good
+        self.port = relay.addresses[0].port
+
+    @property
+    def sessions(self) -> int:
+        return sum(len(listener.port.sessions) for listener in self.relay.listeners)
+
+    async def client(self) -> Raw:
+        client = await Raw.connect(self.port)
+        await client.ehlo()
+        return client
+
+    async def settled(self) -> None:
+        """Everything accepted is gone."""
+        await until(lambda: everything(self.relay.queue.store) == [], "an empty queue")
+
+    def got(self) -> list[Received]:
+        return self.good.messages
+
+    async def unharmed(self) -> None:
+        """No session is left, the queue is sound, and a neighbour's mail still flows."""
+        await until(lambda: self.sessions == 0, "the attacker's sessions to end")
+        before = len(self.good.messages)
+        await send(self.relay, ["neighbour@good.example"], b"Subject: n\r\n\r\nneighbour\r\n")
+        await until(lambda: len(self.good.messages) > before, "the neighbour's mail")
+        assert problems(self.relay.queue.store) == []
+        assert not self.relay.queue.submissions._under_way
+
+
+@asynccontextmanager
+async def attacked(
+    folder: Path, listener: dict[str, Any] | None = None, **changes: Any
+) -> AsyncIterator[Victim]:
+    """A relay to attack; when the test is over it must be unharmed, stop in order and leave no task."""
+    async with staged(folder) as stage:
+        good = await stage.receiver("good.example")
+        config = stage.config(listeners=[{"address": "127.0.0.1:0", **(listener or {})}], **changes)
+        before = len(asyncio.all_tasks())
+        async with relaying(config) as relay:
+            victim = Victim(relay, stage, good)
+            yield victim
+            await victim.unharmed()
+        gc.collect()
+        await until(lambda: len(asyncio.all_tasks()) <= before, "every task to end")
+
+
+@asynccontextmanager
+async def receiver(stage: Stage, domain: str, handler: Handler) -> AsyncIterator[list[int]]:
+    """A receiving server for ``domain`` that does what ``handler`` does; yields how many connections are open."""
+    open_now = [0]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now[0] += 1
+        try:
+            await handler(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            open_now[0] -= 1
+            writer.close()
+
+    stage._used += 1
+    ip = f"127.0.1.{stage._used}"
+    server = await asyncio.start_server(serve, ip, stage.port)
+    stage.names.records = {**stage.names.records, domain: {"A": [ip]}}
+    try:
+        yield open_now
+    finally:
+        server.close()
+
+
+def answering(*replies: bytes, greeting: bytes = b"220 mx ESMTP\r\n", then: str = "wait") -> Handler:
+    """Greets, then answers each line with the next of ``replies``; then waits for the end, or closes."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        for reply in replies:
+            if not await reader.readline():
+                return
+            writer.write(reply)
+        await writer.drain()
+        if then == "wait":
+            while await reader.read(65_536):
+                pass
+
+    return handler

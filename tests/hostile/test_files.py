@@ -1,0 +1,111 @@
+"""Hostile files: configurations, lists, message templates, a damaged or stolen queue, a clock that jumps."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.harness import item
+from tests.queue.harness import Clock, accept, lease, opened, problems, settle
+from zonemta_py.config.load import parse_config
+from zonemta_py.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
+from zonemta_py.model import Fate
+from zonemta_py.queue import keys
+from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.submit.merge import Template
+
+
+@item(29)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hostname: a\nhostname: b\n", "x: &a [*a]\n", "hostname: !!python/object/apply:os.system [id]\n",
+        "hostname: !!bool foo\n", "shutdown_grace: !!int ''\n", "shutdown_grace: !!timestamp foo\n",
+        "routing: " + "[" * 5000 + "\n", "zones: " + "{a: " * 3000 + "\n", "queue: {min_free_disk: " + "9" * 400 + "}\n",
+        "zones: {default: {rate: 5/0s}}\n", "shutdown_grace: " + "9" * 400 + "d\n", "\0", "\t- x", "a: b: c",
+        "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "hostname: \ud800\n", "- just\n- a list\n",
+    ],
+)  # fmt: skip
+def test_configurations(text: str) -> None:
+    """One error that names the file, whatever stands in it."""
+    with pytest.raises(ConfigError, match=r"z\.yaml"):
+        parse_config(text, Path("z.yaml"))
+
+
+@item(14, 28)
+@pytest.mark.parametrize("value", ["a\r\nBcc: x@y.example", "a\nb", "a\rb", "\0"])
+def test_merge_fields(value: str) -> None:
+    """A list cannot put a line end into a header; fields in values are not merged again."""
+    template = Template(b"Subject: {{name}}\r\n\r\nHello {{name}}\r\n")
+    header, body = template.render({"name": value})
+    assert header.count(b"\r\n") == header.count(b"\n") == header.count(b"\r") == 1
+    assert b"\0" not in header + body
+    assert body.count(b"\n") == body.count(b"\r\n") == body.count(b"\r")
+    assert b"{{name}}" in template.render({"name": "{{name}}"})[1]
+
+
+@item(27)
+def test_compressed_input_is_not_opened(folder: Path) -> None:
+    """No door takes compressed data: a gzip file as a list is an error that names it."""
+    import gzip
+
+    from zonemta_py.submit.recipients import read_rows
+
+    path = folder / "list.csv"
+    path.write_bytes(gzip.compress(b"email\n" + b"x@y.example\n" * 100_000))
+    with pytest.raises(LocalError):
+        list(read_rows(str(path)))
+
+
+@item(30)
+async def test_a_damaged_chunk_is_never_delivered(folder: Path) -> None:
+    """Missing, shorter, longer, flipped: QueueCorrupt before the last octet is given out."""
+    for spoil in (None, b"x" * 65_535, b"x" * 65_537, b"y" * 65_536):
+        async with opened(folder / f"{spoil and spoil[:1]}{len(spoil or b'')}") as queue:
+            message = await accept(queue, "a@x.example", body=b"x" * 150_000)
+            queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
+            held = lease(queue, "x.example")
+            got = b""
+            with pytest.raises(QueueCorrupt):
+                for chunk in queue.body(held.live):
+                    got += chunk
+            assert len(got) < 150_000
+            await settle(queue, held, Fate.BOUNCED)
+
+
+@item(30)
+def test_two_processes_cannot_have_one_queue(folder: Path) -> None:
+    store = LevelStore(folder / "db")
+    with pytest.raises(QueueLocked):
+        LevelStore(folder / "db")
+    store.close()
+
+
+@item(30)
+def test_a_file_that_is_no_database(folder: Path) -> None:
+    (folder / "db").mkdir()
+    (folder / "db" / "CURRENT").write_text("MANIFEST-000099\n")
+    with pytest.raises(LocalError, match="db"):
+        LevelStore(folder / "db")
+
+
+@item(30)
+async def test_a_clock_that_jumps(folder: Path) -> None:
+    """Ids only grow, due mail is sent when its time has come, nothing is lost either way."""
+    clock = Clock()
+    async with opened(folder, clock) as queue:
+        made = [await accept(queue, "a@x.example")]
+        clock.ms += 10**10
+        made.append(await accept(queue, "b@x.example"))
+        clock.ms -= 2 * 10**10
+        made.append(await accept(queue, "c@x.example"))
+        assert made == sorted(made)
+        while held := queue.lease("default", "x.example", 10):
+            await settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1000)
+        clock.ms += 10**11
+        await queue.deferral.flush(None, None, None)
+        woken = 0
+        while held := queue.lease("default", "x.example", 10):
+            woken += len(held.recipients)
+            await settle(queue, held, Fate.DELIVERED)
+        assert woken == 3
+        assert problems(queue.store) == []

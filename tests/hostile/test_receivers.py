@@ -1,0 +1,297 @@
+"""Hostile receiving servers and name servers: bounded in time and memory, never a wrong verdict."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import facts, send
+from tests.hostile.harness import Handler, Victim, answering, attacked, item, receiver
+from tests.intake.relay_in import certificate
+from zonemta_py.bench.nameserver import SERVFAIL
+from zonemta_py.bench.script import Rule, Step
+from zonemta_py.queue.keys import DEFERRED, end_of
+
+EHLO = b"250-mx\r\n250 PIPELINING\r\n"
+OK = b"250 ok\r\n"
+SHORT = {"connect": "1s", "command": "1s", "data": "1s", "dot": "1s"}
+ZONES = {"default": {"retry": {"delays": ["1h"]}, "timeouts": SHORT}}
+
+
+async def outcome(victim: Victim, folder: Path, domain: str = "evil.example") -> dict[str, Any]:
+    """Send one message there; what the ledger says of it when the relay has stopped."""
+    await send(victim.relay, [f"x@{domain}"])
+    store = victim.relay.queue.store
+
+    def over() -> bool:
+        return any(store.keys(DEFERRED, end_of(DEFERRED))) or not any(
+            store.keys(b"message/", b"message/\xff")
+        )
+
+    await until(over, "an outcome")
+    await victim.relay.stop(1)
+    victim.unharmed = _stopped  # type: ignore[method-assign]
+    found = [f for name in ("delivered", "deferred", "bounced") for f in facts(folder, name)]
+    return next(f for f in found if f["recipient"] == f"x@{domain}")
+
+
+async def _stopped() -> None:
+    """The relay was stopped to read its ledger."""
+
+
+def then(*more: bytes, greeting: bytes = b"220 mx\r\n", close: bool = False) -> Handler:
+    """EHLO answered well, then ``more`` a line each."""
+    return answering(EHLO, *more, greeting=greeting, then="close" if close else "wait")
+
+
+CASES: dict[str, tuple[Handler, str, str]] = {
+    "greeting 554": (answering(greeting=b"554 go away\r\n"), "deferred", "554"),
+    "greeting garbage": (answering(greeting=b"\xff\xfe\0\r\n"), "deferred", ""),
+    "greeting endless": (answering(greeting=b"220-x\r\n" * 100_000), "deferred", ""),
+    "greeting never": (answering(greeting=b""), "deferred", ""),
+    "greeting and more": (answering(EHLO, greeting=b"220 x\r\n250-fake\r\n250 SIZE 5\r\n"), "deferred", "more than its greeting"),
+    "closes at once": (answering(greeting=b"", then="close"), "deferred", ""),
+    "ehlo 10 MB": (answering(b"250-" + b"x" * 10_000_000 + b"\r\n250 ok\r\n"), "deferred", ""),
+    "mail 10 MB line": (then(b"250 " + b"x" * 10_000_000), "deferred", ""),
+    "mail without end": (then(b"250-x\r\n" * 1000), "deferred", ""),
+    "mail garbage": (then(b"hello?\r\n"), "deferred", "not an SMTP reply"),
+    "mail 421": (then(b"421 4.3.2 closing\r\n", close=True), "deferred", "closing"),
+    "mail 3xx": (then(b"354 huh\r\n" * 3), "deferred", ""),
+    "mail 199": (then(b"199 what\r\n"), "deferred", ""),
+    "rcpt nul": (then(OK + b"550 5.1.1 n\0o\x1b[31m\r\n503 no\r\n"), "bounced", "n o"),
+    "rcpt 8-bit": (then(OK + b"550 5.1.1 nicht m\xf6glich\r\n503 no\r\n"), "bounced", "nicht"),
+    "rcpt 3xx": (then(OK + b"354 huh\r\n354 go\r\n", OK), "deferred", "huh"),
+    "rcpt mixed codes": (then(OK + b"250-5.1.5 yes\r\n550 5.1.1 no\r\n503 no\r\n"), "bounced", "no"),
+    "rcpt all refused, 354": (then(OK + b"550 5.1.1 no\r\n354 go on\r\n", b"", b"", b"", b"", OK), "bounced", "no"),
+    "data 250": (then(OK * 3), "deferred", "unexpected answer to DATA"),
+    "data 550": (then(OK * 2 + b"550 5.7.1 no\r\n"), "bounced", "no"),
+    "250 before the dot": (then(OK * 2 + b"354 go\r\n250 already\r\n"), "deferred", ""),
+    "550 before the dot": (then(OK * 2 + b"354 go\r\n550 5.6.0 no\r\n"), "bounced", "no"),
+    "unasked replies": (then(OK * 50), "deferred", ""),
+    "closes after mail": (then(OK, close=True), "deferred", ""),
+    "closes after data": (then(OK * 2 + b"354 go\r\n", close=True), "deferred", ""),
+    "never answers the dot": (then(OK * 2 + b"354 go\r\n"), "deferred", "no answer to the final dot"),
+}  # fmt: skip
+
+
+@item(23)
+@pytest.mark.parametrize("case", CASES)
+async def test_receivers(folder: Path, case: str) -> None:
+    """One verdict each, in time; the connection is closed, whatever the peer does about it."""
+    handler, fate, text = CASES[case]
+    async with (
+        attacked(folder, zones=ZONES) as victim,
+        receiver(victim.stage, "evil.example", handler) as open_now,
+    ):
+        fact = await outcome(victim, folder)
+        assert (fact["event"], text in f"{fact['code']} {fact['reply']}") == (fate, True), fact
+        assert not fact["reply"] or fact["reply"].isprintable()
+        assert len(fact["reply"]) <= 1024
+        await until(lambda: open_now[0] == 0, "the connection to be closed")
+
+
+@item(11, 23)
+async def test_a_receiver_that_drips(folder: Path) -> None:
+    """One octet at a time does not keep a connection beyond its time."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mx\r\n")
+        await reader.readline()
+        for _ in range(1000):
+            writer.write(b"2")
+            await writer.drain()
+            await asyncio.sleep(0.1)  # the pace of the attack
+
+    async with attacked(folder, zones=ZONES) as victim, receiver(victim.stage, "evil.example", drip):
+        assert (await outcome(victim, folder))["event"] == "deferred"
+
+
+@item(8)
+@pytest.mark.parametrize("mode", ["opportunistic", "required"])
+async def test_starttls_stripped_or_injected(folder: Path, mode: str) -> None:
+    """Replies in plain text behind the 220 are not believed; a missing STARTTLS is not accepted when required."""
+    injected = answering(
+        b"250-mx\r\n250 STARTTLS\r\n", b"220 go\r\n250-mx\r\n250 injected\r\n250 ok\r\n250 ok\r\n354 go\r\n250 stolen\r\n"
+    )  # fmt: skip
+    zones = {"default": {**ZONES["default"], "tls": mode}}
+    async with attacked(folder, zones=zones) as victim, receiver(victim.stage, "evil.example", injected):
+        fact = await outcome(victim, folder)
+        assert fact["event"] == "deferred"
+        assert "stolen" not in fact["reply"]
+    (folder / "strip").mkdir()
+    if mode == "required":
+        async with (
+            attacked(folder / "strip", zones=zones) as victim,
+            receiver(victim.stage, "evil.example", then(OK * 3)),
+        ):
+            fact = await outcome(victim, folder / "strip")
+            assert fact["event"] in ("bounced", "deferred")
+            assert "TLS" in fact["reply"]
+
+
+@item(8, 23)
+async def test_a_certificate_that_lies(folder: Path) -> None:
+    """With tls: required a certificate of somebody else is a deferral, and nothing is sent."""
+    cert, key, _ = certificate(folder)
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mx\r\n")
+        await reader.readline()
+        writer.write(b"250-mx\r\n250 STARTTLS\r\n")
+        await reader.readline()
+        writer.write(b"220 go\r\n")
+        await writer.start_tls(context)
+        await reader.read(1000)
+
+    zones = {"default": {**ZONES["default"], "tls": "required"}}
+    async with attacked(folder, zones=zones) as victim, receiver(victim.stage, "evil.example", handler):
+        fact = await outcome(victim, folder)
+        assert (fact["event"], fact["code"]) == ("deferred", 0)
+
+
+@item(20)
+async def test_content_the_receiver_cannot_take(folder: Path) -> None:
+    """8-bit and SMTPUTF8 without the peer's offer: bounced with the code that says so, not mangled."""
+    async with attacked(folder, zones=ZONES) as victim:
+        await victim.stage.receiver("plain.example", extensions=("PIPELINING",))
+        await send(
+            victim.relay,
+            ["x@plain.example"],
+            "Subject: s\r\n\r\nzoë\r\n".encode(),
+            sender="a@good.example",
+        )
+        await send(victim.relay, ["zoë@plain.example"], sender="a@good.example")
+        await until(lambda: len(victim.got()) == 2, "two reports")
+        assert b"5.6.3" in b"".join(m.data for m in victim.got())
+        assert b"5.6.7" in b"".join(m.data for m in victim.got())
+
+
+@item(4)
+async def test_nothing_ambiguous_is_sent(folder: Path) -> None:
+    """What leaves has no bare CR or LF, every dot doubled, and one end."""
+    seen = bytearray()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mx\r\n")
+        await reader.readline()
+        writer.write(EHLO)
+        await reader.readuntil(b"DATA\r\n")
+        writer.write(OK * 2 + b"354 go\r\n")
+        seen.extend(await reader.readuntil(b"\r\n.\r\n"))
+        writer.write(OK)
+        await reader.read()
+
+    body = b"Subject: s\r\n\r\n.\r\n..\r\n.x\r\n\r\n.\r\nRCPT TO:<e@good.example>\r\n"
+    async with attacked(folder) as victim, receiver(victim.stage, "evil.example", handler):
+        await send(victim.relay, ["x@evil.example"], body)
+        await victim.settled()
+    assert seen.count(b"\r") == seen.count(b"\n") == seen.count(b"\r\n")
+    assert seen.endswith(b"\r\n..\r\n...\r\n..x\r\n\r\n..\r\nRCPT TO:<e@good.example>\r\n.\r\n")
+
+
+@item(24)
+@pytest.mark.parametrize(
+    ("records", "fate", "status"),
+    [
+        ({"MX": ["0 ."]}, "bounced", "5.1.10"), ({"MX": ["10 evil.example."], "A": ["10.1.2.3"]}, "deferred", "4.4.4"),
+        ({"A": ["127.0.0.1"]}, "deferred", "4.4.4"), ({"A": ["::1"][:0], "AAAA": ["::1"]}, "deferred", "4.4.4"),
+        ({"AAAA": ["::ffff:127.0.0.1"]}, "deferred", "4.4.4"), ({"AAAA": ["64:ff9b:1::1"]}, "deferred", "4.4.4"),
+        ({"MX": ["10 relay.example."]}, "bounced", "5.4.6"), (SERVFAIL, "deferred", "4.4.3"), (None, "bounced", "5.1.2"),
+        ({"MX": [f"10 h{n}.evil.example." for n in range(300)]}, "deferred", "4.4"), ({"CNAME": ["evil.example."]}, "", ""),
+    ],
+    ids=["null", "private", "loopback", "loopback6", "mapped", "nat64", "ourselves", "servfail", "missing", "many", "loop"],
+)  # fmt: skip
+async def test_name_servers(folder: Path, records: Any, fate: str, status: str) -> None:
+    """Null MX, private and own addresses, loops, thousands of names: one verdict, quickly, no connection inside."""
+    async with attacked(folder, allow_private_destinations=False, zones=ZONES) as victim:
+        victim.unharmed = _stopped  # type: ignore[method-assign]  # its neighbour is private, too
+        if records is not None:
+            hosts = {f"h{n}.evil.example": {"A": ["10.0.0.1"]} for n in range(300)}
+            hosts["relay.example"] = {"A": ["192.0.2.1"]}
+            victim.stage.names.records = {**hosts, "evil.example": records}
+        fact = await outcome(victim, folder)
+        assert fact["event"] == fate or (not fate and fact["event"] in ("deferred", "bounced"))
+        assert fact["status"].startswith(status)
+
+
+@item(24)
+async def test_a_host_of_thousands_of_addresses(folder: Path) -> None:
+    """Few of them are kept, few are tried."""
+    async with attacked(folder, allow_private_destinations=False, zones=ZONES) as victim:
+        victim.unharmed = _stopped  # type: ignore[method-assign]
+        many = [f"10.{n // 250}.{n % 250}.1" for n in range(1500)]
+        victim.stage.names.records = {"evil.example": {"A": many}}
+        (host,) = await victim.relay.outbound.resolver.resolve("evil.example")
+        assert len(host.ips) <= 16
+
+
+@item(26)
+async def test_replies_in_the_log(folder: Path) -> None:
+    """Line ends, escapes, separators and quotes of a reply stay inside one JSON line."""
+    evil = 'no "x",\x1b[2J\u2028\u202e|<script>'.encode()
+    async with (
+        attacked(folder, zones=ZONES) as victim,
+        receiver(victim.stage, "evil.example", then(OK + b"451 4.0.0 " + evil + b"\r\n503 x\r\n")),
+    ):
+        fact = await outcome(victim, folder)
+    assert fact["reply"].isprintable()
+    assert '"x"' in fact["reply"]
+    assert json.loads(json.dumps(fact)) == fact
+
+
+@item(25)
+def test_replies_made_for_slow_patterns() -> None:
+    from zonemta_py.clock import monotonic_s
+    from zonemta_py.smtp.reply import ReplyReader
+
+    began_s = monotonic_s()
+    for text in (b"5.1." + b"1" * 8000, b"5" * 8000, b" " * 8000, b"5.1.1 " * 1300):
+        assert ReplyReader().feed(b"550 " + text + b"\r\n")
+    assert monotonic_s() - began_s < 2
+
+
+@item(22)
+async def test_a_neighbour_does_not_wait_for_a_tarpit(folder: Path) -> None:
+    """While every connection to one domain hangs, mail for another flows."""
+    zones = {
+        "default": {**ZONES["default"], "timeouts": {"connect": "30s"}, "connections_per_domain": 2}
+    }
+    async with (
+        attacked(folder, zones=zones, shutdown_grace="100ms") as victim,
+        receiver(victim.stage, "evil.example", answering(greeting=b"")) as open_now,
+    ):
+        for n in range(6):
+            await send(victim.relay, [f"{n}@evil.example"])
+        await until(lambda: open_now[0] == 2, "the tarpit to fill")
+        await victim.unharmed()
+
+
+def _numbers(folder: Path) -> Iterator[int]:
+    import re
+
+    for path in folder.glob("test_*.py"):
+        for match in re.finditer(r"@item\(([\d, ]+)\)", path.read_text()):
+            yield from map(int, match[1].split(","))
+
+
+def test_every_number_of_the_catalogue_is_played() -> None:
+    assert set(_numbers(Path(__file__).parent)) == set(range(1, 35))
+
+
+@item(18, 23)
+async def test_a_receiver_that_hangs_up_on_reports(folder: Path) -> None:
+    """A receiver that hangs up on reports keeps none of them: they are retried like other mail."""
+    async with attacked(folder) as victim:
+        await victim.stage.receiver("no.example", Rule(Step.RCPT, reply="550 5.1.1 no"))
+        await victim.stage.receiver("home.example", Rule(Step.DOT, drop=True, times=2))
+        await send(victim.relay, ["x@no.example"], sender="s@home.example")
+        await until(lambda: victim.stage.sinks["home.example"].messages, "the report")
+        await victim.settled()
