@@ -169,3 +169,10 @@ def test_any_structure_is_a_configuration_or_an_error(value: object) -> None:
         parse_config(json.dumps(value), HERE)
     except ConfigError:
         pass
+
+
+def test_off_is_a_word() -> None:
+    """YAML takes it for a boolean; in ``tls: off`` it is none."""
+    assert parse_config("zones: {default: {tls: off}}", HERE).zones["default"].tls == "off"
+    with pytest.raises(ConfigError, match="expected text"):
+        parse_config("zones: {default: {tls: no}}", HERE)

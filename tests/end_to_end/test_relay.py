@@ -16,8 +16,10 @@ from zonemta_py.admin.operations import Operations
 from zonemta_py.bench.nameserver import SERVFAIL
 from zonemta_py.bench.script import Rule, Script, Step
 from zonemta_py.bench.sink import Sink
+from zonemta_py.clock import monotonic_s
 from zonemta_py.errors import ConfigError
 from zonemta_py.queue import keys
+from zonemta_py.schedule.dead import APART_S
 
 
 async def test_delivered_byte_for_byte(folder: Path) -> None:
@@ -492,3 +494,67 @@ async def test_many_at_once(folder: Path) -> None:
         assert counts == [1] * 1000
         account = ledger(folder)
         assert account.total("accepted") == account.total("delivered") == 1000
+
+
+async def test_dead_addresses_are_skipped(folder: Path) -> None:
+    """An MX that times out twice is left alone: the next one is asked at once; listed and cleared."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        records = dict(stage.names.records)
+        records["a.example"] = {"MX": ["1 dead.a.example.", "10 mx.a.example."]}
+        records["dead.a.example"] = {"A": ["127.0.2.99"]}
+        stage.names.records = records
+        async with relaying(stage.config()) as relay:
+            dead = relay.outbound.dead
+            for moment in (-APART_S, 0.0):
+                dead.timed_out("127.0.2.99", monotonic_s() + moment, 0)
+            await send(relay, ["x@a.example"])
+            await received(sink, 1)
+            rows = [row async for row in Operations(relay.queue, {}, dead).run("dead", {})]
+            assert [row["ip"] for row in rows] == ["127.0.2.99"], "it was not even tried"
+            cleared = [
+                row async for row in Operations(relay.queue, {}, dead).run("dead", {"clear": "all"})
+            ]
+            assert cleared == [{"cleared": 1}]
+            await send(relay, ["y@a.example"])
+            await received(sink, 2)
+            await empty(relay)
+
+
+async def test_hold_and_release(folder: Path) -> None:
+    """A held message waits through flushes, restarts and time; released, it goes at once; others never wait."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver(
+            "a.example", Rule(Step.RCPT, recipient="x@*", reply="451 4.7.1 later", times=1)
+        )
+        config = stage.config(zones={"default": {"retry": {"delays": ["1h"]}}})
+        async with relaying(config) as relay:
+            await send(relay, ["x@a.example"])
+            store = relay.queue.store
+            await until(lambda: any(store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))), "a deferral")
+            message = keys.parse_recipient(next(store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))))[
+                1
+            ]
+            operations = Operations(relay.queue, {})
+            assert [row async for row in operations.run("hold", {"message": message})] == [
+                {"held": 1, "in_flight": 0}
+            ]
+            assert [row async for row in operations.run("hold", {"message": message})] == [
+                {"held": 0, "in_flight": 0}
+            ]
+            await relay.flush()
+            await send(relay, ["y@a.example"])
+            await received(sink, 1)
+        async with relaying(config) as relay:
+            await relay.flush()
+            rows = [row async for row in Operations(relay.queue, {}).run("list", {"state": "held"})]
+            assert [(row["recipient"], row["due_ms"]) for row in rows] == [("x@a.example", 0)]
+            assert sound(relay)
+            run = Operations(relay.queue, {}).run("release", {"message": message})
+            assert [row async for row in run] == [{"released": 1}]
+            await received(sink, 2)
+            await empty(relay)
+    assert [f["event"] for f in (*facts(folder, "held"), *facts(folder, "released"))] == [
+        "held",
+        "released",
+    ]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import until
 from tests.queue.harness import (
+    ORIGIN,
     Clock,
     accept,
     begin,
@@ -17,9 +18,12 @@ from tests.queue.harness import (
     problems,
     settle,
 )
-from zonemta_py.errors import LocalError
+from zonemta_py.clock import now_ms
+from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
+from zonemta_py.queue.cleanup import ABANDONED_MS
+from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.recovery import SUSPECT_DELAY_MS
 from zonemta_py.queue.rezone import move_zone
@@ -184,3 +188,20 @@ async def test_spill_keys_of_another_life_do_not_stay(folder: Path) -> None:
         while held := queue.lease("default", "x.example", 5):
             await settle(queue, held, Fate.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the last key to go")
+
+
+async def test_a_body_without_progress_is_swept_after_a_day(folder: Path) -> None:
+    """A younger one, and one that is being removed, are left alone; a swept one is not accepted."""
+    async with opened(folder) as queue:
+        writer = queue.open_message()
+        await writer.write(b"b" * 200_000)
+        await writer.written()
+        since = now_ms()
+        await queue.cleanup.sweep(queue._writers, since + ABANDONED_MS - 3_600_000)
+        assert everything(queue.store) != []
+        await queue.cleanup.sweep(queue._writers, since + ABANDONED_MS + 3_600_000)
+        assert everything(queue.store) == []
+        new = NewMessage("", b"", [Addressee("a@x.example", "x.example", "default")], ORIGIN)
+        with pytest.raises(QueueUnavailable):
+            await queue.accept(writer, new)
+        assert everything(queue.store) == []

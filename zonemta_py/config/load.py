@@ -191,6 +191,8 @@ class _Reader:
                 return _PARSERS[kind](value)
             except ValueError as exc:
                 self.fail(node, key, f"found {_shown(node)}, expected {exc}")
+        if kind is str and value is False and node.value.lower() == "off":
+            return "off"  # YAML 1.1 takes the word for a boolean; who writes `tls: off` does not
         if kind is Path and isinstance(value, str) and value:
             return Path(value)
         if type(value) is kind:

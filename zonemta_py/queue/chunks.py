@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from zonemta_py.clock import now_ms
 from zonemta_py.codec import pack
-from zonemta_py.errors import LocalError, QueueCorrupt
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
 from zonemta_py.queue.records import FORMAT, Mark, Open
@@ -25,6 +25,7 @@ class MessageWriter:
 
     def __init__(self, message: str, boot: int, commits: GroupCommit) -> None:
         self.id = message
+        self.abandoned = False  # swept after a day without progress: it cannot be accepted any more
         self.chunks = 0  # written or on their way
         self.size = 0
         self.crc = 0
@@ -66,6 +67,8 @@ class MessageWriter:
         """Wait until every chunk put so far is on disk. Raises QueueUnavailable."""
         while self._ahead:
             await self._ahead.popleft()
+        if self.abandoned:
+            raise QueueUnavailable(f"{self.id}: its chunks were swept")
 
     @property
     def last(self) -> bytes:

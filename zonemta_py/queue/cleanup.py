@@ -8,15 +8,19 @@ its cost stays in proportion to what was written (decision 8).
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from zonemta_py.queue import keys
+from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.records import read_open
 from zonemta_py.queue.store import Store
 
 CHUNKS_AT_ONCE = 256
 DEAD_BYTES_MIN = 64 << 20
+ABANDONED_MS = 24 * 3_600_000
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,17 @@ class Cleanup:
             await self._commits.submit(batch)
             if found < CHUNKS_AT_ONCE:
                 return
+
+    async def sweep(self, writers: Mapping[str, MessageWriter], now_ms: int) -> None:
+        """Remove bodies that a living session has not got further with for a day. Younger ones stay."""
+        for key, value in list(self._store.scan(keys.OPEN, keys.end_of(keys.OPEN))):
+            message = keys.owner_of(key)
+            if now_ms - read_open(value).progress_ms >= ABANDONED_MS:
+                writer = writers.get(message)
+                if writer is not None:
+                    writer.abandoned = True
+                log.warning("%s: a body without progress for a day is removed", message)
+                await self.remove_chunks(message)
 
     async def compact_if_worth_it(self) -> None:
         """Compact once as much is dead as LevelDB still holds."""

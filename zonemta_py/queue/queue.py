@@ -13,6 +13,7 @@ import logging
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from weakref import WeakValueDictionary
 
 from zonemta_py import clock
 from zonemta_py.errors import LocalError
@@ -43,6 +44,8 @@ from zonemta_py.queue.windows import DestinationOf, Placement, Windows
 
 Then = Callable[[asyncio.Future[None]], None]
 ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
+
+SWEEP_EVERY_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +100,7 @@ class Queue:
         self._live = LiveMessages(body_cache_bytes)
         self.operator = Operator(self)
         self.report_on: ReportOn = _nobody_reports
+        self._writers: WeakValueDictionary[str, MessageWriter] = WeakValueDictionary()
         self._transactions = 0
         self._tasks: list[asyncio.Task[object]] = []
 
@@ -110,6 +114,7 @@ class Queue:
         self._spawn(self.deferral.run(), "deferral")
         self._spawn(self.cleanup.run(), "cleanup")
         self._spawn(self.submissions.run(), "submissions")
+        self._spawn(self._sweep(), "sweep")
         for zone in zones_on_disk(self.store):
             self._spawn(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
@@ -129,7 +134,14 @@ class Queue:
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
-        return MessageWriter(self._ids.next(self.now()), self.boot, self.commits)
+        writer = MessageWriter(self._ids.next(self.now()), self.boot, self.commits)
+        self._writers[writer.id] = writer
+        return writer
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            await self.cleanup.sweep(self._writers, self.now())
 
     async def accept(self, writer: MessageWriter, new: NewMessage) -> None:
         """Take responsibility: when this returns, the message is on disk. Raises QueueUnavailable."""

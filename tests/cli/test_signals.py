@@ -1,0 +1,124 @@
+"""TERM, HUP and ALRM, and a stop in the middle of large mail: nothing is lost."""
+
+import asyncio
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import Stage, staged
+from tests.intake.raw import Raw
+from zonemta_py.admin.control import ask
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.script import Rule, Step
+
+LARGE = b"x" * 70 + b"\r\n"
+
+
+class Served:
+    """``zonemta serve`` on a stage."""
+
+    def __init__(self, folder: Path, stage: Stage, **changes: object) -> None:
+        self.folder = folder
+        self.port = free_port()
+        stage.config(listeners=[{"address": f"127.0.0.1:{self.port}"}], **changes)
+        self.relay = self.start()
+
+    def start(self) -> Child:
+        relay = Child(["serve", "-c", str(self.folder / "zonemta.yaml")], self.folder / "log")
+        relay.wait_ready()
+        return relay
+
+    def signal(self, number: int) -> None:
+        os.kill(self.relay.pid, number)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    async def send(self, recipient: str, data: bytes = b"Subject: s\r\n\r\nb\r\n.\r\n") -> None:
+        async with await Raw.connect(self.port) as client:
+            await client.ehlo()
+            assert (await client.message(data, recipient)).startswith("250")
+
+    def rows(self) -> list[dict[str, object]]:
+        return list(ask(self.folder / "queue", "list", {}))
+
+
+async def test_alarm_makes_everything_due(folder: Path) -> None:
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later", times=1))
+        served = Served(folder, stage, zones={"default": {"retry": {"delays": ["1h"]}}})
+        try:
+            await served.send("x@a.example")
+            await until(lambda: [r["state"] for r in served.rows()] == ["deferred"], "a deferral")
+            served.signal(signal.SIGALRM)
+            await until(lambda: sink.messages, "the delivery")
+            assert "everything is due now" in served.log()
+            assert served.relay.stop() == 0
+        finally:
+            served.relay.kill()
+
+
+async def test_hangup_with_an_unreadable_configuration(folder: Path) -> None:
+    """Nothing changes, the log says why, mail flows."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        served = Served(folder, stage)
+        try:
+            path = folder / "zonemta.yaml"
+            good = path.read_text()
+            for number, bad in enumerate(("zones: [", "hostnam: x", None)):
+                if bad is None:
+                    path.unlink()
+                else:
+                    path.write_text(bad)
+                served.signal(signal.SIGHUP)
+                await until(
+                    lambda n=number: served.log().count("stays as it was") == n + 1, "a word in the log"
+                )
+                await served.send(f"{number}@a.example")
+            path.write_text(good)
+            served.signal(signal.SIGHUP)
+            await until(lambda: "configuration reloaded" in served.log(), "the reload")
+            await until(lambda: len(sink.messages) == 3, "the mail")
+            assert served.relay.stop() == 0
+        finally:
+            served.relay.kill()
+
+
+@pytest.mark.parametrize("grace", ["20s", "100ms"])
+async def test_stop_in_the_middle_of_large_mail(folder: Path, grace: str) -> None:
+    """20 MB on their way in and on their way out: finished within the grace, or whole after the next start."""
+    body = LARGE * (20_000_000 // len(LARGE))
+    slow = Rule(Step.DOT, recipient="out@*", stall_s=1.5, times=1)
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", slow)
+        served = Served(folder, stage, shutdown_grace=grace)
+        try:
+            await served.send("out@a.example", b"Subject: s\r\n\r\n" + body + b".\r\n")
+            await until(lambda: any(c for c in sink.connections), "the delivery to begin")
+            client = await Raw.connect(served.port)
+            await client.ehlo()
+            assert (await client.envelope("in@a.example")).startswith("354")
+            await client.send(b"Subject: s\r\n\r\n" + body[: len(body) // 2])
+            served.signal(signal.SIGTERM)
+            await client.send(body[len(body) // 2 :] + b".\r\n")
+            reply = await client.reply()
+            client.close()
+            assert reply[:3] in (["250"] if grace == "20s" else ["250", "", "421"])
+            assert await asyncio.to_thread(served.relay.process.wait, 40) == 0
+            served.relay.kill()
+            expected = {"out@a.example"} | ({"in@a.example"} if reply.startswith("250") else set())
+            served.relay = served.start()
+            await until(lambda: expected <= set(sink.tally.by_recipient), "everything acknowledged")
+            await until(lambda: not served.rows(), "an empty queue")
+            assert served.relay.stop() == 0
+        finally:
+            served.relay.kill()
+        assert expected == set(sink.tally.by_recipient)
+        wanted = hashlib.sha256(body).digest()
+        for message in sink.messages:
+            assert hashlib.sha256(message.data.partition(b"\r\n\r\n")[2]).digest() == wanted

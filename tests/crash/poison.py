@@ -1,0 +1,23 @@
+"""``zonemta`` with a defect: it dies in the middle of sending to an address that begins with POISON."""
+
+import os
+import signal
+from typing import Any
+
+from zonemta_py.cli import main
+from zonemta_py.transports.pipelining import SmtpSession
+
+VARIABLE = "POISON"
+_real = SmtpSession.transact
+
+
+async def _transact(self: SmtpSession, mail: Any, before_dot: Any) -> Any:
+    if any(address.startswith(os.environ[VARIABLE]) for address in mail.recipients):
+        await before_dot
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await _real(self, mail, before_dot)
+
+
+if __name__ == "__main__":
+    SmtpSession.transact = _transact  # type: ignore[method-assign]
+    main()

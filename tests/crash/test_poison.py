@@ -1,0 +1,81 @@
+"""A message whose handling kills the process, every time: held after poison_after starts, the rest flows."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.crash.poison import VARIABLE
+from tests.end_to_end.harness import facts, staged
+from tests.intake.raw import Raw
+from zonemta_py.admin.control import ask
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.errors import LocalError
+
+DATA = b"Subject: s\r\n\r\nb\r\n.\r\n"
+
+
+class Case:
+    """A relay with the defect, started again whenever it has died."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.port = port
+        self.accepted: set[str] = set()
+        self.deaths = -1
+        self.relay = self.start()
+
+    def start(self) -> Child:
+        self.deaths += 1
+        arguments = ["serve", "-c", str(self.folder / "zonemta.yaml"), "--log-level", "warning"]
+        relay = Child(arguments, self.folder / "log", "tests.crash.poison", {VARIABLE: "poison@"})
+        relay.wait_ready()
+        return relay
+
+    def dead(self) -> bool:
+        return self.relay.process.poll() is not None
+
+    async def submit(self, address: str) -> None:
+        """Submit, unless the relay dies of something meanwhile."""
+        try:
+            async with await Raw.connect(self.port) as client:
+                await client.ehlo()
+                if (await client.message(DATA, address)).startswith("250"):
+                    self.accepted.add(address)
+        except (AssertionError, ConnectionError):
+            assert self.dead() or self.relay.process.wait(5)
+
+    def held(self) -> list[str]:
+        try:
+            return [row["recipient"] for row in ask(self.folder / "queue", "list", {"state": "held"})]
+        except (OSError, ValueError, LocalError):
+            return []
+
+
+@pytest.mark.crash
+async def test_a_message_that_kills_the_relay(folder: Path) -> None:
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        port = free_port()
+        stage.config(listeners=[{"address": f"127.0.0.1:{port}"}])
+        case = Case(folder, port)
+        try:
+            await case.submit("poison@a.example")
+            for number in range(30):
+                if case.held():
+                    break
+                await case.submit(f"{number}@a.example")
+                await until(lambda: case.dead() or case.held(), "a death or a hold")
+                if case.dead():
+                    case.relay.kill()
+                    case.relay = case.start()
+            assert case.held() == ["poison@a.example"]
+            await case.submit("last@a.example")
+            wanted = case.accepted - {"poison@a.example"}
+            await until(lambda: wanted <= set(sink.tally.by_recipient), "everybody else")
+            assert case.relay.stop() == 0
+        finally:
+            case.relay.kill()
+    assert case.deaths == 3
+    assert [f["recipient"] for f in facts(folder, "held")] == ["poison@a.example"]
+    assert "is held: the relay stopped 3 times" in (folder / "log").read_text()

@@ -1,0 +1,45 @@
+"""Dead addresses, with made-up time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.schedule.dead import ADDRESSES_MAX, APART_S, REST_S, REST_SPREAD_S, DeadAddresses
+
+
+def test_two_timeouts_some_time_apart() -> None:
+    """One is not enough, nor are two at once; then about an hour; an answer or an operator ends it."""
+    dead = DeadAddresses()
+    dead.timed_out("a", 0, 0.5)
+    dead.timed_out("a", APART_S - 1, 0.5)
+    assert dead.rests("a", APART_S) == 0
+    dead.timed_out("a", APART_S, 0.5)
+    assert dead.rests("a", APART_S) == REST_S + REST_SPREAD_S / 2
+    assert dead.rests("a", APART_S + REST_S + REST_SPREAD_S / 2) == 0
+    assert dead.rows(APART_S + 10) == [
+        {"ip": "a", "timeouts": 2, "last_s": 10, "rests_s": round(REST_S + REST_SPREAD_S / 2) - 10}
+    ]
+    dead.answered("a")
+    assert dead.rests("a", APART_S) == 0
+    for ip in ("b", "c"):
+        dead.timed_out(ip, 0, 0)
+        dead.timed_out(ip, APART_S, 0)
+    assert dead.clear("b") == 1
+    assert dead.clear("b") == 0
+    assert (dead.rests("b", APART_S), dead.rests("c", APART_S) > 0) == (0, True)
+    assert dead.clear() == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 5000)), max_size=40))
+def test_never_longer_than_promised(steps: list[tuple[int, float]]) -> None:
+    dead, now_s = DeadAddresses(), 0.0
+    for ip, step_s in steps:
+        now_s += step_s
+        dead.timed_out(str(ip), now_s, 1.0)
+        assert 0 <= dead.rests(str(ip), now_s) <= REST_S + REST_SPREAD_S + 1e-6
+
+
+def test_bounded() -> None:
+    dead = DeadAddresses()
+    for n in range(ADDRESSES_MAX + 50):
+        dead.timed_out(str(n), 0, 0)
+    assert len(dead.rows(0)) == ADDRESSES_MAX
