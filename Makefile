@@ -5,7 +5,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fast bench crash clean
+.PHONY: demo test check fast bench crash fuzz clean
 
 demo: $(STAMP)
 	$(VENV)/bin/zonemta demo
@@ -27,6 +27,10 @@ fast: $(STAMP)-test
 
 crash: $(STAMP)-test
 	$(PY) -m tests.crash --kills 500
+
+fuzz: $(STAMP)-test
+	for target in $$($(PY) -c 'from tests.fuzz.targets import TARGETS; print(*TARGETS)'); do \
+		$(PY) -m tests.fuzz $$target -max_total_time=300 || exit 1; done
 
 bench: $(STAMP)
 	$(VENV)/bin/zonemta bench
