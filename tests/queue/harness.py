@@ -22,7 +22,8 @@ from zonemta_py.queue.keys import (
     WAITING,
     end_of,
 )
-from zonemta_py.queue.queue import Lease, Queue
+from zonemta_py.queue.lease import Lease
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.records import Origin
 from zonemta_py.queue.store import Store
 from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission

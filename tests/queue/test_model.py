@@ -17,7 +17,7 @@ from tests.conftest import until
 from tests.queue.harness import Clock, accept, begin, events, everything, make_queue, outcomes, problems
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
-from zonemta_py.queue.queue import Lease
+from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.records import read_waiting
 
 DOMAINS = ["x.example", "y.example"]

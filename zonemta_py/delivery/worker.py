@@ -12,8 +12,8 @@ from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool, Way
 from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.model import Attempt
+from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage
-from zonemta_py.queue.queue import Lease
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt, priority_of
 from zonemta_py.smtp import verp

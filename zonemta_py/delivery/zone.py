@@ -11,7 +11,7 @@ from zonemta_py.delivery.worker import Delivery, Worker
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Attempt
 from zonemta_py.queue.keys import created_ms
-from zonemta_py.queue.queue import Lease
+from zonemta_py.queue.lease import Lease
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.scheduler import Scheduler
 

@@ -11,9 +11,8 @@ earlier life left in flight or half removed is listed, and the caller decides.
 Source: kannader, smtp-queue/src/lib.rs (trait Storage).
 """
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from zonemta_py import clock
 from zonemta_py.codec import pack
@@ -22,74 +21,30 @@ from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.compose import Addressee, NewMessage, compose
+from zonemta_py.queue.kannader_enqueue import Enqueuer
+from zonemta_py.queue.kannader_items import (
+    Damaged,
+    InflightMail,
+    MailMetadata,
+    PendingCleanupMail,
+    QueuedMail,
+    ScheduleInfo,
+    id_of,
+    recipient_at,
+    schedule_of,
+    to_ms,
+)
 from zonemta_py.queue.messages import read_message
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import FORMAT, Origin, Waiting, read_inflight, read_meta, read_waiting
+from zonemta_py.queue.records import FORMAT, Waiting, read_inflight, read_meta, read_waiting
 from zonemta_py.queue.transitions import Outcome
-from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.headers import HeaderSplitter
-from zonemta_py.smtp.transparency import DotDecoder, DotEncoder
+from zonemta_py.smtp.transparency import DotEncoder
 
 _SENT = Attempt("dot", 250, "2.0.0", "sent by the holder of the lease")
-_HERE = Origin("", "", "", "", "")
 
-
-@dataclass(frozen=True, slots=True)
-class MailMetadata:
-    """``from_`` is None for the null sender; ``zone`` is what Kannader leaves to its user."""
-
-    from_: str | None
-    to: str
-    zone: str = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleInfo:
-    """When to try next, and when it was tried last. Times are aware."""
-
-    at: datetime
-    last_attempt: datetime | None = None
-
-    def last_interval(self) -> timedelta | None:
-        """From the last attempt to the next."""
-        return self.at - self.last_attempt if self.last_attempt else None
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedMail:
-    """A mail that waits. ``id`` stays the same for life."""
-
-    id: str
-    schedule: ScheduleInfo
-    zone: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class InflightMail:
-    """A lease. ``epoch`` (boot, number) tells it from every other lease of the same mail."""
-
-    id: str
-    zone: str
-    address: str
-    epoch: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class PendingCleanupMail:
-    """A mail that is done with; its content may still be there."""
-
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """An item that cannot be read; the others are listed all the same."""
-
-    error: Exception
-    id: str | None
+__all__ = [
+    "Damaged", "Enqueuer", "InflightMail", "MailMetadata", "PendingCleanupMail", "QueuedMail", "ScheduleInfo", "Storage",
+]  # fmt: skip
 
 
 class Storage:
@@ -104,7 +59,7 @@ class Storage:
         for key, value in self._store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT)):
             record, number = read_inflight(value), int(key.rpartition(b"/")[2])
             for index in record.indexes:
-                self._flying[_id(keys.owner_of(key), index)] = (record.boot, number)
+                self._flying[id_of(keys.owner_of(key), index)] = (record.boot, number)
 
     # ---- what is there
 
@@ -118,9 +73,9 @@ class Storage:
                 except QueueCorrupt as exc:
                     yield Damaged(exc, f"{message} {address}")
                     continue
-                if _id(message, record.number) not in self._flying:
+                if id_of(message, record.number) not in self._flying:
                     yield QueuedMail(
-                        _id(message, record.number), _schedule(message, record), zone, address
+                        id_of(message, record.number), schedule_of(message, record), zone, address
                     )
 
     async def find_inflight(self) -> AsyncIterator[InflightMail]:
@@ -135,12 +90,12 @@ class Storage:
         """Everything that is done with and not cleaned up, an earlier life's included."""
         on_disk = {keys.owner_of(k) for k in self._store.keys(keys.CLEANUP, keys.end_of(keys.CLEANUP))}
         named = {mail.partition(".")[0] for mail in self._clean}
-        for mail in sorted(self._clean | {_id(message, 0) for message in on_disk - named}):
+        for mail in sorted(self._clean | {id_of(message, 0) for message in on_disk - named}):
             yield PendingCleanupMail(mail)
 
     # ---- in
 
-    def enqueue(self) -> "Enqueuer":
+    def enqueue(self) -> Enqueuer:
         """Takes encoded content; nothing is visible until its ``commit``."""
         return Enqueuer(self._queue)
 
@@ -154,7 +109,7 @@ class Storage:
         key, record = place
         batch = Batch()
         now = record._replace(
-            version=FORMAT, due_ms=max(1, _ms(schedule.at)), last_ms=_ms(schedule.last_attempt)
+            version=FORMAT, due_ms=max(1, to_ms(schedule.at)), last_ms=to_ms(schedule.last_attempt)
         )
         message = keys.parse_recipient(key)[1]
         batch.delete(key)
@@ -176,7 +131,7 @@ class Storage:
             batch,
             keys.parse_recipient(key)[1],
             number,
-            [_recipient(key, record)],
+            [recipient_at(key, record)],
             self._queue.boot,
             clock.now_ms(),
         )
@@ -206,7 +161,7 @@ class Storage:
         key, record = place
         message, batch = keys.parse_recipient(key)[1], Batch()
         meta, _ = read_message(self._store, message)
-        outcome = Outcome(_recipient(key, record), Fate.DELIVERED, _SENT)
+        outcome = Outcome(recipient_at(key, record), Fate.DELIVERED, _SENT)
         transitions.settle(batch, meta, None, [outcome], "", clock.now_ms())
         batch.delete(keys.inflight_key(message, mail.epoch[1]))
         return await self._done(mail.id, batch, key, record)
@@ -221,7 +176,7 @@ class Storage:
         batch.delete(keys.inflight_key(message, mail.epoch[1]))
         await self._write(mail.id, batch)
         self._flying.pop(mail.id, None)
-        return QueuedMail(mail.id, _schedule(message, record), mail.zone, mail.address)
+        return QueuedMail(mail.id, schedule_of(message, record), mail.zone, mail.address)
 
     async def drop(self, mail: QueuedMail) -> PendingCleanupMail | None:
         """Give a mail up without sending it."""
@@ -304,78 +259,3 @@ class Storage:
         self._flying.pop(mail, None)
         self._clean.add(mail)
         return PendingCleanupMail(mail)
-
-
-class Enqueuer:
-    """Encoded content on its way in."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._writer = queue.open_message()
-        self._decoder = DotDecoder()
-        self._splitter = HeaderSplitter()
-
-    async def write(self, data: bytes) -> None:
-        """The next octets of the encoded content."""
-        body = self._splitter.feed(self._decoder.feed(data))
-        if body:
-            await self._writer.write(body)
-
-    async def commit(
-        self, destinations: Sequence[tuple[MailMetadata, ScheduleInfo]]
-    ) -> list[QueuedMail]:
-        """Publish one mail a destination, in this order, all or none. The content must have ended."""
-        if not self._decoder.done:
-            raise ValueError("the content does not end with CRLF . CRLF")
-        rest = self._splitter.finish()
-        if rest:
-            await self._writer.write(rest)
-        senders = {metadata.from_ for metadata, _ in destinations}
-        if len(senders) != 1 or len({(m.to, m.zone) for m, _ in destinations}) != len(destinations):
-            raise ValueError("one content has one sender, and each destination once")
-        new = NewMessage(
-            sender=senders.pop() or "",
-            header=self._splitter.header,
-            recipients=[Addressee(m.to, domain_of(m.to), m.zone) for m, _ in destinations],
-            origin=_HERE,
-        )
-        message, now_ms = self._writer.id, clock.now_ms()
-        await self._writer.written()
-        last = self._writer.last
-        made = compose(message, new, self._writer.mark(now_ms), [last] if last else [])
-        batch = Batch()
-        for recipient, (_, schedule) in zip(made.recipients, destinations, strict=True):
-            due_ms = max(1, _ms(schedule.at))
-            recipient.key = keys.deferred_key(recipient.zone, message, recipient.address)
-            recipient.record = recipient.record._replace(
-                due_ms=due_ms, last_ms=_ms(schedule.last_attempt)
-            )
-            batch.put(keys.due_key(due_ms, recipient.zone, message), b"")
-        transitions.accept(batch, made, (), now_ms)
-        await self._queue.commits.submit(batch)
-        return [
-            QueuedMail(_id(message, index), schedule, metadata.zone, metadata.to)
-            for index, (metadata, schedule) in enumerate(destinations)
-        ]
-
-    async def abort(self) -> None:
-        """Leave nothing."""
-        await self._queue.abort(self._writer)
-
-
-def _id(message: str, index: int) -> str:
-    return f"{message}.{index}"
-
-
-def _recipient(key: bytes, record: Waiting) -> Recipient:
-    zone, message, address = keys.parse_recipient(key)
-    return Recipient(key, zone, message, address, record)
-
-
-def _schedule(message: str, record: Waiting) -> ScheduleInfo:
-    at_ms = record.due_ms or keys.created_ms(message)
-    return ScheduleInfo(clock.utc(at_ms), clock.utc(record.last_ms) if record.last_ms else None)
-
-
-def _ms(time: datetime | None) -> int:
-    return round(time.timestamp() * 1000) if time else 0

@@ -26,10 +26,10 @@ from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
+from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.messages import notes_of, read_message, recipients_of
 from zonemta_py.queue.operator import Operator
-from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import (
     FORMAT,
     Mark,
@@ -48,21 +48,6 @@ ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
 SWEEP_EVERY_S = 3600.0
 
 log = logging.getLogger(__name__)
-
-
-class Lease:
-    """Recipients of one message at one destination, in one worker's hands; a crash gives them back."""
-
-    __slots__ = ("destination", "live", "number", "recipients", "zone")
-
-    def __init__(
-        self, live: LiveMessage, zone: str, destination: str, recipients: list[Recipient]
-    ) -> None:
-        self.live = live
-        self.zone = zone
-        self.destination = destination
-        self.recipients = recipients
-        self.number: int | None = None  # of the transaction, once started
 
 
 class Queue:

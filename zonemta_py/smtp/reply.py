@@ -14,8 +14,6 @@ TEXT_MAX = 1024  # what is kept of a reply: enough for any operator, a bound for
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])([ -]?)(.*)\Z", re.DOTALL)
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|\Z)")
-# Controls, and what makes a line look like two or like another: separators, directions.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 
 
 class Reply(NamedTuple):
@@ -46,7 +44,10 @@ class Reply(NamedTuple):
 
 def printable(text: str) -> str:
     """``text`` on one line, valid UTF-8, TEXT_MAX characters at most: fit for logs, records, reports."""
-    return _CONTROL.sub(" ", text.encode("utf-8", "replace").decode()).strip()[:TEXT_MAX]
+    if not text.isprintable():
+        # Controls, line separators, marks of direction, unassigned code points, surrogates: a space each.
+        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return text.strip()[:TEXT_MAX]
 
 
 def make_reply(code: int, text: str) -> Reply:
