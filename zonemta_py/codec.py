@@ -25,7 +25,7 @@ def unpacker(kind: type[T]) -> Callable[[bytes], T]:
     def unpack(data: bytes) -> T:
         try:
             return decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+        except (msgspec.MsgspecError, ValueError) as exc:  # ValueError: text that is not UTF-8
             raise QueueCorrupt(f"{kind.__name__}: {exc}") from exc
 
     return unpack

@@ -73,9 +73,8 @@ class Deferral:
             await wait_event(self._changed, wait_s)
 
     def _peek(self) -> int | None:
-        for key in self._store.keys(self._cursor, keys.end_of(keys.DUE)):
-            return keys.parse_due(key)[0]
-        return None
+        key = next(self._due(keys.end_of(keys.DUE)), None)
+        return keys.parse_due(key)[0] if key is not None else None
 
     async def wake_due(self, now_ms: int) -> int:
         """Move up to WAKE_MAX recipients that are due; returns how many keys it dealt with."""
@@ -83,7 +82,7 @@ class Deferral:
         woken: list[Recipient] = []
         handled = 0
         stop = keys.due_key(now_ms + 1, "", "")
-        for due in self._store.keys(self._cursor, stop):
+        for due in self._due(stop):
             if len(woken) >= WAKE_MAX or handled >= WAKE_MAX:
                 break
             _, zone, message = keys.parse_due(due)
@@ -102,12 +101,23 @@ class Deferral:
             await self.commit(batch, woken)
         return handled
 
+    def _due(self, stop: bytes) -> Iterator[bytes]:
+        """The ``due/`` keys before ``stop``; what is behind a damaged place waits for a repair."""
+        try:
+            yield from self._store.keys(self._cursor, stop)
+        except QueueCorrupt as exc:
+            log.critical("deferred recipients are left alone, repair the queue: %s", exc)
+            self._cursor = max(self._cursor, stop)
+
     def _due_of(self, batch: Batch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
-        for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-            record = _readable(key, value)
-            if record is not None and record.due_ms <= now_ms and key not in self.moving:
-                yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
+        try:
+            for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+                record = _readable(key, value)
+                if record is not None and record.due_ms <= now_ms and key not in self.moving:
+                    yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
+        except QueueCorrupt as exc:
+            log.critical("%s is left alone, repair the queue: %s", message, exc)
 
     def retire(self, batch: Batch, times: Mapping[bytes, int]) -> None:
         """Delete the ``due/`` keys that nobody needs once these deferred keys (to due ms) are gone."""

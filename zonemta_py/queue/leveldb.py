@@ -30,7 +30,7 @@ class LevelView:
     def get(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
         try:
-            value: bytes | None = self._source.get(key)
+            value: bytes | None = self._source.get(key, verify_checksums=True)
         except (_leveldb.Error, OSError) as exc:
             raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
         return value
@@ -45,7 +45,9 @@ class LevelView:
 
     def _iterate(self, start: bytes, stop: bytes, *, include_value: bool) -> Iterator[Any]:
         try:
-            yield from self._source.iterator(start=start, stop=stop, include_value=include_value)
+            yield from self._source.iterator(
+                start=start, stop=stop, include_value=include_value, verify_checksums=True
+            )
         except (_leveldb.Error, OSError) as exc:
             raise QueueCorrupt(f"the range from {start!r} cannot be read: {exc}") from exc
 
@@ -60,6 +62,7 @@ class LevelStore(LevelView):
             self._db: Any = _leveldb.DB(
                 str(directory),
                 create_if_missing=True,
+                paranoid_checks=True,  # a damaged log is an error, and not mail that silently is not there
                 write_buffer_size=WRITE_BUFFER_BYTES,
                 lru_cache_size=CACHE_BYTES,
                 compression=None,  # bodies stay for seconds: a third of the CPU of large mail, see decision 6
@@ -116,6 +119,6 @@ class LevelStore(LevelView):
 def repair_database(directory: Path) -> None:
     """LevelDB's own repair: every table and log that can be read, put together again. LocalError."""
     try:
-        _leveldb.repair_db(str(directory))
+        _leveldb.repair_db(str(directory), paranoid_checks=True)
     except (_leveldb.Error, OSError) as exc:
         raise LocalError(f"{directory}: {exc}") from exc

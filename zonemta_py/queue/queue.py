@@ -28,7 +28,7 @@ from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage, LiveMessages
-from zonemta_py.queue.messages import notes_of, read_message, recipients_of
+from zonemta_py.queue.messages import read_message, rest_of
 from zonemta_py.queue.operator import Operator
 from zonemta_py.queue.records import (
     FORMAT,
@@ -211,8 +211,8 @@ class Queue:
             return live
         with self.store.frozen() as view:  # a wake committed between two reads would be counted nowhere
             meta, mark = read_message(view, message)
-            remaining = sum(1 for _ in recipients_of(view, message, meta.zones))
-            live = LiveMessage(message, meta, mark, None, remaining, notes_of(view, message))
+            remaining, notes = rest_of(view, message, meta.zones)
+        live = LiveMessage(message, meta, mark, None, remaining, notes)
         live.leases = 1
         self._live.add(live)
         return live

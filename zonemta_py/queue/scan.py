@@ -27,18 +27,17 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
     total = 0
     while True:
         placement = Placement()
-        count = 0
-        for key, value in store.scan(cursor, stop):
-            _, message, address = keys.parse_recipient(key)
-            try:
-                recipient = Recipient(key, zone, message, address, read_waiting(value))
-                windows.offer_scanned(recipient, placement)
-            except QueueCorrupt as exc:
-                log.critical("%s to %s is left alone: %s", message, address, exc)
-            cursor = key + b"\x00"
-            count += 1
-            if count == SLICE:
-                break
+        count, beyond = 0, None
+        try:
+            for key, value in store.scan(cursor, stop):
+                _offer(windows, placement, zone, key, value)
+                cursor = key + b"\x00"
+                count += 1
+                if count == SLICE:
+                    break
+        except QueueCorrupt as exc:
+            beyond = _beyond_damage(store, zone, cursor)
+            log.critical("recipients of zone %s are left alone, repair the queue: %s", zone, exc)
         total += count
         stale = windows.stale_spills(placement)
         if placement.spills or stale:
@@ -49,9 +48,34 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
                 batch.put(keys.spill_key(*spill), b"")
             await commits.submit(batch)
         windows.placed_scanned(placement)
-        if count < SLICE:
+        if beyond is not None:
+            cursor = beyond
+        elif count < SLICE:
             return total
         await asyncio.sleep(0)
+
+
+def _offer(windows: Windows, placement: Placement, zone: str, key: bytes, value: bytes) -> None:
+    _, message, address = keys.parse_recipient(key)
+    try:
+        recipient = Recipient(key, zone, message, address, read_waiting(value))
+        windows.offer_scanned(recipient, placement)
+    except QueueCorrupt as exc:
+        log.critical("%s to %s is left alone: %s", message, address, exc)
+
+
+def _beyond_damage(store: Store, zone: str, cursor: bytes) -> bytes:
+    """Where to read on after a place that cannot be read: at the next message; at worst the range ends."""
+    prefix = keys.zone_prefix(keys.WAITING, zone)
+    message = cursor[len(prefix) : len(prefix) + keys.MESSAGE_ID_LENGTH].decode("ascii", "replace")
+    try:
+        start = keys.end_of(keys.message_prefix(message)) if message else keys.MESSAGE
+        following = next(store.keys(start, keys.end_of(keys.MESSAGE)), None)
+    except QueueCorrupt:
+        following = None
+    if following is None:
+        return keys.end_of(prefix)
+    return keys.zone_prefix(keys.WAITING, zone, keys.owner_of(following))
 
 
 def zones_on_disk(store: View) -> set[str]:

@@ -152,26 +152,32 @@ class Windows:
         resume_at = window.wants_refill(destination)
         if resume_at is None:
             return
-        start = keys.spill_key(zone, destination, resume_at)
-        stop = keys.end_of(keys.spill_key(zone, destination, ""))
         batch = Batch()
-        resume_at, budget = None, REFILL_KEYS
-        for key in self._store.keys(start, stop):
+        try:
+            resume_at = self._read_spilled(zone, destination, resume_at, batch)
+        except QueueCorrupt as exc:
+            resume_at = None  # what is behind the damage waits for a repair
+            log.critical("spilled mail of %s in zone %s is left alone: %s", destination, zone, exc)
+        window.refilled(destination, resume_at)
+        if batch.ops:
+            self._commits.submit(batch)
+
+    def _read_spilled(self, zone: str, destination: str, resume_at: str, batch: Batch) -> str | None:
+        """Fill the window from ``resume_at``; returns where to go on next time, None at the end."""
+        window, budget = self.zone(zone), REFILL_KEYS
+        stop = keys.end_of(keys.spill_key(zone, destination, ""))
+        for key in self._store.keys(keys.spill_key(zone, destination, resume_at), stop):
             message = keys.parse_spill(key)[2]
             if budget <= 0 or not window.has_room(destination):
-                resume_at = message
-                break
+                return message
             found, read = self._spilled_recipients(zone, destination, message)
             window.add(destination, found)
             budget -= read + 1
             if (zone, destination, message) not in self._planned:
                 batch.delete(key)
             if window.rests(destination) and found:
-                resume_at = self._after(message)  # a probe: one message is enough
-                break
-        window.refilled(destination, resume_at)
-        if batch.ops:
-            self._commits.submit(batch)
+                return self._after(message)  # a probe: one message is enough
+        return None
 
     @staticmethod
     def _after(message: str) -> str:
@@ -182,16 +188,16 @@ class Windows:
     ) -> tuple[list[Recipient], int]:
         """The recipients of a message that wait for this destination, and how many keys were read."""
         prefix = keys.zone_prefix(keys.WAITING, zone, message)
-        found, read = [], 0
-        for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-            read += 1
-            address = keys.parse_recipient(key)[2]
-            if self.destination_of(zone, domain_of(address)) != destination:
-                continue
-            try:
-                found.append(Recipient(key, zone, message, address, read_waiting(value)))
-            except QueueCorrupt as exc:
-                log.critical("%s to %s is left alone: %s", message, address, exc)
+        found: list[Recipient] = []
+        read = 0
+        try:
+            for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+                read += 1
+                address = keys.parse_recipient(key)[2]
+                if self.destination_of(zone, domain_of(address)) == destination:
+                    found.append(Recipient(key, zone, message, address, read_waiting(value)))
+        except QueueCorrupt as exc:
+            log.critical("%s is left alone, repair the queue: %s", message, exc)
         return found, read
 
     def feed(self, zone: str) -> None:
