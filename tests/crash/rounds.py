@@ -170,7 +170,9 @@ class Rounds:
             queue = self.folder / "queue"
             for row in list(ask(queue, "list", {"state": "held"})):
                 list(ask(queue, "release", {"message": row["message"]}))
-            await until(lambda: not list(ask(queue, "summary", {})), "an empty queue", 120)
+            # From one moment: a list reads state after state, and may miss who moves between them.
+            places = lambda: any("places" in row for row in ask(queue, "places", {}))  # noqa: E731
+            await until(lambda: not places(), "an empty queue", 120)
             code = relay.stop()
         finally:
             relay.kill()

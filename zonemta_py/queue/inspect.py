@@ -19,7 +19,11 @@ TOP_DOMAINS = 10
 
 
 def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every recipient in the queue, waiting ones first."""
+    """Every recipient in the queue, waiting ones first.
+
+    One that moves between the two while a live store is read may be missed or seen twice; on a frozen
+    view none is.
+    """
     for space in (keys.WAITING, keys.DEFERRED):
         prefix = keys.zone_prefix(space, zone) if zone else space
         for key, value in store.scan(prefix, keys.end_of(prefix)):
