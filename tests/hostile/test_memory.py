@@ -1,0 +1,67 @@
+"""After hundreds of attacks the relay holds no more memory and no more files than after a few."""
+
+import random
+from pathlib import Path
+
+from tests.conftest import until
+from tests.end_to_end.harness import staged
+from tests.hostile.harness import item
+from tests.hostile.test_submitters import ENDS, OK, SMUGGLED
+from tests.intake.raw import Raw
+from zonemta_py.admin.control import ask
+from zonemta_py.bench.children import Child, free_port, rss_anon_bytes
+
+ROUNDS = 60
+GROWTH_MAX_BYTES = 8 << 20
+
+
+def _files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+async def _attack(port: int, rng: random.Random, number: int) -> None:
+    words = [
+        b"x" * 60_000, b"NOOP\r\n" * 150, b"\x16\x03\x01\0" * 200 + b"\n", b"EHLO " + b"y" * 300 + b"\r\n",
+        b"MAIL FROM:<a@b> SIZE=" + b"9" * 30 + b"\r\n", b"GET / HTTP/1.0\r\n\r\n", b"AUTH PLAIN AAAA\r\n" * 30,
+        b"EHLO c\r\nMAIL FROM:<a@x.example>\r\nRCPT TO:<x@good.example>\r\nDATA\r\n" + b"h: x\r\n" * 3000 + b"\r\n.\r\n",
+        b"EHLO c\r\nMAIL FROM:<a@x.example> ENVID=submission-key-%d\r\nRCPT TO:<x@good.example>\r\nDATA\r\nhalf" % number,
+        b"EHLO c\r\nMAIL FROM:<a@x.example>\r\nRCPT TO:<x@good.example>\r\nDATA\r\n" + OK[:-5] + rng.choice(ENDS) + SMUGGLED,
+        b"EHLO c\r\nMAIL FROM:<a@x.example>\r\nRCPT TO:<x@good.example>\r\nDATA\r\n" + b"x" * 200_000,
+        b"EHLO c\r\nMAIL FROM:<a@x.example>\r\nRCPT TO:<%d@nowhere.invalid>\r\nDATA\r\n" % number + OK,
+    ]  # fmt: skip
+    for word in words:
+        client = await Raw.connect(port, greeting=False)
+        await client.send(word)
+        rng.choice([client.reset, client.close, client.half_close])()
+        client.close()
+
+
+@item(1, 2, 4, 8, 10, 13, 15, 22)
+async def test_no_growth(folder: Path) -> None:
+    rng = random.Random(5)
+    async with staged(folder) as stage:
+        await stage.receiver("good.example")
+        port = free_port()
+        stage.config(listeners=[{"address": f"127.0.0.1:{port}"}])
+        relay = Child(
+            ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "error"], folder / "log"
+        )
+        try:
+            relay.wait_ready()
+            for number in range(ROUNDS // 3):
+                await _attack(port, rng, number)
+            files, memory = _files(relay.pid), rss_anon_bytes(relay.pid)
+            for number in range(ROUNDS // 3, ROUNDS):
+                await _attack(port, rng, number)
+            await until(lambda: _files(relay.pid) <= files + 8, "connections to end")
+            grown = rss_anon_bytes(relay.pid) - memory
+            assert grown < GROWTH_MAX_BYTES, f"{grown} bytes more"
+            await until(
+                lambda: not any("places" in row for row in ask(folder / "queue", "places", {})),
+                "an empty queue",
+            )
+            assert list(ask(folder / "queue", "check", {})) == [{"problems": 0}]
+            assert relay.stop() == 0
+        finally:
+            relay.kill()
+        assert "Traceback" not in (folder / "log").read_text()
