@@ -58,9 +58,11 @@ class Victim:
         before = len(self.good.messages)
         await send(self.relay, ["neighbour@good.example"], b"Subject: n\r\n\r\nneighbour\r\n")
         await until(lambda: len(self.good.messages) > before, "the neighbour's mail")
-        windows = self.relay.queue.windows._zones.values()
-        if not any(zone._tasks for zone in self.relay._zones.values()):
-            assert not any(window._leased for window in windows), "a lease is left"
+        windows, zones = self.relay.queue.windows._zones.values(), self.relay._zones.values()
+        await until(
+            lambda: any(zone._tasks for zone in zones) or not any(window._leased for window in windows),
+            "every lease that no worker holds to be given back",
+        )
         assert problems(self.relay.queue.store) == []
         assert not self.relay.queue.submissions._under_way
 
