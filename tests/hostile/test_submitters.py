@@ -17,7 +17,7 @@ from zonemta_py.bench.script import Rule, Step
 OK = b"Subject: s\r\n\r\nbody\r\n.\r\n"
 ENDS = [
     b"\n.\n", b"\n.\r\n", b"\r\n.\n", b"\r.\r", b"\r\n.\r", b"\r.\r\n", b"\r\n.\r\r\n",
-    b"\r\n\x00.\r\n", b"\n.\r", b"\r\n.\x00\r\n", b"\r\r\n.\r\n\n", b"\n\n.\r\n", b"\r\n.\n\r\n", b"\n\r.\r\n",
+    b"\r\n\x00.\r\n", b"\n.\r", b"\r\n.\x00\r\n", b"\n\n.\r\n", b"\r\n.\n\r\n", b"\n\r.\r\n",
 ]  # fmt: skip
 SMUGGLED = b"MAIL FROM:<evil@x.example>\r\nRCPT TO:<smuggled@good.example>\r\nDATA\r\nSubject: e\r\n\r\ne\r\n.\r\n"
 
