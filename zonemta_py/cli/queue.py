@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,11 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.config.schema import Config
+from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.outbound import Outbound
+from zonemta_py.delivery.report import about_notes
 from zonemta_py.queue.queue import Queue
+from zonemta_py.routing import make_router
 from zonemta_py.stores.opening import open_store
 
 Rows = Iterator[dict[str, Any]]
@@ -70,11 +76,24 @@ async def _offline(config: Config, command: str, arguments: dict[str, Any]) -> l
         body_cache_bytes=0,
         destination_of=lambda zone, domain: domain,
     )
+    reports_of(config, queue)
     queue.commits.start()
     try:
         return [row async for row in Operations(queue, {}).run(command, arguments)]
     finally:
         await queue.close()
+
+
+def reports_of(config: Config, queue: Queue) -> None:
+    """Let ``queue``, opened without a relay, compose the reports that its messages still owe."""
+    outbound = Outbound(
+        queue,
+        MxResolver(config.resolver),
+        config,
+        config.hostname or socket.getfqdn(),
+        make_router(config),
+    )
+    queue.report_on = partial(about_notes, outbound)
 
 
 @queue.command()

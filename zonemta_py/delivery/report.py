@@ -47,7 +47,10 @@ def aftermath(
         failed = [*live.notes, *failed]
     elif zone.bounce.aggregate == "message":
         kept, failed = failed, []
-    warned = any(note.action == "delayed" for note in others) and bool(verp.base(live.meta.sender))
+    warned = any(note.action == "delayed" for note in others) and live.meta.sender not in (
+        "",
+        verp.DOUBLE_BOUNCE,
+    )
     if warned:
         others += _also_delayed(outbound.queue, live, {note.number for note in others})
     about = _Reports(outbound, zone, live)
@@ -72,15 +75,18 @@ def about_notes(outbound: Outbound, live: LiveMessage, notes: Sequence[Note]) ->
 def _also_delayed(queue: Queue, live: LiveMessage, named: set[int]) -> list[Note]:
     """The other recipients of the message that wait after a failure, so that one warning tells all."""
     found: list[Note] = []
-    for zone in live.meta.zones:
-        prefix = zone_prefix(DEFERRED, zone, live.id)
-        for key, value in queue.store.scan(prefix, end_of(prefix)):
-            record = read_waiting(value)
-            note = settle.delayed_note(zone, parse_recipient(key)[2], record)
-            if note is not None and note.number not in named and record.due_ms != HELD_MS:
-                found.append(note)
-            if len(found) == ALSO_DELAYED_MAX:
-                return found
+    try:
+        for zone in live.meta.zones:
+            prefix = zone_prefix(DEFERRED, zone, live.id)
+            for key, value in queue.store.scan(prefix, end_of(prefix)):
+                record = read_waiting(value)
+                note = settle.delayed_note(zone, parse_recipient(key)[2], record)
+                if note is not None and note.number not in named and record.due_ms != HELD_MS:
+                    found.append(note)
+                if len(found) == ALSO_DELAYED_MAX:
+                    return found
+    except QueueCorrupt as exc:
+        log.critical("%s: a warning does not name everybody: %s", live.id, exc)
     return found
 
 
@@ -98,7 +104,7 @@ class _Reports:
         """Report ``notes``, if there are any, to the sender or whoever stands in for it."""
         sender = verp.base(self._live.meta.sender)
         bounce = self._zone.bounce
-        if not sender:
+        if sender in ("", verp.DOUBLE_BOUNCE):
             notes = [note for note in notes if note.action == "failed"]
         if not notes:
             return
@@ -143,7 +149,9 @@ class _Reports:
 
     def _rfc3464(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
         live, bounce = self._live, self._zone.bounce
-        original = None if _headers_only(live, bounce) else _original(self._outbound.queue, live, bounce)
+        failed = any(failure.action == "failed" for failure in failures)  # RET is about those alone
+        whole = failed and not _headers_only(live, bounce)
+        original = _original(self._outbound.queue, live, bounce) if whole else None
         return status_report(
             hostname=self._outbound.hostname,
             message_id=live.id,

@@ -14,6 +14,7 @@ from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.model import Attempt
 from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage
+from zonemta_py.queue.transitions import NOTHING
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt, priority_of
 from zonemta_py.smtp import verp
@@ -278,7 +279,12 @@ class Worker:
             for recipient, attempt in zip(lease.recipients, attempts, strict=False)
             if attempt is not None
         ]
-        after = report.aftermath(outbound, self._zone, live, outcomes)
+        try:
+            after = report.aftermath(outbound, self._zone, live, outcomes)
+        except Exception:
+            # What the peers said is a fact; a report that cannot be made must not undo it.
+            log.exception("no report about %s could be made", live.id)
+            after = NOTHING
         return outbound.queue.settle(lease, outcomes, after)
 
 

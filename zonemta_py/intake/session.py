@@ -120,6 +120,11 @@ class Session(Connection):
         self._ret, self._envid = mail.ret, mail.envid
         self._reply("250 2.1.0 Ok" + self._known_as())
 
+    @property
+    def _owner(self) -> str:
+        """Whose submission keys count: the user's, or the client address's when it needs no AUTH."""
+        return self._user or self._client_ip
+
     def _key(self) -> str:
         """The submission key in ENVID; empty without one."""
         prefix = self._port.settings.submission_key.envid_prefix
@@ -132,7 +137,7 @@ class Session(Connection):
         key, submissions = self._key(), self._port.queue.submissions
         if not key:
             return ""
-        digest = digest_of(self._user, key)
+        digest = digest_of(self._owner, key)
         if submissions.under_way(digest):
             self._set_rset_state()
             raise Refused(UNDER_WAY)
@@ -162,7 +167,7 @@ class Session(Connection):
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
         settings, queue = self._port.settings, self._port.queue
-        claim = Claim(queue.submissions, self._user, settings.submission_key.window)
+        claim = Claim(queue.submissions, self._owner, settings.submission_key.window)
         key = self._key()
         if key and not claim.take(key):
             raise Refused(UNDER_WAY)

@@ -113,7 +113,7 @@ class Deferral:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         try:
             for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-                record = _readable(key, value)
+                record = readable(key, value)
                 if record is not None and record.due_ms <= now_ms and key not in self.moving:
                     yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
         except QueueCorrupt as exc:
@@ -128,7 +128,7 @@ class Deferral:
         for (zone, message), moved in by_message.items():
             prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
             others = (
-                _readable(key, value)
+                readable(key, value)
                 for key, value in self._store.scan(prefix, keys.end_of(prefix))
                 if key not in times
             )
@@ -170,7 +170,7 @@ class Deferral:
                 cursor = key + b"\x00"
                 seen += 1
                 in_zone, of_message, address = keys.parse_recipient(key)
-                record = _readable(key, value)
+                record = readable(key, value)
                 if record is None or key in self.moving or record.due_ms == keys.HELD_MS:
                     continue
                 if message in (None, of_message) and domain in (None, record.domain):
@@ -186,7 +186,7 @@ class Deferral:
             total += len(woken)
 
 
-def _readable(key: bytes, value: bytes) -> Waiting | None:
+def readable(key: bytes, value: bytes) -> Waiting | None:
     """The record, or None for a damaged one, which must not keep the others asleep."""
     try:
         return read_waiting(value)

@@ -116,8 +116,13 @@ class Storage:
         if record.due_ms:
             self._queue.deferral.retire(batch, {key: record.due_ms})
         batch.put(keys.deferred_key(mail.zone, message, mail.address), pack(now))
-        batch.put(keys.due_key(now.due_ms, mail.zone, message), b"")
-        await self._write(mail.id, batch)
+        due = keys.due_key(now.due_ms, mail.zone, message)
+        batch.put(due, b"")
+        self._queue.deferral.expect(due)  # nobody may retire it before it is there
+        try:
+            await self._write(mail.id, batch)
+        finally:
+            self._queue.deferral.arrived(due)
         return replace(mail, schedule=schedule)
 
     async def send_start(self, mail: QueuedMail) -> InflightMail | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zonemta_py.codec import pack
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Lost
-from zonemta_py.queue import keys, transitions
+from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.queue import Queue
@@ -33,11 +33,13 @@ Seat = tuple[str, int]
 
 
 class Ledger:
-    """What the event log says of every recipient: ``open`` ones by seat, and those ``done``."""
+    """What the event log says of every recipient: ``open`` ones by seat, those ``done``, those ``held``."""
 
     def __init__(self, records: Iterable[dict[str, Any]]) -> None:
         self.open: dict[Seat, tuple[str, str]] = {}  # zone, address
         self.done: set[Seat] = set()
+        self.held: set[Seat] = set()
+        self.index: dict[tuple[str, str], int] = {}  # by message and address
         for record in records:
             self._add(record)
         for seat in self.done:
@@ -48,6 +50,7 @@ class Ledger:
         if event == "accepted":
             for to in record["recipients"]:
                 self.open[(record["message"], to["index"])] = (to["zone"], to["recipient"])
+                self.index[(record["message"], to["recipient"])] = to["index"]
         elif event == "moved":
             for index in record["recipients"]:
                 seat = (record["message"], index)
@@ -55,6 +58,10 @@ class Ledger:
                     self.open[seat] = (record["new_zone"], self.open[seat][1])
         elif event in ("delivered", "bounced", "expired", "deleted", "lost"):
             self.done.add((record["message"], record["index"]))
+        elif event == "held":
+            self.held.add((record["message"], record["index"]))
+        elif event == "released":
+            self.held.discard((record["message"], record["index"]))
 
 
 async def mend(queue: Queue, ledger: Ledger, zones: Iterable[str]) -> list[Row]:
@@ -94,6 +101,8 @@ class _Mending:
         message, index = seat
         self._tell("lost", message, address, reason)
         self._ledger.open.pop(seat, None)
+        if seat[1] < 0:
+            return  # the event log never heard of it, so the sum does not miss it
         batch.record(
             Lost(
                 time_ms=self._queue.now(), message=message, index=index,
@@ -124,7 +133,8 @@ class _Mending:
 
     async def recipients(self) -> None:
         """Keep every recipient of a whole message once; drop the settled and the lost."""
-        for space in (keys.WAITING, keys.DEFERRED):
+        # Deferred first: of two places, the one that waits for its time or is held is the careful one.
+        for space in (keys.DEFERRED, keys.WAITING):
             for key, value in self._all(space):
                 batch = Batch()
                 self._recipient(batch, key, value)
@@ -137,7 +147,7 @@ class _Mending:
             batch.delete(key)
             self._tell("removed", "", repr(key), "not the key of a recipient")
             return
-        record = self._record(value, message, address)
+        record = self._record(key, value)
         seat = (message, record.number if record else -1)
         whole = self._message(message)
         if record is None or isinstance(whole, str):
@@ -163,15 +173,20 @@ class _Mending:
             if key.startswith(keys.DEFERRED):
                 batch.put(keys.due_key(record.due_ms, zone, message), b"")
 
-    def _record(self, value: bytes, message: str, address: str) -> Waiting | None:
+    def _record(self, key: bytes, value: bytes) -> Waiting | None:
         """The record, or a new one for a recipient that the event log knows."""
         try:
             return read_waiting(value)
         except QueueCorrupt:
-            for (of, index), (_, name) in self._ledger.open.items():
-                if of == message and name == address:
-                    return new_waiting(index, domain_of(address), "")
-            return None
+            _, message, address = keys.parse_recipient(key)
+            index = self._ledger.index.get((message, address))
+            if index is None:
+                return None
+            record = new_waiting(index, domain_of(address), "")
+            if not key.startswith(keys.DEFERRED):
+                return record
+            held = (message, index) in self._ledger.held
+            return record._replace(due_ms=keys.HELD_MS if held else self._queue.now())
 
     # ---- messages
 
@@ -208,8 +223,15 @@ class _Mending:
                 self._lose(batch, seat, zone, address, whole)
             else:
                 to = zone if zone in self._zones else "default"
+                record = new_waiting(index, domain_of(address), whole.submitter)
                 key = keys.waiting_key(to, message, address)
-                batch.put(key, pack(new_waiting(index, domain_of(address), whole.submitter)))
+                if seat in self._ledger.held:
+                    key, record = (
+                        keys.deferred_key(to, message, address),
+                        record._replace(due_ms=keys.HELD_MS),
+                    )
+                    batch.put(keys.due_key(keys.HELD_MS, to, message), b"")
+                batch.put(key, pack(record))
                 self._found.setdefault(message, {})[index] = key
                 self._tell(
                     "restored", message, address, "the event log has it open, the queue had lost it"
@@ -217,20 +239,26 @@ class _Mending:
             await self._write(batch)
         for message, whole in self._whole.items():
             if not isinstance(whole, str):
-                await self._write(self._finish(message, whole))
+                await self._finish(message, whole)
 
-    def _finish(self, message: str, whole: _Whole) -> Batch:
+    async def _finish(self, message: str, whole: _Whole) -> None:
         batch = Batch()
         found = self._found.get(message)
         if not found:
-            transitions.last(batch, message, whole.chunks, ())
+            live = self._queue.pin(message)
+            then = self._queue.end(batch, live)  # with the report on failures that were noted
             self._tell("removed", message, "", "nobody is left to send it to")
-            return batch
+            done = self._queue.commits.submit(batch)
+            for call in then:
+                done.add_done_callback(call)
+            await done
+            self._queue.unpin(live)
+            return
         zones = {keys.parse_recipient(key)[0] for key in found.values()}
         if not zones <= set(whole.zones):
             meta = read_meta(self._store.get(keys.meta_key(message)) or b"")
             batch.put(keys.meta_key(message), pack(meta._replace(zones=tuple(sorted(zones)))))
-        return batch
+            await self._write(batch)
 
     # ---- the rest
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.commit import Batch
+from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.messages import recipients_of
 from zonemta_py.queue.ready import Recipient
-from zonemta_py.queue.records import Waiting, read_waiting
+from zonemta_py.queue.records import Waiting
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
@@ -90,8 +92,13 @@ class Operator:
         try:
             for key, value in recipients_of(queue.store, message, live.meta.zones):
                 zone, _, found = keys.parse_recipient(key)
-                record = read_waiting(value)
-                if not _is_held(record) or address not in (None, found) or key in queue.deferral.moving:
+                record = readable(key, value)
+                if (
+                    record is None
+                    or not _is_held(record)
+                    or address not in (None, found)
+                    or key in queue.deferral.moving
+                ):
                     continue
                 fresh = record._replace(uncertain=0)
                 woken.append(transitions.wake(batch, zone, message, found, fresh))
@@ -114,12 +121,18 @@ class Operator:
     ) -> _Taken:
         """Take matching recipients out of window and timer, and ``write`` what becomes of them."""
         queue, taken = self._queue, _Taken()
-        with queue.store.frozen() as view:
-            found_now = list(recipients_of(view, live.id, live.meta.zones))
+        try:
+            with queue.store.frozen() as view:
+                found_now = list(recipients_of(view, live.id, live.meta.zones))
+        except QueueCorrupt:
+            queue.unpin(live)
+            raise
         for key, value in found_now:
             zone, _, found = keys.parse_recipient(key)
-            record = read_waiting(value)
-            if address not in (None, found) or passing(record):
+            if address not in (None, found):
+                continue
+            record = readable(key, value)
+            if record is None or passing(record):
                 continue
             if key.startswith(keys.DEFERRED) and key not in queue.deferral.moving:
                 taken.deferred[key] = record.due_ms
@@ -129,14 +142,30 @@ class Operator:
                 taken.busy += 1
                 continue
             write(batch, key, record)
-        queue.deferral.retire(batch, taken.deferred)
         queue.deferral.moving.update(taken.deferred)
+        try:
+            queue.deferral.retire(batch, taken.deferred)
+        except BaseException:
+            self._put_back(live, taken)
+            raise
         return taken
+
+    def _put_back(self, live: LiveMessage, taken: _Taken) -> None:
+        """Nothing was written: everybody stays where they were."""
+        for key in taken.waiting:
+            self._queue.windows.zone(keys.parse_recipient(key)[0]).restore(key)
+        self._queue.deferral.moving.difference_update(taken.deferred)
+        self._queue.unpin(live)
 
     async def _commit(self, live: LiveMessage, batch: Batch, taken: _Taken) -> None:
         queue = self._queue
         if batch.ops:
-            then = queue.end(batch, live) if live.remaining == 0 else []
+            try:
+                then = queue.end(batch, live) if live.remaining == 0 else []
+            except BaseException:
+                live.remaining += taken.count
+                self._put_back(live, taken)
+                raise
             done = queue.commits.submit(batch)
             for call in then:
                 done.add_done_callback(call)

@@ -147,16 +147,26 @@ class Queue:
         placement = self.windows.plan(submission.recipients)
         spills = [(zone, destination) for zone, destination, _ in placement.spills]
         transitions.accept(batch, submission, spills, self.now())
+        # There before the commit is: whoever leases it the moment it is on disk must count with this.
+        body = b"".join(submission.tail) if submission.mark.chunks <= 1 else None
+        live = LiveMessage(
+            submission.message, submission.meta, submission.mark, body, len(submission.recipients)
+        )
+        live.leases = 1  # until the commit is over
+        self._live.add(live)
         return placement
 
     def _accepted(self, new: Submission, placement: Placement, done: asyncio.Future[None]) -> None:
         if new.key is not None:
             self.submissions.give_back(new.key[0])
+        live = self._live.get(new.message)
+        assert live is not None
         if done.cancelled() or done.exception() is not None:
+            live.remaining = 0
+            self._live.unpin(live)
             self.windows.abandon(placement)
             return
-        body = b"".join(new.tail) if new.mark.chunks <= 1 else None
-        self._live.add(LiveMessage(new.message, new.meta, new.mark, body, len(new.recipients)))
+        self._live.unpin(live)
         self.windows.place(placement)
 
     def compose_report(self, message: str, new: NewMessage, body: bytes) -> Submission:

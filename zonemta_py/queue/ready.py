@@ -16,9 +16,12 @@ SHARES = 8  # a destination gets at most 1/8 of the window, unless the window is
 
 
 class Recipient:
-    """A waiting recipient in the window or in a lease. ``key`` is its ``delivery-zone/`` key."""
+    """A waiting recipient in the window or in a lease. ``key`` is its ``delivery-zone/`` key.
 
-    __slots__ = ("address", "key", "message", "record", "zone")
+    ``void``: still in a queue, but an operator has taken it out.
+    """
+
+    __slots__ = ("address", "key", "message", "record", "void", "zone")
 
     def __init__(self, key: bytes, zone: str, message: str, address: str, record: Waiting) -> None:
         self.key = key
@@ -26,6 +29,7 @@ class Recipient:
         self.message = message
         self.address = address
         self.record = record
+        self.void = False
 
 
 class ReadyWindow:
@@ -38,10 +42,10 @@ class ReadyWindow:
         self.size = 0  # in queues, plus reserved by accepts whose commit is under way
         self._reserved: dict[str, int] = {}
         self._queues: dict[str, deque[Recipient]] = {}
-        self._known: set[bytes] = set()  # keys in a queue, leased or being deleted
+        # Keys in a queue, leased or being taken out by an operator; with the object of one in a queue.
+        self._known: dict[bytes, Recipient | None] = {}
         self._leased: set[bytes] = set()
         self._withdrawn: set[bytes] = set()  # being deleted by an operator
-        self._void: set[bytes] = set()  # still in a queue, but withdrawn
         self._resting: set[str] = set()  # destinations that do not answer: their mail stays on disk
         self._starved: dict[str, None] = {}  # spilled mail and an empty queue, in order of waiting
         self._spilled: dict[str, str] = {}  # destination: message id where its refill resumes
@@ -82,7 +86,7 @@ class ReadyWindow:
             queue = self._queues[destination] = deque()
         for recipient in recipients:
             if recipient.key not in self._known:
-                self._known.add(recipient.key)
+                self._known[recipient.key] = recipient
                 queue.append(recipient)
                 self.size += 1
         if not queue:
@@ -96,9 +100,9 @@ class ReadyWindow:
             if taken and queue[0].message != taken[0].message:
                 break
             recipient = queue.popleft()
-            if recipient.key in self._void:
-                self._void.discard(recipient.key)
+            if recipient.void:
                 continue
+            self._known[recipient.key] = None
             taken.append(recipient)
             self._leased.add(recipient.key)
         self.size -= len(taken)
@@ -109,14 +113,16 @@ class ReadyWindow:
     def give_back(self, destination: str, recipients: Iterable[Recipient]) -> None:
         """Put leased recipients back in front, in their order."""
         given = list(recipients)
-        self._leased.difference_update(recipient.key for recipient in given)
+        for recipient in given:
+            self._leased.discard(recipient.key)
+            self._known[recipient.key] = recipient
         self._queues.setdefault(destination, deque()).extendleft(reversed(given))
         self.size += len(given)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """These recipients are settled, deferred or deleted."""
         for key in keys:
-            self._known.discard(key)
+            self._known.pop(key, None)
             self._leased.discard(key)
             self._withdrawn.discard(key)
 
@@ -127,20 +133,35 @@ class ReadyWindow:
         """
         if key in self._leased or key in self._withdrawn:
             return False
-        if key in self._known:
+        queued = self._known.get(key)
+        if queued is not None:
             self.size -= 1
-            self._void.add(key)
-        self._known.add(key)
+            queued.void = True
+        self._known[key] = queued
         self._withdrawn.add(key)
         return True
+
+    def restore(self, key: bytes) -> None:
+        """A withdrawn recipient stays after all."""
+        queued = self._known.get(key)
+        self._withdrawn.discard(key)
+        if queued is None:
+            self._known.pop(key, None)
+        else:
+            self.size += 1
+            queued.void = False
 
     def evict(self, destination: str) -> list[Recipient]:
         """Take a destination's queue out of the window, to be spilled; it rests until ``awake``."""
         self._resting.add(destination)
-        evicted = [r for r in self._queues.pop(destination, ()) if r.key not in self._void]
-        self.size -= len(evicted)
-        self._known.difference_update(recipient.key for recipient in evicted)
-        return evicted
+        queue = self._queues.pop(destination, ())
+        for recipient in queue:
+            if recipient.void:
+                self._known[recipient.key] = None  # should it stay after all, its spill key leads to it
+            else:
+                self.size -= 1
+                self._known.pop(recipient.key, None)
+        return list(queue)
 
     def awake(self, destination: str) -> None:
         """The destination answers again."""

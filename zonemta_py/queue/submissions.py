@@ -74,7 +74,8 @@ class Submissions:
                 rows = self._store.scan(cursor, keys.end_of(keys.SUBMITTED))
                 for key, value in islice(rows, SWEEP_AT_ONCE):
                     cursor, count = key + b"\x00", count + 1
-                    if read_submitted(value).expires_ms <= self._now():
+                    digest = key[len(keys.SUBMITTED) :].decode()
+                    if digest not in self._under_way and read_submitted(value).expires_ms <= self._now():
                         batch.delete(key)
                 if batch.ops:
                     await self._commits.submit(batch)

@@ -78,12 +78,14 @@ def status_report(
         f'\tboundary="{boundary}"\r\n'
     ).encode()
     kind = "message/global-delivery-status" if utf8 else "message/delivery-status"
+    encoding = "Content-Transfer-Encoding: 8bit\r\n" if utf8 else ""
     human = _human(hostname, message_id, failures).encode()
     machine = _machine(hostname, message_id, arrival_date, envelope_id, failures, utf8=utf8)
     parts = [
         b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
         + quopri.encodestring(human.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n"),
-        f"Content-Type: {kind}\r\n\r\n".encode() + (machine.encode() if utf8 else _ascii(machine)),
+        f"Content-Type: {kind}\r\n{encoding}\r\n".encode()
+        + (machine.encode() if utf8 else _ascii(machine)),
         _original(original_header, original_body),
     ]
     limit = f"--{boundary}".encode()

@@ -220,6 +220,8 @@ class FilesStore(MemoryStore):
                     yield from self._load_recipient(path)
                 except (OSError, QueueCorrupt) as exc:
                     self.damaged.append(f"{message}.{path.name}")
+                    # A note that nobody can read: the message is not taken for ended without this one.
+                    yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
                     log.critical("%s is left alone: %s", path, exc)
         for marker, name in MARKERS.items():
             if (folder / name).exists():

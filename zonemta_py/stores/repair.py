@@ -1,7 +1,7 @@
 """Repairs a damaged queue: a copy is kept, the store opened again, and its contents mended."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,12 @@ def keep_copy(config: Config) -> Path:
     return copy
 
 
-async def repair(config: Config, facts: Records) -> list[dict[str, Any]]:
+async def repair(
+    config: Config, facts: Records, prepare: Callable[[Queue], None]
+) -> list[dict[str, Any]]:
     """Repair and mend; returns what ``mend`` did. ``facts`` are the event log's records.
+
+    ``prepare`` is given the queue before, to name who composes reports.
 
     The relay must not be running.
     """
@@ -45,6 +49,7 @@ async def repair(config: Config, facts: Records) -> list[dict[str, Any]]:
         body_cache_bytes=0,
         destination_of=lambda zone, domain: domain,
     )
+    prepare(queue)
     queue.commits.start()
     try:
         outbox = list(queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
