@@ -190,3 +190,43 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
     summary = rows(audit)[0]
     assert summary["queued"] == 12 - int(str(summary["lost"]))  # type: ignore[operator]
     assert summary["lost"] == total["lost"] == sum(r["what"] == "lost" for r in told)
+
+
+async def test_repair_keeps_holds_and_the_reports_that_are_owed(folder: Path) -> None:
+    """A held recipient whose key is lost is held again; noted failures are reported when a message ends so."""
+    async with staged(folder) as stage:
+        no = Rule(Step.RCPT, recipient="no*", reply="550 5.1.1 no")
+        later = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later")
+        await stage.receiver("a.example", no, later)
+        home = await stage.receiver("sender.example")
+        zone = {"retry": {"delays": ["1h"]}, "bounce": {"aggregate": "message"}}
+        config = stage.config(zones={"default": zone})
+        async with relaying(config) as relay:
+            store = relay.queue.store
+            await send(relay, ["no1@a.example", "later1@a.example"])
+            await send(relay, ["later2@a.example"])
+            await until(lambda: len(list(store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED)))) == 2)
+            first, second = sorted(
+                keys.parse_recipient(k)[1] for k in store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))
+            )
+            await relay.queue.operator.hold(second)
+        change(
+            folder,
+            (keys.deferred_key("default", first, "later1@a.example"), b"\xc1\xc1"),
+            (keys.deferred_key("default", second, "later2@a.example"), None),
+        )
+        result = await go(folder, "queue", "repair", "--json")
+        told = {(r.get("what"), r.get("message")) for r in rows(result)}
+        assert {("restored", first), ("restored", second)} <= told, result.output
+        listed = rows(await go(folder, "queue", "list", "--json"))
+        assert {(r["message"], r["state"]) for r in listed} == {(first, "deferred"), (second, "held")}
+        change(folder, (keys.deferred_key("default", first, "later1@a.example"), None))
+        events = next((folder / "events").glob("date=*"))
+        events.rename(folder / "elsewhere")
+        result = await go(folder, "queue", "repair", "--json")
+        assert ("removed", first) in {(r.get("what"), r.get("message")) for r in rows(result)}, (
+            result.output
+        )
+        async with relaying(config):
+            await until(lambda: home.messages, "the report on no1")
+            assert b"no1@a.example" in home.messages[0].data

@@ -98,7 +98,11 @@ async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(folder:
     (folder / "files" / "data" / message / "0" / "schedule").write_text("{torn")
     async with opened(folder, store=STORE) as queue:
         assert queue.store.damaged == [f"{message}.0"]  # type: ignore[attr-defined]
-        assert lease(queue, "y.example").recipients[0].address == "b@y.example"
+        held = lease(queue, "y.example")
+        assert held.recipients[0].address == "b@y.example"
+        await settle(queue, held, Fate.DELIVERED)
+        assert queue.store.get(keys.mark_key(message)), "the message is still needed for the other one"
+    assert (folder / "files" / "data" / message / "0").exists()
 
 
 class Killed(Exception):

@@ -157,7 +157,10 @@ class ReadyWindow:
         queue = self._queues.pop(destination, ())
         for recipient in queue:
             if recipient.void:
-                self._known[recipient.key] = None  # should it stay after all, its spill key leads to it
+                if recipient.key in self._withdrawn:
+                    self._known[recipient.key] = (
+                        None  # should it stay after all, its spill key leads to it
+                    )
             else:
                 self.size -= 1
                 self._known.pop(recipient.key, None)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ def keep_copy(config: Config) -> Path:
     if folder is None or not folder.is_dir():
         raise LocalError(f"{config.queue.directory}: there is no queue to repair")
     copy = folder.with_name(f"{folder.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}")
+    for number in count(2):
+        if not copy.exists():
+            break
+        copy = copy.with_name(f"{copy.name.partition('Z')[0]}Z-{number}")
     shutil.copytree(folder, copy, symlinks=True)
     return copy
 
