@@ -280,7 +280,7 @@ class Queue:
         untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
         if untried:
             self.windows.zone(lease.zone).give_back(lease.destination, untried)
-        for due in _due_keys(outcomes):
+        for due in transitions.due_keys(outcomes):
             self.deferral.expect(due)
         future = self.commits.submit(batch)
         future.add_done_callback(partial(self._settled, lease, outcomes))
@@ -299,7 +299,7 @@ class Queue:
         if done.cancelled() or done.exception() is not None:
             return  # the lease stays: the next life of the queue finds everything as it was
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
-        for due in _due_keys(outcomes):
+        for due in transitions.due_keys(outcomes):
             self.deferral.arrived(due)
         self.gone(lease.live)
         self.unpin(lease.live)
@@ -347,12 +347,3 @@ class Queue:
 
 def _nobody_reports(live: LiveMessage, notes: Sequence[Note]) -> Aftermath:
     raise LocalError(f"{live.id}: nobody was named to report {len(notes)} failures")
-
-
-def _due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
-    """The ``due/`` keys that settling ``outcomes`` writes."""
-    return {
-        keys.due_key(outcome.due_ms, outcome.recipient.zone, outcome.recipient.message)
-        for outcome in outcomes
-        if outcome.fate is Fate.DEFERRED
-    }

@@ -145,6 +145,15 @@ def settle(
         _record(batch, meta, outcome, report, now_ms)
 
 
+def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
+    """The ``due/`` keys that settling ``outcomes`` writes."""
+    return {
+        keys.due_key(outcome.due_ms, outcome.recipient.zone, outcome.recipient.message)
+        for outcome in outcomes
+        if outcome.fate is Fate.DEFERRED
+    }
+
+
 def _defer(batch: Batch, outcome: Outcome, now_ms: int) -> None:
     recipient, attempt = outcome.recipient, outcome.attempt
     record = recipient.record._replace(
