@@ -135,7 +135,9 @@ class Ingest:
             self.refusal = UNWRITABLE
             return self.refusal
         first = self._claim.first
-        new = replace(new, key=self._claim.hand_over(self._writer.id, self._fresh))
+        key = self._claim.hand_over(self._writer.id, self._fresh)
+        if key is not None:
+            new = replace(new, key=key)
         self._ended = True  # from here on the queue answers for the message, whatever the client does
         try:
             await self._queue.accept(self._writer, new)
