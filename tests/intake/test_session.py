@@ -1,4 +1,4 @@
-"""What dialogue files cannot show: TLS, AUTH, slow and rude clients, memory, parity with aiosmtpd."""
+"""What dialogue files cannot show: TLS, AUTH, slow and rude clients, memory."""
 
 import asyncio
 import smtplib
@@ -8,14 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aiosmtpd.smtp import SMTP
 
 from tests.conftest import until
 from tests.intake.relay_in import In, certificate, listening, settings_of, users_file
 from tests.queue.harness import everything, problems
 from zonemta_py.config.units import Seconds
 from zonemta_py.intake.auth import Users, hash_password, load_users
-from zonemta_py.intake.session import Session
 from zonemta_py.queue import keys
 
 MESSAGE = b"Subject: hi\r\n\r\nbody\r\n"
@@ -23,18 +21,6 @@ MESSAGE = b"Subject: hi\r\n\r\nbody\r\n"
 
 async def in_thread(work: Callable[[], object]) -> object:
     return await asyncio.to_thread(work)
-
-
-async def test_constructor_knows_all_that_aiosmtpd_sets(folder: Path) -> None:
-    """aiosmtpd is pinned because of this: a new attribute of its constructor must be looked at."""
-
-    class Handler:
-        pass
-
-    async with listening(folder) as relay:
-        theirs = SMTP(Handler(), hostname="x", loop=asyncio.get_running_loop())
-        ours = Session(relay.listener.port)
-        assert set(vars(theirs)) <= set(vars(ours)) | {"_call_limit_base", "_call_limit_default"}
 
 
 async def test_starttls_and_auth(folder: Path) -> None:

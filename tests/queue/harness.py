@@ -9,6 +9,7 @@ from typing import Any
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.check import check_queue
+from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.keys import (
     CLEANUP,
@@ -109,9 +110,16 @@ async def accept(
         address, _, own = text.partition("|")
         recipients.append(Addressee(address, address.rpartition("@")[2], own or zone))
     writer = queue.open_message()
-    await writer.write(body)
+    await write(writer, body)
     await queue.accept(writer, NewMessage(sender, HEADER, recipients, ORIGIN, "<id@here>"))
     return writer.id
+
+
+async def write(writer: MessageWriter, data: bytes) -> None:
+    """Write ``data`` and wait until all whole chunks of it are on disk."""
+    writer.write(data)
+    for batch in list(writer._ahead):
+        await batch
 
 
 def lease(queue: Queue, domain: str, most: int = 100, zone: str = "default") -> Lease:

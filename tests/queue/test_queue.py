@@ -22,6 +22,7 @@ from tests.queue.harness import (
     outcomes,
     problems,
     settle,
+    write,
 )
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Fate
@@ -84,8 +85,7 @@ async def test_large_body_in_chunks(folder: Path) -> None:
     async with opened(folder, cache=0) as queue:
         writer = queue.open_message()
         for at in range(0, len(body), 10_000):
-            await writer.write(body[at : at + 10_000])
-        await writer.written()
+            await write(writer, body[at : at + 10_000])
         assert queue.store.get(keys.open_key(writer.id)) is not None
         await queue.accept(
             writer, NewMessage("", HEADER, [Addressee("a@x.example", "x.example", "default")], ORIGIN)
@@ -121,8 +121,8 @@ async def test_abort_leaves_nothing(folder: Path) -> None:
     """A client that leaves in the middle of a large message."""
     async with opened(folder) as queue:
         writer = queue.open_message()
-        await writer.write(b"x" * 300_000)
-        await queue.abort(writer)
+        await write(writer, b"x" * 300_000)
+        queue.abort(writer)
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
 
@@ -287,7 +287,7 @@ async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
     """The accept goes on without it, and the message is offered at once, not at the next start."""
     async with opened(folder) as queue:
         writer = queue.open_message()
-        await writer.write(b"body\r\n")
+        await write(writer, b"body\r\n")
         new = NewMessage("", HEADER, [Addressee("a@x.example", "x.example", "default")], ORIGIN)
         task = asyncio.ensure_future(queue.accept(writer, new))
         await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from tests.queue.harness import (
     opened,
     problems,
     settle,
+    write,
 )
 from zonemta_py.clock import now_ms
 from zonemta_py.errors import LocalError, QueueUnavailable
@@ -118,8 +119,7 @@ async def test_half_a_body_is_swept(folder: Path) -> None:
     queue = make_queue(folder, clock)
     await begin(queue)
     writer = queue.open_message()
-    await writer.write(b"x" * 200_000)
-    await writer.written()
+    await write(writer, b"x" * 200_000)
     kept = await accept(queue, "a@x.example", body=b"y" * 200_000)
     gone = await accept(queue, "a@y.example", body=b"y" * 200_000)
     queue.cleanup.add = lambda message: None  # type: ignore[method-assign]
@@ -194,8 +194,7 @@ async def test_a_body_without_progress_is_swept_after_a_day(folder: Path) -> Non
     """A younger one, and one that is being removed, are left alone; a swept one is not accepted."""
     async with opened(folder) as queue:
         writer = queue.open_message()
-        await writer.write(b"b" * 200_000)
-        await writer.written()
+        await write(writer, b"b" * 200_000)
         since = now_ms()
         await queue.cleanup.sweep(queue._writers, since + ABANDONED_MS - 3_600_000)
         assert everything(queue.store) != []

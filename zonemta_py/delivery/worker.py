@@ -1,7 +1,6 @@
 """One lease: find a session, send, settle. Moves the bytes; what it all means is decided elsewhere."""
 
 import logging
-from asyncio import Future
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.pools import SessionPool, Way
 from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.model import Attempt
+from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.transitions import NOTHING
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How an attempt ended: the future of its settle, and why no session was had, if so.
+    """How an attempt ended: the batch of its settle, and why no session was had, if so.
 
     ``crowded``: none could be had beside those that work, and the lease was given back untried.
     """
 
-    settled: Future[None]
+    settled: Batch
     failure: Attempt | None = None
     crowded: bool = False
 
@@ -112,7 +112,7 @@ class Worker:
         self._rest(session, way, lease.destination)
         return Delivery(self._settle(lease, self._attempts(result, way, session, began_s)))
 
-    def give_up(self, lease: Lease, failure: Attempt) -> Future[None]:
+    def give_up(self, lease: Lease, failure: Attempt) -> Batch:
         """Settle ``lease`` with a failure that another lease of its destination met."""
         return self._settle(lease, [failure] * len(lease.recipients))
 
@@ -123,7 +123,7 @@ class Worker:
         due_ms = next_attempt(self._policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
         return (due_ms - now_ms) / 1000 if due_ms is not None else REST_S
 
-    def broken(self, lease: Lease) -> Future[None]:
+    def broken(self, lease: Lease) -> Batch:
         """A defect of ours kept ``lease`` from being attempted: its recipients are deferred, not lost."""
         here = Attempt(
             Phase.CONNECT.value, 0, "4.3.0", "internal error of the relay; the operator has been told"
@@ -184,7 +184,7 @@ class Worker:
 
     # ---- the transaction
 
-    async def _transact(self, session: SmtpSession, lease: Lease, started: Future[None]) -> Result:
+    async def _transact(self, session: SmtpSession, lease: Lease, started: Batch) -> Result:
         meta, live = lease.live.meta, lease.live
         recipients = [recipient.address for recipient in lease.recipients]
         size = len(meta.header) + 2 + live.mark.size
@@ -262,7 +262,7 @@ class Worker:
             duration_ms=_since_ms(began_s),
         )
 
-    def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Future[None]:
+    def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Batch:
         outbound, live, retry = self._outbound, lease.live, self._zone.retry
         now_ms, priority = clock.now_ms(), _priority(live, retry.policy)
         outcomes = [

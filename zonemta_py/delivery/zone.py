@@ -10,6 +10,7 @@ from zonemta_py.delivery.pools import SessionPool
 from zonemta_py.delivery.worker import Delivery, Worker
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Attempt
+from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.keys import created_ms
 from zonemta_py.queue.lease import Lease
 from zonemta_py.schedule.destination import Destination
@@ -110,7 +111,7 @@ class ZoneDelivery:
     async def _serve(self, destination: Destination) -> bool:
         """Deliver until there is no mail, no allowance or no destination; True: there may be more."""
         served = 0
-        settled: asyncio.Future[None] | None = None
+        settled: Batch | None = None
         while not self._stopping:
             zone, bucket = self.scheduler.zone, self.scheduler.bucket
             now_s = clock.monotonic_s()
@@ -139,14 +140,14 @@ class ZoneDelivery:
                 destination.crowded(clock.monotonic_s())
                 return True
             if delivery.failure is not None:
-                await asyncio.shield(delivery.settled)
+                await delivery.settled
                 await self._rest(destination, delivery.failure, zone)
                 return True
             if destination.answered():
                 self._outbound.queue.windows.zone(self.name).awake(destination.name)
                 self.ready(destination.name)
             if settled is not None:
-                await asyncio.shield(settled)  # one settle under way per worker, no more
+                await settled  # one settle under way per worker, no more
             settled = delivery.settled
             served += 1
             if served % TURN == 0 and self.scheduler.others_wait(destination):
@@ -185,7 +186,7 @@ class ZoneDelivery:
                 self._outbound.queue.release(lease)
                 self._outbound.queue.windows.rest(self.name, destination.name)
                 return
-            await asyncio.shield(self._worker.give_up(lease, failure))
+            await self._worker.give_up(lease, failure)
 
     def _rested(self, destination: Destination) -> None:
         """The rest is over, or would be if this timer had not come a little early."""

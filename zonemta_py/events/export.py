@@ -112,7 +112,7 @@ class Exporter:
         for key in self._queue.store.keys(self._cursor, last + b"\x00"):
             batch.delete(key)
         self._cursor = last + b"\x00"
-        await asyncio.shield(self._queue.commits.submit(batch))
+        await self._queue.commits.submit(batch)
 
     async def _seal_if_due(self, *, now: bool = False) -> None:
         segment, rotate = self._segment, self._settings.rotate

@@ -1,9 +1,9 @@
-"""The connection of an SMTP session and its command loop, on top of aiosmtpd.
+"""The connection of an SMTP session: octets to lines, lines to commands, replies in few writes.
 
-aiosmtpd keeps the stream, the connection's life and STARTTLS; this owns the loop, because aiosmtpd's
-own costs three times as much per message and cannot stream DATA (decision 2). The constructor sets
-aiosmtpd's attributes directly instead of reflecting over classes for every connection; aiosmtpd is
-pinned and a test compares the two. The one door to aiosmtpd.
+Everything happens in plain calls from the event loop. A command that must wait, for the disk or
+for a password hash, *holds* the dialogue: what the client sends meanwhile stays unread, and
+``go_on`` takes it up again. No task and no future stands between a client's line and its answer
+(decision 2).
 
 Replies to pipelined commands leave in one write, just before the session would wait.
 """
@@ -11,17 +11,14 @@ Replies to pipelined commands leave in one write, just before the session would 
 import asyncio
 import logging
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Callable
-from typing import Any, ClassVar
-
-from aiosmtpd.smtp import SMTP
+from typing import Any, ClassVar, cast
 
 from zonemta_py import clock
 from zonemta_py.intake.commands import Refused
 from zonemta_py.intake.port import Port
 
-BLOCK_BYTES = 65_536
+UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held
 LINGER_S = 5.0  # how long a closing connection may take to send its last words
 IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
 HANDSHAKE_S = 60.0
@@ -38,14 +35,123 @@ class Hangup(Exception):
     """The dialogue is over; what was replied goes out and the connection closes."""
 
 
-class Connection(SMTP):
-    """One client's connection. A subclass brings the commands: sync ones, or coroutines.
+class Connection(asyncio.Protocol):
+    """One client's connection. A subclass brings the commands, and may take octets as they come.
 
     A command replies by ``_reply`` or raises Refused; ``Hangup`` ends the dialogue.
     """
 
+    _commands: ClassVar[dict[str, Callable[[Any, str], None]]]
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._loop = port.loop
+        self.hostname = port.hostname
+        self.transport: asyncio.Transport | None = None
+        self._deadline = clock.Deadline(port.loop, self._timed_out)
+        self._timeout_s = port.settings.idle_timeout
+        self._unread = bytearray()
+        self._out: list[bytes] = []
+        self._taker: Callable[[bytes], None] | None = None  # gets octets, instead of lines
+        self._answer_to: Callable[[str], None] | None = None  # gets the next line, instead of a command
+        self._held = False  # for something of ours
+        self._stalled = False  # the client does not read
+        self._choked = False  # the client is not read
+        self._eof = False
+        self._over = False
+        self._shaking = False  # hands, for TLS
+        self._secure = False
+        self._errors = 0
+        self._client_ip = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transaction is under way."""
+        return False
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A new connection: greeted, or turned away when there are too many."""
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        self._secure = transport.get_extra_info("sslcontext") is not None
+        if self._port.admit(self):
+            self._deadline.set(self._timeout_s)
+            self._reply(f"220 {self.hostname} ESMTP")
+            self._flush()
+        else:
+            self._reply("421 4.3.2 Too many sessions, try again later")
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone; the dialogue ends wherever it is."""
+        self._over = True
+        self._out.clear()
+        self._deadline.cancel()
+        self._port.sessions.discard(self)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Nothing follows: give up what was begun."""
+
+    def data_received(self, data: bytes) -> None:
+        """The client says something."""
+        if self._over:
+            return
+        self._deadline.set(self._timeout_s)
+        if self._held or self._stalled:
+            self._unread += data
+            if len(self._unread) > UNREAD_MAX and self.transport is not None:
+                self._choked = True
+                self.transport.pause_reading()
+        elif self._taker is not None and not self._unread:
+            self._attempt(self._taker, data)
+        else:
+            self._unread += data
+            self._attempt()
+
+    def eof_received(self) -> bool:
+        """The client sends no more; what it sent is still answered. TLS knows no half-closed state."""
+        self._eof = True
+        if not self._held and not self._stalled:
+            self._attempt()
+        return not self._secure
+
+    def pause_writing(self) -> None:
+        """The client does not read its replies: it gets no more until it does."""
+        self._stalled = True
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._stalled = False
+        if not self._held:
+            self.go_on()
+
+    def _timed_out(self) -> None:
+        if self.transport is None:
+            return
+        if self._shaking:
+            self.transport.abort()  # there is nobody to say a word to
+        else:
+            self._reply("421 4.4.2 Timed out waiting for you")
+            self._end()
+
+    def goodbye(self) -> None:
+        """The relay is stopping: end the session unless a transaction is under way."""
+        if self._shaking and self.transport is not None:
+            self.transport.abort()
+        elif not self._over and not self.busy:
+            self._reply("421 4.3.2 The relay is stopping")
+            self._end()
+
     def _end(self) -> None:
         """Say what is still to be said and close; a client that does not read is cut off."""
+        self._over = True
+        self._deadline.cancel()
+        self._port.sessions.discard(self)
+        self._abandon()
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -54,187 +160,108 @@ class Connection(SMTP):
             return
         transport.write(b"".join(self._out))
         self._out.clear()
-        lingers = transport.get_write_buffer_size() > 0
         transport.close()
-        if lingers:
-            self.loop.call_later(LINGER_S, transport.abort)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a transaction is under way."""
-        return False
-
-    def goodbye(self) -> None:
-        """The relay is stopping: end the session unless a transaction is under way."""
-        transport = self.transport
-        if self._shaking:
-            self._original_transport.abort()
-        elif transport is not None and not transport.is_closing() and not self.busy:
-            transport.write(b"421 4.3.2 The relay is stopping\r\n")
-            transport.close()
-
-    _commands: ClassVar[dict[str, Callable[[Any, str], Any]]]
-
-    def __init__(self, port: Port) -> None:
-        self._port = port
-        loop = asyncio.get_running_loop()
-        asyncio.StreamReaderProtocol.__init__(
-            self,
-            asyncio.StreamReader(limit=BLOCK_BYTES, loop=loop),
-            client_connected_cb=self._cb_client_connected,
-            loop=loop,
-        )
-        self.loop = loop
-        self._timeout_duration = port.settings.idle_timeout
-        self._deadline = clock.Deadline(loop, self._timeout_cb)
-        self._timeout_handle: Any = self._deadline
-        self._set_library_state(port)
-        self._out: list[bytes] = []
-        self._errors = 0
-        self._shaking = False  # hands, for TLS
-        self._client_ip = ""
-
-    def _set_library_state(self, port: Port) -> None:
-        """What SMTP.__init__ would set, for the parts of it that are used."""
-        self.__ident__ = "zonemta"
-        self.event_handler = None
-        self.data_size_limit = port.settings.max_message_size
-        self.enable_SMTPUTF8 = True
-        self._decode_data = False
-        self.hostname = port.hostname
-        self.tls_context = port.starttls_context
-        self.require_starttls = False
-        self._tls_handshake_okay = True
-        self._tls_protocol: Any = None
-        self._original_transport: Any = None
-        self.session: Any = None
-        self.envelope: Any = None
-        self.transport: Any = None
-        self._handler_coroutine: Any = None
-        self._auth_require_tls = port.settings.auth.require_tls
-        self._proxy_timeout = None
-        self._authenticator = None
-        self._auth_callback = None
-        self._auth_required = False
-        self._auth_methods: dict[str, Any] = {}
-        self._handle_hooks: dict[str, Any] = {}
-        self._ehlo_hook_ver = None
-        self._smtp_methods: dict[str, Any] = {}
-        self._enforce_call_limit = False
-
-    # ---- the connection
-
-    def connection_made(self, transport: Any) -> None:
-        """A new connection, or the same one after STARTTLS: all that was said before is forgotten."""
-        super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone; the dialogue ends wherever it is."""
-        super().connection_lost(error)
-        self._port.sessions.discard(self)
-
-    def eof_received(self) -> bool | None:
-        """The client sends no more; what it sent is still answered. TLS knows no half-closed state."""
-        keep = asyncio.StreamReaderProtocol.eof_received(self)
-        return keep and not self._secure
-
-    def _reset_timeout(self, duration: float | None = None) -> None:
-        self._deadline.set(duration or self._timeout_duration)
-
-    def _timeout_cb(self) -> None:
-        if self._shaking:
-            self._original_transport.abort()  # there is nobody to say a word to
-        elif self.transport is not None:
-            self._reply("421 4.4.2 Timed out waiting for you")
-            self._end()
-
-    @property
-    def _unread(self) -> bytearray:
-        """What the client has sent and nobody has read; its stream keeps it in a private attribute."""
-        stream: Any = self._reader
-        buffer: bytearray = stream._buffer
-        return buffer
-
-    @property
-    def _secure(self) -> bool:
-        return self.transport is not None and self.transport.get_extra_info("sslcontext") is not None
+        if transport.get_write_buffer_size():
+            self._loop.call_later(LINGER_S, transport.abort)
 
     # ---- the dialogue
 
-    async def _handle_client(self) -> None:
+    def hold(self) -> None:
+        """Nothing more is read until ``go_on``."""
+        self._held = True
+
+    def go_on(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
+        """What the dialogue was held for is there: take ``step``, then what the client has sent meanwhile."""
+        self._held = False
+        if self._over:
+            return
+        self._deadline.set(self._timeout_s)
+        self._attempt(step, *arguments)
+        if self._choked and not (self._held or self._stalled or self._over):
+            self._choked = False
+            if self.transport is not None:
+                self.transport.resume_reading()
+
+    def _attempt(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
+        """Take ``step``, then work through what is unread; then say what there is to say."""
         try:
-            await self._converse()
+            if step is not None:
+                self._guarded(step, *arguments)
+            self._work_through()
         except Hangup:
-            pass
-        except (ConnectionError, asyncio.IncompleteReadError):
-            self._out.clear()
+            self._end()
         except Exception:
             log.exception("session with %s failed", self._client_ip)
             self._reply("421 4.3.0 Internal error")
-        finally:
             self._end()
-            # After a handshake that failed nobody else says that the connection is lost.
-            self._deadline.cancel()
-            self._port.sessions.discard(self)
+        else:
+            if self._out:
+                self._flush()
 
-    async def _converse(self) -> None:
-        if not self._port.admit(self):
-            self._reply("421 4.3.2 Too many sessions, try again later")
+    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+        try:
+            step(*arguments)
+        except Refused as exc:
+            self._refuse(exc.reply)
+
+    def _work_through(self) -> None:
+        while not (self._held or self._stalled or self._over):
+            if self._taker is not None:
+                if not self._unread:
+                    break
+                octets = bytes(self._unread)
+                self._unread.clear()
+                self._guarded(self._taker, octets)
+            else:
+                line = self._next_line()
+                if line is None:
+                    break
+                self._guarded(self._obey, line)
+        else:
             return
-        self._reply(f"220 {self.hostname} ESMTP")
-        while True:
-            line = await self._next_line()
-            verb, _, argument = line.partition(" ")
-            command = self._commands.get(verb.upper())
-            if command is None and _FOREIGN.match(line):
+        if self._eof:
+            raise Hangup
+
+    def _next_line(self) -> str | None:
+        """The next whole line without its end, None when there is none. Raises Hangup."""
+        unread = self._unread
+        while (end := unread.find(b"\n")) >= 0:
+            raw = unread[: end + 1]
+            del unread[: end + 1]
+            if len(raw) <= COMMAND_MAX and b"\0" not in raw:
+                return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+            if not raw[:1].isalpha():
+                self._reply("421 4.7.0 This is not SMTP")
+                raise Hangup
+            long = len(raw) > COMMAND_MAX
+            self._refuse("500 5.5.6 Line too long" if long else "500 5.5.2 NUL in a command")
+        if len(unread) > UNREAD_MAX:
+            self._reply("500 5.5.6 Line too long")
+            raise Hangup
+        return None
+
+    def _obey(self, line: str) -> None:
+        if self._answer_to is not None:
+            answer_to, self._answer_to = self._answer_to, None
+            answer_to(line)
+            return
+        verb, _, argument = line.partition(" ")
+        command = self._commands.get(verb) or self._commands.get(verb.upper())
+        if command is None:
+            if _FOREIGN.match(line):
                 # A web browser can be made to send these, with mail in what follows.
                 self._reply("421 4.7.0 This is not SMTP")
-                return
-            try:
-                if command is None:
-                    raise Refused("500 5.5.2 Command not recognized")
-                result = command(self, argument.strip())
-                if result is not None:
-                    await result
-            except Refused as exc:
-                self._refuse(exc.reply)
-
-    async def _next_line(self) -> str:
-        reader = self._reader
-        if b"\n" not in self._unread:
-            await self._flush()
-        self._deadline.set(self._timeout_duration)
-        try:
-            raw = await reader.readuntil(b"\n")
-            while len(raw) > COMMAND_MAX or b"\0" in raw:
-                if not raw[:1].isalpha():
-                    self._reply("421 4.7.0 This is not SMTP")
-                    raise Hangup
-                self._refuse(
-                    "500 5.5.6 Line too long" if len(raw) > COMMAND_MAX else "500 5.5.2 NUL in a command"
-                )
-                await self._flush()
-                raw = await reader.readuntil(b"\n")
-        except asyncio.LimitOverrunError:
-            self._reply("500 5.5.6 Line too long")
-            raise Hangup from None
-        return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+                raise Hangup
+            raise Refused("500 5.5.2 Command not recognized")
+        command(self, argument.strip())
 
     def _reply(self, text: str) -> None:
         self._out.append(text.encode("utf-8", "replace") + b"\r\n")
 
-    async def _flush(self) -> None:
-        if self._out and self.transport is not None:
-            self._writer.write(b"".join(self._out))
-            self._out.clear()
-            await self._writer.drain()
-
-    async def push(self, status: str | bytes) -> None:
-        """aiosmtpd's way to reply, for the parts of it that are used."""
-        self._reply(status if isinstance(status, str) else status.decode())
-        await self._flush()
+    def _flush(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(b"".join(self._out))
+        self._out.clear()
 
     def _refuse(self, reply: str) -> None:
         self._reply(reply)
@@ -243,31 +270,37 @@ class Connection(SMTP):
             self._reply("421 4.7.0 Too many errors")
             raise Hangup
 
-    async def _challenge(self, initial: str, challenge: str) -> str | None:
-        """The client's answer to an AUTH challenge, or its initial response; None if it gives up."""
-        if not initial:
-            self._reply(f"334 {b64encode(challenge.encode()).decode()}")
-            initial = (await self._next_line()).strip()
-            if initial == "*":
-                return None
-        try:
-            return b64decode("" if initial == "=" else initial, validate=True).decode("utf-8", "replace")
-        except ValueError:
-            return None
+    # ---- TLS
 
-    async def _encrypt(self) -> None:
-        """Answer STARTTLS with 220 and shake hands. Raises Hangup when that fails."""
-        await self._flush()
+    def _encrypt(self, then: Callable[[], None]) -> None:
+        """Say 220, shake hands, and take ``then`` under TLS; a handshake that fails ends everything."""
+        assert self.transport is not None
+        self.hold()
         self._shaking = True
+        self.transport.pause_reading()  # the client's first octets of TLS are not ours
+        self._reply("220 Ready to start TLS")
+        self._flush()
+        self._loop.create_task(self._shake_hands(then))
+
+    async def _shake_hands(self, then: Callable[[], None]) -> None:
+        plain = self.transport
+        assert plain is not None
+        assert self._port.starttls_context is not None
+        limit_s = min(HANDSHAKE_S, self._timeout_s)
         try:
-            async with asyncio.timeout(min(HANDSHAKE_S, self._timeout_duration)):
-                await super().smtp_STARTTLS(None)
-            if self._original_transport.is_closing():
-                raise ConnectionError("closed")  # which the library takes for a handshake that went well
+            async with asyncio.timeout(limit_s):
+                self.transport = await self._loop.start_tls(
+                    plain, self, self._port.starttls_context, server_side=True, ssl_handshake_timeout=limit_s
+                )  # fmt: skip
+            if self.transport is None or self.transport.is_closing():
+                raise ConnectionError("closed")
         except Exception as exc:
             log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
             self._out.clear()
-            self._original_transport.abort()
-            raise Hangup from None
+            plain.abort()
+            self.connection_lost(None)  # nobody else says so after a handshake that failed
+            return
         finally:
             self._shaking = False
+        self._secure = True
+        self.go_on(then)

@@ -13,6 +13,7 @@ from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt
+from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.records import Origin
@@ -53,7 +54,7 @@ class Draft:
 
 
 class Ingest:
-    """Takes the decoded octets of one message. ``refusal`` is the reply once there is one.
+    """Takes the decoded octets of one message. At the end there is a ``reply`` or a ``refusal``.
 
     ``claim`` is its submission key, if the client named one at MAIL or does so in the header.
     """
@@ -70,39 +71,42 @@ class Ingest:
         self._size = 0
         self._ended = False
         self.refusal = ""
+        self.reply = ""
 
     @property
     def hopeless(self) -> bool:
         """Whether the sender has gone so far past the limit that reading on is of no use."""
         return self._size > GIVE_UP_FACTOR * self._draft.max_size
 
-    async def feed(self, data: bytes) -> None:
-        """Take the next octets of the message."""
+    def feed(self, data: bytes) -> Batch | None:
+        """Take the next octets of the message; the batch, if any, is to be on disk before more come."""
         self._size += len(data)
         if self.refusal:
-            return
+            return None
+        wait_for = None
         if self._size > self._draft.max_size:
             self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._draft.max_size} bytes"
         elif self._fresh:
             self._check.feed(data)
             self._judge_lines()
-        if self._fresh and not self.refusal:
-            await self._keep(self._splitter.feed, data)
+            if not self.refusal:
+                wait_for = self._keep(self._splitter.feed, data)
         if self.refusal:
-            await self.abort()
+            self.abort()
+        return wait_for
 
-    async def _keep(self, split: Callable[..., bytes], *data: bytes) -> None:
+    def _keep(self, split: Callable[..., bytes], *data: bytes) -> Batch | None:
         """Write what ``split`` finds to be body; whatever goes wrong becomes the refusal."""
         try:
             body = split(*data)
-            if body:
-                await self._writer.write(body)
+            return self._writer.write(body) if body else None
         except HeaderTooLarge as exc:
             self.refusal = f"552 5.3.4 Refused: {exc}"
         except QueueUnavailable:
             self.refusal = UNWRITABLE
         except LocalError as exc:
             self.refusal = f"552 5.3.4 {exc}"
+        return None
 
     def _judge_lines(self) -> None:
         check = self._check
@@ -113,40 +117,39 @@ class Ingest:
         elif check.long:
             self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
 
-    async def finish(self) -> str:
-        """The reply to the final dot: 250 with the id when the message is on disk."""
+    def finish(self) -> Batch | None:
+        """The data has ended. Returns the batch to tell ``stored`` of, or None: refused, or a repeat."""
         if not self.refusal:
             self._check.finish()
             self._judge_lines()
         if not self.refusal:
-            await self._keep(self._splitter.finish)
+            self._keep(self._splitter.finish)
         if not self.refusal and not self._claim.taken:
             self._claim_by_header()
         if not self.refusal and not self._fresh:
-            return await self._repeated()
+            self._repeated()
+            return None
         new = None if self.refusal else self._compose()
         if new is None or self.refusal:
-            await self.abort()
-            return self.refusal
-        try:
-            await self._writer.written()
-        except QueueUnavailable:
-            self._claim.give_up()
-            self.refusal = UNWRITABLE
-            return self.refusal
-        first = self._claim.first
+            self.abort()
+            return None
         key = self._claim.hand_over(self._writer.id, self._fresh)
         if key is not None:
             new = replace(new, key=key)
         self._ended = True  # from here on the queue answers for the message, whatever the client does
-        try:
-            await self._queue.accept(self._writer, new)
-        except QueueUnavailable:
+        return self._queue.accept(self._writer, new)
+
+    def stored(self, failure: QueueUnavailable | None) -> None:
+        """The message is on disk, or not: there is ``reply`` or ``refusal`` to the final dot."""
+        first, own = self._claim.first, self._writer.id
+        if failure is not None:
             self.refusal = UNWRITABLE
-            return self.refusal
-        if first:
-            return f"250 2.0.0 Ok: queued as {first} duplicate, {len(self._fresh)} new recipients as {self._writer.id}"
-        return f"250 2.0.0 Ok: queued as {self._writer.id}"
+        elif first:
+            self.reply = (
+                f"250 2.0.0 Ok: queued as {first} duplicate, {len(self._fresh)} new recipients as {own}"
+            )
+        else:
+            self.reply = f"250 2.0.0 Ok: queued as {own}"
 
     def _claim_by_header(self) -> None:
         """The first group of header fields that are all there is the submission key."""
@@ -160,27 +163,24 @@ class Ingest:
                     self.refusal = UNDER_WAY
                 return
 
-    async def _repeated(self) -> str:
+    def _repeated(self) -> None:
         """Everybody was accepted under this key before: the answer is the first message's."""
         draft, first = self._draft, self._claim.first
-        await self.abort()
+        self.abort()
         self._queue.record(
             Repeated(
                 time_ms=clock.now_ms(), message=first, recipients=len(draft.recipients),
                 listener=draft.origin.listener, client_ip=draft.origin.client_ip, user=draft.origin.user,
             )
         )  # fmt: skip
-        return f"250 2.0.0 Ok: queued as {first} duplicate"
+        self.reply = f"250 2.0.0 Ok: queued as {first} duplicate"
 
-    async def abort(self) -> None:
+    def abort(self) -> None:
         """Leave nothing behind; harmless after the end."""
         self._claim.give_up()
         if not self._ended:
             self._ended = True
-            try:
-                await self._queue.abort(self._writer)
-            except QueueUnavailable:
-                pass  # the sweep at the next start finds the open/ key
+            self._queue.abort(self._writer)
 
     def _compose(self) -> NewMessage:
         draft, header, fields = self._draft, self._splitter.header, self._splitter.fields

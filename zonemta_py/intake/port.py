@@ -1,5 +1,6 @@
 """What the sessions of one listener share: its settings, its users, its queue, their number."""
 
+import asyncio
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ class Port:
     """One listening address as its sessions see it. ``apply`` changes it under them."""
 
     def __init__(self, policy: Policy, queue: Queue, disk_room: DiskRoom) -> None:
+        self.loop = asyncio.get_running_loop()  # asked once: before 3.12 it costs a system call
         self.queue = queue
         self.disk_room = disk_room
         self.stopping = False

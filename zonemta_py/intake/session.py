@@ -3,14 +3,17 @@
 Source: RFC 5321 section 4.1, RFC 4954 (AUTH), RFC 3207 (STARTTLS), RFC 2920 (pipelining).
 """
 
+import asyncio
 import re
-from typing import Any
+from functools import partial
 
 from zonemta_py import clock, faults
+from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.schema import Rejected
+from zonemta_py.intake import sasl
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
-from zonemta_py.intake.connection import BLOCK_BYTES, IDLE_COMMANDS_MAX, Connection, Hangup
+from zonemta_py.intake.connection import IDLE_COMMANDS_MAX, Connection, Hangup
 from zonemta_py.intake.ingest import UNDER_WAY, Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
@@ -29,12 +32,8 @@ class Session(Connection):
         self._extended = False
         self._user = ""
         self._idle_commands = 0
+        self._ingest: Ingest | None = None  # while a message comes in, and until it is stored
         self._set_rset_state()
-
-    def connection_made(self, transport: Any) -> None:
-        """A new connection, or the same one after STARTTLS: all that was said before is forgotten."""
-        super().connection_made(transport)
-        self._helo, self._extended = "", False
 
     def _set_rset_state(self) -> None:
         self._sender: str | None = None
@@ -159,7 +158,7 @@ class Session(Connection):
         self._recipients.setdefault(rcpt.address, rcpt)
         self._reply("250 2.1.5 Ok")
 
-    async def _data(self, argument: str) -> None:
+    def _data(self, argument: str) -> None:
         if argument:
             raise Refused("501 5.5.4 DATA takes no argument")
         if self._sender is None:
@@ -171,22 +170,63 @@ class Session(Connection):
         key = self._key()
         if key and not claim.take(key):
             raise Refused(UNDER_WAY)
-        ingest = Ingest(queue, self._port.router, self._draft(self._sender), claim)
-        try:
-            self._reply("354 End data with <CR><LF>.<CR><LF>")
-            await self._flush()
-            await self._receive(ingest)
-            reply = await ingest.finish()
-            faults.reach("reply.unsent")
-        except BaseException:
-            await ingest.abort()
-            raise
+        self._ingest = Ingest(queue, self._port.router, self._draft(self._sender), claim)
+        self._taker = partial(self._receive, self._ingest, DotDecoder())
+        self._data_end_s = clock.monotonic_s() + settings.message_timeout
+        self._reply("354 End data with <CR><LF>.<CR><LF>")
+
+    def _receive(self, ingest: Ingest, decoder: DotDecoder, block: bytes) -> None:
+        """Take a block of the message. What follows the final dot are the next commands."""
+        data = decoder.feed(block)
+        ahead = ingest.feed(data) if data else None
+        if decoder.done:
+            self._taker = None
+            self._unread += decoder.rest
+            stored = ingest.finish()
+            if stored is None:
+                self._answer(ingest)
+            else:
+                self.hold()
+                stored.then(partial(self._stored, ingest))
+            return
+        if ingest.hopeless:
+            self._rejected("DATA", ingest.refusal)
+            self._reply(ingest.refusal)
+            raise Hangup
+        left_s = self._data_end_s - clock.monotonic_s()
+        if left_s <= 0:
+            self._reply("421 4.4.2 This message takes too long")
+            raise Hangup
+        if left_s < self._timeout_s:
+            self._deadline.set(left_s)
+        if ahead is not None:
+            self.hold()
+            ahead.then(self._kept)
+
+    def _kept(self, failure: QueueUnavailable | None) -> None:
+        """Some of the body is on disk; what could not be written shows at its end."""
+        self.go_on()
+
+    def _stored(self, ingest: Ingest, failure: QueueUnavailable | None) -> None:
+        ingest.stored(failure)
+        faults.reach("reply.unsent")
+        self.go_on(self._answer, ingest)
+
+    def _answer(self, ingest: Ingest) -> None:
         if ingest.refusal:
-            self._rejected("DATA", reply)
+            self._rejected("DATA", ingest.refusal)
         else:
             self._errors = self._idle_commands = 0
+        self._ingest = None
         self._set_rset_state()
-        self._reply(reply)
+        self._reply(ingest.refusal or ingest.reply)
+
+    def _abandon(self) -> None:
+        """The client has left: what it began leaves nothing behind."""
+        self._taker = None
+        if self._ingest is not None:
+            self._ingest.abort()
+            self._ingest = None
 
     def _draft(self, sender: str) -> Draft:
         settings = self._port.settings
@@ -211,31 +251,6 @@ class Session(Connection):
             max_hops=settings.max_hops,
             key_headers=settings.submission_key.headers,
         )
-
-    async def _receive(self, ingest: Ingest) -> None:
-        """Stream the message to its end. The over-read octets are the next commands."""
-        decoder = DotDecoder()
-        reader, deadline, idle_s = self._reader, self._deadline, self._timeout_duration
-        end_s = clock.monotonic_s() + self._port.settings.message_timeout
-        while not decoder.done:
-            left_s = end_s - clock.monotonic_s()
-            if ingest.hopeless:
-                self._rejected("DATA", ingest.refusal)
-                self._reply(ingest.refusal)
-                raise Hangup
-            if left_s <= 0:
-                self._reply("421 4.4.2 This message takes too long")
-                raise Hangup
-            deadline.set(min(idle_s, left_s))
-            block = await reader.read(BLOCK_BYTES)
-            if not block:
-                raise ConnectionResetError("the client left in the middle of a message")
-            data = decoder.feed(block)
-            if data:
-                await ingest.feed(data)
-        if decoder.rest:
-            self._unread[:0] = decoder.rest
-        deadline.set(idle_s)
 
     def _rset(self, argument: str) -> None:
         self._count_idle()
@@ -268,53 +283,64 @@ class Session(Connection):
         self._reply("221 2.0.0 Bye")
         raise Hangup
 
-    async def _starttls(self, argument: str) -> None:
+    def _starttls(self, argument: str) -> None:
         if argument:
             raise Refused("501 5.5.4 STARTTLS takes no argument")
-        self.tls_context = self._port.starttls_context
-        if self.tls_context is None or self._secure:
+        if self._port.starttls_context is None or self._secure:
             raise Refused("503 5.5.1 TLS is not available here, or is on already")
         if self._unread:
             # What follows in plain text may be someone else's (CVE-2021-38371 and its kin).
             self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
             raise Hangup
-        await self._encrypt()
-        self._user = ""
+        self._encrypt(self._start_again)
+
+    def _start_again(self) -> None:
+        """Under TLS, all that was said before is forgotten (RFC 3207 section 4.2)."""
+        self._helo, self._extended, self._user = "", False, ""
+        self._set_rset_state()
 
     def _may_authenticate(self) -> bool:
         return self._port.users is not None and (
             self._secure or not self._port.settings.auth.require_tls
         )
 
-    async def _auth(self, argument: str) -> None:
-        users = self._port.users
-        if users is None or not self._extended:
+    def _auth(self, argument: str) -> None:
+        if self._port.users is None or not self._extended:
             raise Refused("503 5.5.1 AUTH is not available")
         if not self._may_authenticate():
             raise Refused("538 5.7.11 Encryption is required for AUTH")
         if self._user or self._sender is not None:
             raise Refused("503 5.5.1 Not now")
         mechanism, _, initial = argument.partition(" ")
-        credentials = await self._credentials(mechanism.upper(), initial.strip())
-        if credentials is None:
-            raise Refused("501 5.5.2 AUTH was not completed")
-        name, password = credentials
-        if not await self.loop.run_in_executor(None, users.verify, name, password):
+        exchange = sasl.MECHANISMS.get(mechanism.upper())
+        if exchange is None:
+            raise Refused("504 5.5.4 Unrecognized authentication type")
+        self._challenge(exchange(initial.strip()), None)
+
+    def _challenge(self, exchange: sasl.Exchange, answer: str | None) -> None:
+        """Go on with an exchange: ask what it wants to know, or check what it found."""
+        try:
+            challenge = exchange.send(answer)
+        except StopIteration as end:
+            if end.value is None:
+                raise Refused("501 5.5.2 AUTH was not completed") from None
+            self._verify(*end.value)
+        else:
+            self._reply(f"334 {challenge}")
+            self._answer_to = partial(self._challenge, exchange)
+
+    def _verify(self, name: str, password: str) -> None:
+        users = self._port.users
+        assert users is not None
+        self.hold()
+        checked = self._loop.run_in_executor(None, users.verify, name, password)
+        checked.add_done_callback(lambda done: self.go_on(self._verified, name, done))
+
+    def _verified(self, name: str, checked: asyncio.Future[bool]) -> None:
+        if not checked.result():
             raise self._rejected("AUTH", "535 5.7.8 Authentication credentials invalid")
         self._user = name
         self._reply("235 2.7.0 Authentication successful")
-
-    async def _credentials(self, mechanism: str, initial: str) -> tuple[str, str] | None:
-        """Name and password as the client gives them; None when it gives none."""
-        if mechanism == "PLAIN":
-            response = await self._challenge(initial, "")
-            parts = response.split("\0") if response is not None else []
-            return (parts[1], parts[2]) if len(parts) == 3 else None
-        if mechanism == "LOGIN":
-            name = await self._challenge(initial, "Username:")
-            password = await self._challenge("", "Password:") if name is not None else None
-            return (name, password) if name is not None and password is not None else None
-        raise Refused("504 5.5.4 Unrecognized authentication type")
 
     def __repr__(self) -> str:
         return f"<session {self._client_ip} {'busy' if self.busy else 'idle'}>"

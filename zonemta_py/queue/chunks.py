@@ -4,14 +4,13 @@ A body that fits one chunk is written with its message; a longer one announces i
 with its first chunk, so that a crash leaves nothing that cannot be swept.
 """
 
-import asyncio
 import zlib
 from collections import deque
 from collections.abc import Iterator
 
 from zonemta_py.clock import now_ms
 from zonemta_py.codec import pack
-from zonemta_py.errors import LocalError, QueueCorrupt, QueueUnavailable
+from zonemta_py.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
 from zonemta_py.queue.records import FORMAT, Mark, Open
@@ -33,24 +32,34 @@ class MessageWriter:
         self._commits = commits
         self._pieces: list[bytes] = []
         self._held = 0
-        self._ahead: deque[asyncio.Future[None]] = deque()
+        self._ahead: deque[Batch] = deque()
 
-    async def write(self, data: bytes) -> None:
-        """Take ``data``, any length. Raises QueueUnavailable, LocalError over 61 GiB."""
+    def write(self, data: bytes) -> Batch | None:
+        """Take ``data``, any length; the batch, if any, is to be awaited before the next.
+
+        Raises QueueUnavailable, LocalError over 61 GiB.
+        """
         self._pieces.append(data)
         self._held += len(data)
         self.size += len(data)
         self.crc = zlib.crc32(data, self.crc)
-        if self._held > CHUNK_BYTES:
-            body = b"".join(self._pieces)
-            at = 0
-            while len(body) - at > CHUNK_BYTES:
-                await self._put(body[at : at + CHUNK_BYTES])
-                at += CHUNK_BYTES
-            self._pieces = [body[at:]]
-            self._held = len(body) - at
+        if self._held <= CHUNK_BYTES:
+            return None
+        body = b"".join(self._pieces)
+        at = 0
+        while len(body) - at > CHUNK_BYTES:
+            self._put(body[at : at + CHUNK_BYTES])
+            at += CHUNK_BYTES
+        self._pieces = [body[at:]]
+        self._held = len(body) - at
+        wait_for = None
+        while len(self._ahead) > WRITES_AHEAD:
+            wait_for = self._ahead.popleft()  # batches are written in order
+        return wait_for
 
-    async def _put(self, chunk: bytes) -> None:
+    def _put(self, chunk: bytes) -> None:
+        if self._commits.failure is not None:
+            raise self._commits.failure
         self.chunks += 1
         if self.chunks >= CHUNKS_MAX:
             raise LocalError("the body has too many chunks")
@@ -60,15 +69,6 @@ class MessageWriter:
         if self.chunks % 1024 == 1:
             batch.put(open_key(self.id), pack(Open(FORMAT, self._boot, now_ms())))
         self._ahead.append(self._commits.submit(batch))
-        if len(self._ahead) > WRITES_AHEAD:
-            await self._ahead.popleft()
-
-    async def written(self) -> None:
-        """Wait until every chunk put so far is on disk. Raises QueueUnavailable."""
-        while self._ahead:
-            await self._ahead.popleft()
-        if self.abandoned:
-            raise QueueUnavailable(f"{self.id}: its chunks were swept")
 
     @property
     def last(self) -> bytes:

@@ -28,8 +28,13 @@ class Enqueuer:
     async def write(self, data: bytes) -> None:
         """The next octets of the encoded content."""
         body = self._splitter.feed(self._decoder.feed(data))
+        await self._keep(body)
+
+    async def _keep(self, body: bytes) -> None:
         if body:
-            await self._writer.write(body)
+            written = self._writer.write(body)
+            if written is not None:
+                await written
 
     async def commit(
         self, destinations: Sequence[tuple[MailMetadata, ScheduleInfo]]
@@ -37,9 +42,7 @@ class Enqueuer:
         """Publish one mail a destination, in this order, all or none. The content must have ended."""
         if not self._decoder.done:
             raise ValueError("the content does not end with CRLF . CRLF")
-        rest = self._splitter.finish()
-        if rest:
-            await self._writer.write(rest)
+        await self._keep(self._splitter.finish())
         senders = {metadata.from_ for metadata, _ in destinations}
         if len(senders) != 1 or len({(m.to, m.zone) for m, _ in destinations}) != len(destinations):
             raise ValueError("one content has one sender, and each destination once")
@@ -50,7 +53,6 @@ class Enqueuer:
             origin=_HERE,
         )
         message, now_ms = self._writer.id, clock.now_ms()
-        await self._writer.written()
         last = self._writer.last
         made = compose(message, new, self._writer.mark(now_ms), [last] if last else [])
         batch = Batch()
@@ -70,4 +72,4 @@ class Enqueuer:
 
     async def abort(self) -> None:
         """Leave nothing."""
-        await self._queue.abort(self._writer)
+        self._queue.abort(self._writer)

@@ -248,10 +248,9 @@ class _Mending:
             live = self._queue.pin(message)
             then = self._queue.end(batch, live)  # with the report on failures that were noted
             self._tell("removed", message, "", "nobody is left to send it to")
-            done = self._queue.commits.submit(batch)
             for call in then:
-                done.add_done_callback(call)
-            await done
+                batch.then(call)
+            await self._queue.commits.submit(batch)
             self._queue.unpin(live)
             return
         zones = {keys.parse_recipient(key)[0] for key in found.values()}

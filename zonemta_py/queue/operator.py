@@ -166,10 +166,9 @@ class Operator:
                 live.remaining += taken.count
                 self._put_back(live, taken)
                 raise
-            done = queue.commits.submit(batch)
             for call in then:
-                done.add_done_callback(call)
-            await done
+                batch.then(call)
+            await queue.commits.submit(batch)
             queue.gone(live)
         queue.unpin(live)
         queue.deferral.moving.difference_update(taken.deferred)

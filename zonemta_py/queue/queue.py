@@ -16,13 +16,13 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from zonemta_py import clock
-from zonemta_py.errors import LocalError
+from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.chunks import MessageWriter, read_body
 from zonemta_py.queue.cleanup import Cleanup
-from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.commit import Batch, GroupCommit, Then
 from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
@@ -42,7 +42,6 @@ from zonemta_py.queue.submissions import Submissions
 from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
 from zonemta_py.queue.windows import DestinationOf, Placement, Windows
 
-Then = Callable[[asyncio.Future[None]], None]
 ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
 
 SWEEP_EVERY_S = 3600.0
@@ -128,20 +127,21 @@ class Queue:
             await asyncio.sleep(SWEEP_EVERY_S)
             await self.cleanup.sweep(self._writers, self.now())
 
-    async def accept(self, writer: MessageWriter, new: NewMessage) -> None:
-        """Take responsibility: when this returns, the message is on disk. Raises QueueUnavailable."""
-        await writer.written()
+    def accept(self, writer: MessageWriter, new: NewMessage) -> Batch:
+        """Take responsibility: when the batch is on disk, so is the whole message.
+
+        Its chunks went before it, and nothing is written behind a failed write.
+        """
+        if writer.abandoned:
+            batch = Batch()
+            batch.end(QueueUnavailable(f"{writer.id}: its chunks were swept"))
+            return batch
         last = writer.last
         tail = [last] if last else []
-        # Shielded: a client that hangs up now must not tear a batch from what happens after it.
-        await asyncio.shield(self._accept(compose(writer.id, new, writer.mark(self.now()), tail)))
-
-    def _accept(self, submission: Submission) -> asyncio.Future[None]:
+        submission = compose(writer.id, new, writer.mark(self.now()), tail)
         batch = Batch()
-        placement = self._plan_accept(batch, submission)
-        future = self.commits.submit(batch)
-        future.add_done_callback(partial(self._accepted, submission, placement))
-        return future
+        batch.then(partial(self._accepted, submission, self._plan_accept(batch, submission)))
+        return self.commits.submit(batch)
 
     def _plan_accept(self, batch: Batch, submission: Submission) -> Placement:
         placement = self.windows.plan(submission.recipients)
@@ -156,12 +156,12 @@ class Queue:
         self._live.add(live)
         return placement
 
-    def _accepted(self, new: Submission, placement: Placement, done: asyncio.Future[None]) -> None:
+    def _accepted(self, new: Submission, placement: Placement, failure: QueueUnavailable | None) -> None:
         if new.key is not None:
             self.submissions.give_back(new.key[0])
         live = self._live.get(new.message)
         assert live is not None
-        if done.cancelled() or done.exception() is not None:
+        if failure is not None:
             live.remaining = 0
             self._live.unpin(live)
             self.windows.abandon(placement)
@@ -180,15 +180,14 @@ class Queue:
         """A message id, for a report."""
         return self._ids.next(self.now())
 
-    async def abort(self, writer: MessageWriter) -> None:
-        """The body will not be finished; its chunks go."""
+    def abort(self, writer: MessageWriter) -> None:
+        """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""
         if writer.chunks:
-            await writer.written()
             batch = Batch()
             batch.delete(keys.open_key(writer.id))
             batch.put(keys.cleanup_key(writer.id), b"")
-            await self.commits.submit(batch)
-            self.cleanup.add(writer.id)
+            batch.then(lambda failure: self.cleanup.add(writer.id) if failure is None else None)
+            self.commits.submit(batch)
 
     def record(self, event: Event) -> None:
         """Put a fact that belongs to no accepted message into the ledger."""
@@ -231,8 +230,8 @@ class Queue:
         """A lease of ``live`` has ended and its commit is on disk."""
         self._live.unpin(live)
 
-    def start(self, lease: Lease) -> asyncio.Future[None]:
-        """A transaction begins; the future must be done before the final dot goes out."""
+    def start(self, lease: Lease) -> Batch:
+        """A transaction begins; the batch must be on disk before the final dot goes out."""
         lease.number = self.next_transaction()
         batch = Batch()
         transitions.start(batch, lease.live.id, lease.number, lease.recipients, self.boot, self.now())
@@ -249,9 +248,7 @@ class Queue:
             return iter((live.body,)) if live.body else iter(())
         return read_body(self.store, live.id, live.mark)
 
-    def settle(
-        self, lease: Lease, outcomes: Sequence[Outcome], after: Aftermath = NOTHING
-    ) -> asyncio.Future[None]:
+    def settle(self, lease: Lease, outcomes: Sequence[Outcome], after: Aftermath = NOTHING) -> Batch:
         """End a transaction. Leased recipients without an outcome go back to the front.
 
         What ``after`` names is in the same batch: a report is accepted or a note written with the
@@ -282,11 +279,10 @@ class Queue:
             self.windows.zone(lease.zone).give_back(lease.destination, untried)
         for due in transitions.due_keys(outcomes):
             self.deferral.expect(due)
-        future = self.commits.submit(batch)
-        future.add_done_callback(partial(self._settled, lease, outcomes))
+        batch.then(partial(self._settled, lease, outcomes))
         for report, placement in zip(after.reports, placements, strict=True):
-            future.add_done_callback(partial(self._accepted, report, placement))
-        return future
+            batch.then(partial(self._accepted, report, placement))
+        return self.commits.submit(batch)
 
     @staticmethod
     def ends(live: LiveMessage, outcomes: Sequence[Outcome]) -> bool:
@@ -295,8 +291,10 @@ class Queue:
         assert gone <= live.remaining
         return gone == live.remaining
 
-    def _settled(self, lease: Lease, outcomes: Sequence[Outcome], done: asyncio.Future[None]) -> None:
-        if done.cancelled() or done.exception() is not None:
+    def _settled(
+        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
+    ) -> None:
+        if failure is not None:
             return  # the lease stays: the next life of the queue finds everything as it was
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
         for due in transitions.due_keys(outcomes):
@@ -330,7 +328,7 @@ class Queue:
         del lease.recipients[most:]
         self.windows.zone(lease.zone).give_back(lease.destination, back)
 
-    def release(self, lease: Lease) -> asyncio.Future[None]:
+    def release(self, lease: Lease) -> Batch:
         """Nothing was attempted: the recipients go back to the front."""
         return self.settle(lease, ())
 

@@ -224,7 +224,8 @@ class Windows:
             placement.spills.append(spill)
             self._planned[spill] += 1
             batch.put(keys.spill_key(*spill), b"")
-        self._commits.submit(batch).add_done_callback(lambda _: self._evicted(zone, placement))
+        batch.then(lambda _: self._evicted(zone, placement))
+        self._commits.submit(batch)
 
     def _evicted(self, zone: str, placement: Placement) -> None:
         self._unplan(placement.spills)
