@@ -162,11 +162,17 @@ def test_turns_and_limits() -> None:
     scheduler = Scheduler(Zone(connections=3, connections_per_domain=2), 0.0)
     scheduler.ready("a")
     scheduler.ready("b")
-    started = [scheduler.next(0.0) for _ in range(4)]
-    assert [d.name for d in started if d] == ["a", "b", "a"]
-    assert started[3] is None
-    a, b = started[0], started[1]
-    assert a and b
+    started = [scheduler.next(0.0) for _ in range(3)]
+    assert [d.name for d in started if d] == ["a", "b"]
+    assert started[2] is None  # the second of a waits until the first has its lease
+    a = started[0]
+    assert a
+    assert scheduler.leased(a, more=True)
+    assert scheduler.next(0.0) is a
+    assert scheduler.next(0.0) is None
+    b = started[1]
+    assert b
+    assert scheduler.leased(b, more=True)
     assert scheduler.others_wait(a)
     scheduler.ended(b, has_mail=False)
     scheduler.empty(b)
@@ -183,12 +189,14 @@ def test_a_failing_destination_rests_and_is_probed_by_one() -> None:
     scheduler.ready("a")
     a = scheduler.next(0.0)
     assert a is not None
+    assert scheduler.leased(a, more=True)
+    assert not scheduler.leased(a, more=True)  # said once
     scheduler.failed(a, 30.0, 0.0, "refused")
     scheduler.ended(a, has_mail=True)
     assert scheduler.next(10.0) is None
     scheduler.ready("a")
     assert scheduler.next(31.0) is a
-    scheduler.ready("a")
+    scheduler.leased(a, more=True)
     assert scheduler.next(31.0) is None
     assert a.answered()
     scheduler.ready("a")

@@ -114,6 +114,7 @@ class ZoneDelivery:
         settled: Batch | None = None
         while not self._stopping:
             zone, bucket = self.scheduler.zone, self.scheduler.bucket
+            window = self._outbound.queue.windows.zone(self.name)
             now_s = clock.monotonic_s()
             if bucket is not None and bucket.wait_s(now_s) > 0:
                 return True
@@ -126,13 +127,14 @@ class ZoneDelivery:
                 await asyncio.sleep(0)
                 continue
             if lease is None:
-                window = self._outbound.queue.windows.zone(self.name)
                 if window.has_spilled(destination.name) and window.has_room(destination.name):
                     await asyncio.sleep(0)  # a refill reads so much at a time, and found nothing yet
                     continue
                 self.scheduler.empty(destination)
                 return False
             faults.reach("lease.taken")
+            if self.scheduler.leased(destination, more=window.has_mail(destination.name)):
+                self.pump()
             if bucket is not None:
                 bucket.take(now_s)
             delivery = await self._deliver(lease, destination)

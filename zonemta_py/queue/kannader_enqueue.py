@@ -72,4 +72,6 @@ class Enqueuer:
 
     async def abort(self) -> None:
         """Leave nothing."""
-        self._queue.abort(self._writer)
+        batch = self._queue.abort(self._writer)
+        if batch is not None:
+            await batch

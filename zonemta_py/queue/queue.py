@@ -180,14 +180,15 @@ class Queue:
         """A message id, for a report."""
         return self._ids.next(self.now())
 
-    def abort(self, writer: MessageWriter) -> None:
+    def abort(self, writer: MessageWriter) -> Batch | None:
         """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""
-        if writer.chunks:
-            batch = Batch()
-            batch.delete(keys.open_key(writer.id))
-            batch.put(keys.cleanup_key(writer.id), b"")
-            batch.then(lambda failure: self.cleanup.add(writer.id) if failure is None else None)
-            self.commits.submit(batch)
+        if not writer.chunks:
+            return None
+        batch = Batch()
+        batch.delete(keys.open_key(writer.id))
+        batch.put(keys.cleanup_key(writer.id), b"")
+        batch.then(lambda failure: self.cleanup.add(writer.id) if failure is None else None)
+        return self.commits.submit(batch)
 
     def record(self, event: Event) -> None:
         """Put a fact that belongs to no accepted message into the ledger."""

@@ -217,6 +217,10 @@ class ReadyWindow:
         """How many recipients of ``destination`` are in the window."""
         return len(self._queues.get(destination, ()))
 
+    def has_mail(self, destination: str) -> bool:
+        """Whether there is mail of ``destination`` to lease, here or on disk."""
+        return destination in self._queues or destination in self._spilled
+
     def destinations(self) -> list[str]:
         """Destinations that have mail in the window."""
         return list(self._queues)

@@ -4,7 +4,10 @@ CROWDED_S = 60.0  # how long a learned limit holds before one more session is tr
 
 
 class Destination:
-    """``active`` workers are on it, ``working`` of them hold a session.
+    """``active`` workers are on it, ``working`` of them hold a session; one may be ``starting``.
+
+    Workers start one after the other, each when the one before has taken a lease: mail that comes
+    in ones would wake twenty to fight for it.
 
     After a failure to connect it rests until ``down_until_s``; while it is down, one worker at a
     time probes it, and the first success ends that. A failure while others work is the peer's limit
@@ -19,6 +22,7 @@ class Destination:
         "limit_until_s",
         "name",
         "reason",
+        "starting",
         "working",
     )
 
@@ -26,6 +30,7 @@ class Destination:
         self.name = name
         self.active = 0
         self.working = 0
+        self.starting = False
         self.limit = 0
         self.limit_until_s = 0.0
         self.failing = False
@@ -34,6 +39,8 @@ class Destination:
 
     def may_start(self, now_s: float, most: int) -> bool:
         """Whether another worker may take its mail now."""
+        if self.starting:
+            return False
         if self.failing:
             return self.active == 0 and now_s >= self.down_until_s
         if now_s < self.limit_until_s:

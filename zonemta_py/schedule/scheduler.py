@@ -47,9 +47,19 @@ class Scheduler:
             if destination.may_start(now_s, self.per_destination):
                 self._ring[name] = None
                 destination.active += 1
+                destination.starting = True
                 self.active += 1
                 return destination
         return None
+
+    def leased(self, destination: Destination, *, more: bool) -> bool:
+        """A worker has its lease; whether another should start, since there is ``more`` mail."""
+        if more:
+            self.ready(destination.name)
+        else:
+            self.empty(destination)
+        began, destination.starting = destination.starting, False
+        return began and more
 
     def empty(self, destination: Destination) -> None:
         """The destination has no more mail in the window."""
@@ -58,6 +68,7 @@ class Scheduler:
     def ended(self, destination: Destination, *, has_mail: bool) -> None:
         """A worker left; the destination has its turn again if there is mail."""
         destination.active -= 1
+        destination.starting = False
         self.active -= 1
         if has_mail:
             self.ready(destination.name)
