@@ -10,11 +10,13 @@ from functools import partial
 from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
-from zonemta_py.config.schema import Config
+from zonemta_py.config.schema import Config, Zone
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.report import about_notes
+from zonemta_py.delivery.sender import Sender
+from zonemta_py.delivery.ways import Ways
 from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
@@ -26,6 +28,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.routing import DEFAULT_ZONE, make_router
+from zonemta_py.schedule.dead import DeadAddresses
 from zonemta_py.stores.opening import open_store
 
 log = logging.getLogger(__name__)
@@ -75,9 +78,12 @@ class Relay:
             log.warning("%s", warning)
         await queue.recover()
         await self._settle_removed_zones(config)
-        self.outbound = Outbound(queue, MxResolver(config.resolver), config, self.hostname, self.router)
+        self.outbound = Outbound(queue, config, self.hostname, self.router)
+        self.dead = DeadAddresses()
+        self.resolver = MxResolver(config.resolver)
+        self._ways = Ways(config, self.hostname, self.resolver, self.outbound.rng)
         for name, zone in config.zones.items():
-            self._zones[name] = ZoneDelivery(name, zone, self.outbound)
+            self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._sender)
         queue.windows.on_ready = self._on_ready
         queue.report_on = partial(about_notes, self.outbound)
         self.exporter = Exporter(queue, config.events)
@@ -88,9 +94,7 @@ class Relay:
             for settings in config.listeners
         ]
         await queue.begin()
-        self.control = ControlServer(
-            config.queue.directory, Operations(queue, self._zones, self.outbound.dead)
-        )
+        self.control = ControlServer(config.queue.directory, Operations(queue, self._zones, self.dead))
         await self.control.start()
         for listener in self.listeners:
             self.addresses.append(await listener.start())
@@ -101,6 +105,9 @@ class Relay:
             ", ".join(map(str, self.addresses)),
             ", ".join(sorted(config.zones)),
         )
+
+    def _sender(self, zone: Zone) -> Sender:
+        return Sender(zone, self.hostname, self._ways, self.dead, self.outbound.rng)
 
     def _on_ready(self, zone: str, destination: str) -> None:
         delivery = self._zones.get(zone)
@@ -141,11 +148,12 @@ class Relay:
         self.config, self.router, self.hostname = config, router, hostname
         outbound = self.outbound
         outbound.config, outbound.router, outbound.hostname = config, router, hostname
-        outbound.resolver = resolver
+        self.resolver = resolver
+        self._ways = Ways(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
             if delivery is None:
-                self._zones[name] = ZoneDelivery(name, zone, outbound)
+                self._zones[name] = ZoneDelivery(name, zone, outbound, self._sender)
                 self._zones[name].look_around()
             else:
                 delivery.configure(zone)

@@ -8,10 +8,21 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.structs
 
 from zonemta_py.errors import QueueCorrupt
 
 T = TypeVar("T")
+
+
+class Struct(msgspec.Struct, frozen=True, gc=False):
+    """A frozen record with named fields, built and encoded three times as fast as a data class.
+
+    For what is made once a message or more. Keep cycles out of it: the collector does not look here.
+    """
+
+
+fields_of: Callable[[type], tuple[Any, ...]] = msgspec.structs.fields
 
 pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode

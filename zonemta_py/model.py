@@ -1,11 +1,11 @@
 """Plain values that several layers speak of."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from zonemta_py.codec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+
+class Attempt(Struct, frozen=True):
     """What one attempt to deliver found, for every recipient it answers.
 
     ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered and the

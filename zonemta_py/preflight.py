@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from zonemta_py.config.schema import Config
-from zonemta_py.delivery.outbound import read_password
+from zonemta_py.delivery.ways import read_password
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import load_users
 from zonemta_py.intake.port import make_context

@@ -505,7 +505,7 @@ async def test_dead_addresses_are_skipped(folder: Path) -> None:
         records["dead.a.example"] = {"A": ["127.0.2.99"]}
         stage.names.records = records
         async with relaying(stage.config()) as relay:
-            dead = relay.outbound.dead
+            dead = relay.dead
             for moment in (-APART_S, 0.0):
                 dead.timed_out("127.0.2.99", monotonic_s() + moment, 0)
             await send(relay, ["x@a.example"])

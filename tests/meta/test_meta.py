@@ -12,6 +12,7 @@ import click
 import pytest
 
 from zonemta_py.cli import main
+from zonemta_py.codec import fields_of
 from zonemta_py.config.schema import Config
 from zonemta_py.events.schema import EVENTS
 
@@ -62,9 +63,7 @@ def test_every_event_and_field_is_documented() -> None:
         if f"## {event.name}" not in text:
             missing.append(event.name)
         missing += [
-            f"{event.name}.{field.name}"
-            for field in dataclasses.fields(event)
-            if f"`{field.name}`" not in text
+            f"{event.name}.{field.name}" for field in fields_of(event) if f"`{field.name}`" not in text
         ]
     assert missing == []
 

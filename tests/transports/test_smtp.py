@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -92,7 +92,12 @@ def _nothing() -> asyncio.Future[None]:
 def _mail(
     *recipients: str, chunks: Sequence[bytes] = (b"body\r\n",), header: bytes = b"Subject: x\r\n"
 ) -> Mail:
-    return Mail("a@b.example", recipients or ("c@d.example",), header, iter(chunks), 100, False, False)
+    return Mail("a@b.example", recipients or ("c@d.example",), header, _each(chunks), 100, False, False)
+
+
+async def _each(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
 async def _transact(port: int, mail: Mail) -> tuple[SmtpSession, Result]:
@@ -234,7 +239,7 @@ async def test_helo_where_ehlo_is_not_known() -> None:
 async def test_an_early_refusal_is_read_while_the_body_is_written() -> None:
     """The peer says 552 in the middle: it is heard, and not lost (DESIGN trap 4)."""
 
-    def body() -> Iterator[bytes]:
+    async def body() -> AsyncIterator[bytes]:
         for _ in range(2000):
             yield b"x" * 60_000 + b"\r\n"
 
@@ -337,7 +342,7 @@ async def test_a_chunk_iterator_that_fails_leaves_no_finished_message() -> None:
     """A damaged body: the connection is cut before the final dot."""
     ended: list[bytes] = []
 
-    def body() -> Iterator[bytes]:
+    async def body() -> AsyncIterator[bytes]:
         yield b"x" * 200_000
         yield b"y" * 200_000
         raise RuntimeError("damaged")

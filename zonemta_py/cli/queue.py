@@ -27,7 +27,6 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.config.schema import Config
-from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.report import about_notes
 from zonemta_py.queue.queue import Queue
@@ -88,7 +87,6 @@ def reports_of(config: Config, queue: Queue) -> None:
     """Let ``queue``, opened without a relay, compose the reports that its messages still owe."""
     outbound = Outbound(
         queue,
-        MxResolver(config.resolver),
         config,
         config.hostname or socket.getfqdn(),
         make_router(config),

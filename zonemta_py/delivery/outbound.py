@@ -1,99 +1,19 @@
-"""What all zones share on the way out: the queue, names, addresses, rules. A reload replaces it."""
+"""What all zones share when they decide: the queue, names, rules. A reload replaces it."""
 
 from dataclasses import dataclass, field
 from random import Random
 
-from zonemta_py.config.schema import Config, PoolAddress, Zone
-from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.mx_order import Host, allowed, order
-from zonemta_py.delivery.pools import Way
-from zonemta_py.errors import ConfigError, DestinationFailed
+from zonemta_py.config.schema import Config
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
-from zonemta_py.schedule.dead import DeadAddresses
-from zonemta_py.schedule.sources import choose_source
 
 
 @dataclass(slots=True)
 class Outbound:
-    """Everything a worker asks that is not its zone's own."""
+    """Everything a settle or a report asks that is not its zone's own."""
 
     queue: Queue
-    resolver: MxResolver
     config: Config
     hostname: str
     router: Router
     rng: Random = field(default_factory=Random)
-    dead: DeadAddresses = field(default_factory=DeadAddresses)
-
-    async def ways(self, zone: Zone, domain: str, message: str) -> list[tuple[Way, PoolAddress]]:
-        """The ways to ``domain`` in the order to try them. Raises DestinationFailed."""
-        smarthost = zone.smarthost
-        hosts = (
-            await self.resolver.resolve(domain)
-            if smarthost is None
-            else await self._smarthost(smarthost.host)
-        )
-        if smarthost is None:
-            hosts = self._without_ourselves(domain, hosts)
-        pairs = order(hosts, self.rng)
-        if smarthost is None:
-            permitted = allowed(pairs, private=self.config.allow_private_destinations)
-            if not permitted:
-                raise DestinationFailed(
-                    0,
-                    "4.4.4",
-                    f"{domain} leads only to private addresses ({pairs[0][1]}), which is not allowed",
-                )
-            pairs = permitted
-        port = zone.port if smarthost is None else smarthost.port
-        pool = self.config.pools[zone.pool]
-        ways = []
-        for host, ip in pairs:
-            source = choose_source(pool, message, ip)
-            if source is not None:
-                ways.append((Way(host, ip, port, source.address), source))
-        if not ways:
-            raise DestinationFailed(
-                0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}"
-            )
-        return ways
-
-    def _without_ourselves(self, domain: str, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-        """The hosts that are to be preferred to us (RFC 5321 section 5.1). Raises DestinationFailed."""
-        ours = [host.preference for host in hosts if host.name == self.hostname.lower()]
-        if not ours:
-            return hosts
-        better = tuple(host for host in hosts if host.preference < min(ours))
-        if not better:
-            raise DestinationFailed(
-                0, "5.4.6", f"mail for {domain} loops back to this relay", permanent=True
-            )
-        return better
-
-    async def _smarthost(self, host: str) -> tuple[Host, ...]:
-        literal = f"[ipv6:{host}]" if ":" in host else f"[{host}]"
-        if ":" in host or host.replace(".", "").isdigit():
-            resolved = await self.resolver.resolve(literal)
-            return tuple(item._replace(name=host) for item in resolved)
-        return await self.resolver.addresses_of(host)
-
-    def credentials(self, zone: Zone) -> tuple[str, str] | None:
-        """Name and password for the zone's smarthost. Raises DestinationFailed when unreadable."""
-        auth = zone.smarthost_auth
-        if auth.username is None or auth.password_file is None:
-            return None
-        try:
-            return auth.username, read_password(zone)
-        except ConfigError as exc:
-            raise DestinationFailed(0, "4.7.0", str(exc)) from exc
-
-
-def read_password(zone: Zone) -> str:
-    """The first line of the smarthost's password file. Raises ConfigError."""
-    path = zone.smarthost_auth.password_file
-    assert path is not None
-    try:
-        return path.read_text(encoding="utf-8").split("\n", 1)[0].strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: the password cannot be read: {exc}") from exc

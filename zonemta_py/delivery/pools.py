@@ -4,11 +4,11 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from zonemta_py.codec import Struct
 from zonemta_py.transports.pipelining import SmtpSession
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """Where a session leads and where it leaves from."""
 
     host: str

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from zonemta_py import clock, faults
 from zonemta_py.config.schema import Zone
 from zonemta_py.delivery.outbound import Outbound
-from zonemta_py.delivery.pools import SessionPool
-from zonemta_py.delivery.worker import Delivery, Worker
+from zonemta_py.delivery.worker import Carrier, Delivery, Worker
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Attempt
 from zonemta_py.queue.commit import Batch
@@ -25,13 +25,16 @@ log = logging.getLogger(__name__)
 class ZoneDelivery:
     """Delivers the mail of one zone. ``pump`` is called whenever something may have changed."""
 
-    def __init__(self, name: str, zone: Zone, outbound: Outbound) -> None:
+    def __init__(
+        self, name: str, zone: Zone, outbound: Outbound, make_carrier: Callable[[Zone], Carrier]
+    ) -> None:
         self.name = name
         self._outbound = outbound
         self._loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(zone, clock.monotonic_s())
-        self.pool = SessionPool()
-        self._worker = Worker(outbound, zone, self.pool)
+        self._make_carrier = make_carrier
+        self._carrier = make_carrier(zone)
+        self._worker = Worker(outbound, zone)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -39,9 +42,9 @@ class ZoneDelivery:
     def configure(self, zone: Zone) -> None:
         """Take over settings after a reload; sessions made under the old ones end."""
         self.scheduler.configure(zone, clock.monotonic_s())
-        self.pool.close()
-        self.pool = SessionPool()  # a worker under way puts its session back into the old one
-        self._worker = Worker(self._outbound, zone, self.pool)
+        self._carrier.close()
+        self._carrier = self._make_carrier(zone)  # a worker under way ends with the old one
+        self._worker = Worker(self._outbound, zone)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -164,7 +167,7 @@ class ZoneDelivery:
         )
         worker = self._worker
         try:
-            return await worker.deliver(lease, room, destination)
+            return await worker.deliver(lease, room, destination, self._carrier)
         except QueueUnavailable:
             raise
         except Exception:
@@ -209,4 +212,4 @@ class ZoneDelivery:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        self.pool.close()
+        self._carrier.close()

@@ -1,13 +1,12 @@
-"""Every fact the relay records, one frozen data class each; ``docs/events.md`` lists them.
+"""Every fact the relay records, one frozen record each; ``docs/events.md`` lists them.
 
 A fact becomes one JSON object. ``node``, ``seq`` and ``position`` are added when its group is
 committed: together they identify the record for ever, so that a repeat can be removed.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from zonemta_py.codec import to_json
+from zonemta_py.codec import Struct, to_json
 
 
 class Event(Protocol):
@@ -16,8 +15,7 @@ class Event(Protocol):
     name: ClassVar[str]
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedRecipient:
+class AcceptedRecipient(Struct, frozen=True):
     """One recipient of an accepted message; ``index`` is 0-based and stays its number for life."""
 
     index: int
@@ -25,8 +23,7 @@ class AcceptedRecipient:
     zone: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class Accepted(Struct, frozen=True, kw_only=True):
     """A message is on disk and answered with 250, or was made here as a report.
 
     ``report_for`` is the queue id of the message a report is about, else empty. ``submitter`` is
@@ -49,8 +46,7 @@ class Accepted:
     report_for: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class Rejected(Struct, frozen=True, kw_only=True):
     """A command or a message was refused at intake; nothing was accepted."""
 
     name: ClassVar[str] = "rejected"
@@ -66,8 +62,7 @@ class Rejected:
     reply: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeated:
+class Repeated(Struct, frozen=True, kw_only=True):
     """A client submitted again what was accepted under its submission key; nothing was enqueued.
 
     ``message`` is the id of the first message, ``recipients`` how many the repeat named.
@@ -82,8 +77,7 @@ class Repeated:
     user: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfRecipient:
+class _OfRecipient(Struct, frozen=True, kw_only=True):
     """What every fact about one recipient carries. ``attempt`` counts from 1."""
 
     time_ms: int
@@ -98,8 +92,7 @@ class _OfRecipient:
     created_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfAttempt(_OfRecipient):
+class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
     """What an attempt adds: the peer, the way there and the answer.
 
     ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered; ``reply``
@@ -117,15 +110,13 @@ class _OfAttempt(_OfRecipient):
     duration_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered(_OfAttempt):
+class Delivered(_OfAttempt, frozen=True, kw_only=True):
     """The peer took responsibility with a 2xx to the final dot."""
 
     name: ClassVar[str] = "delivered"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deferred(_OfAttempt):
+class Deferred(_OfAttempt, frozen=True, kw_only=True):
     """The recipient is tried again at ``due_ms``.
 
     ``uncertain``: the final dot was sent and its answer lost, so the peer may have the message.
@@ -136,31 +127,27 @@ class Deferred(_OfAttempt):
     uncertain: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounced(_OfAttempt):
+class Bounced(_OfAttempt, frozen=True, kw_only=True):
     """The recipient failed for good. ``report`` is the queue id of the report, empty without one."""
 
     name: ClassVar[str] = "bounced"
     report: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expired(_OfAttempt):
+class Expired(_OfAttempt, frozen=True, kw_only=True):
     """The recipient was tried until ``give_up_after``. ``report`` as in ``bounced``."""
 
     name: ClassVar[str] = "expired"
     report: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deleted(_OfRecipient):
+class Deleted(_OfRecipient, frozen=True, kw_only=True):
     """An operator removed the recipient from the queue."""
 
     name: ClassVar[str] = "deleted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(Struct, frozen=True, kw_only=True):
     """Damage on disk took the recipient, and ``queue repair`` could not bring it back.
 
     What the damage left is what the fact knows; ``reason`` says what was found.
@@ -175,30 +162,26 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uncertain(_OfRecipient):
+class Uncertain(_OfRecipient, frozen=True, kw_only=True):
     """A crash fell into a transaction: the peer may have the message, and it will be sent again."""
 
     name: ClassVar[str] = "uncertain"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held(_OfRecipient):
+class Held(_OfRecipient, frozen=True, kw_only=True):
     """The recipient waits until an operator releases it. ``reason`` says who or what held it."""
 
     name: ClassVar[str] = "held"
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released(_OfRecipient):
+class Released(_OfRecipient, frozen=True, kw_only=True):
     """An operator let a held recipient go on."""
 
     name: ClassVar[str] = "released"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discarded:
+class Discarded(Struct, frozen=True, kw_only=True):
     """A report could not be sent to anybody: ``reason`` is double bounce or triple bounce.
 
     ``recipients`` are the indexes of those it would have told about. Their own outcome is a fact
@@ -213,8 +196,7 @@ class Discarded:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Moved(Struct, frozen=True, kw_only=True):
     """Recipients changed zone because theirs is gone from the configuration."""
 
     name: ClassVar[str] = "moved"

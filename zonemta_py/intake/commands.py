@@ -5,8 +5,8 @@ Source: RFC 5321 sections 4.1.1.2, 4.1.1.3 (and their old forms), RFC 1870 (SIZE
 """
 
 import re
-from dataclasses import dataclass
 
+from zonemta_py.codec import Struct
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
 from zonemta_py.smtp.dsn_options import UNSAID, parse_notify, valid_envid, valid_orcpt
@@ -26,8 +26,7 @@ class Refused(Exception):
         self.reply = reply
 
 
-@dataclass(frozen=True, slots=True)
-class Mail:
+class Mail(Struct, frozen=True):
     """A MAIL command: ``sender`` normalised, ``""`` for ``<>``; ``size`` 0 when not said.
 
     ``ret`` (FULL, HDRS) and ``envid`` (xtext) are empty when not said.
@@ -40,8 +39,7 @@ class Mail:
     envid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rcpt:
+class Rcpt(Struct, frozen=True):
     """A RCPT command: ``address`` normalised, ``notify`` as in ``smtp.dsn_options``, ``orcpt`` as given."""
 
     address: str

@@ -6,9 +6,9 @@ to its final dot says what it was: answering earlier would make the rest look li
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from zonemta_py import clock
+from zonemta_py.codec import Struct
 from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.claim import Claim
@@ -33,8 +33,7 @@ UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """What the session knows about a message before its data.
 
     ``recipients``: each address once. ``ret`` and ``envid`` as in RFC 3461.
@@ -130,12 +129,9 @@ class Ingest:
             self._repeated()
             return None
         new = None if self.refusal else self._compose()
-        if new is None or self.refusal:
+        if new is None:
             self.abort()
             return None
-        key = self._claim.hand_over(self._writer.id, self._fresh)
-        if key is not None:
-            new = replace(new, key=key)
         self._ended = True  # from here on the queue answers for the message, whatever the client does
         return self._queue.accept(self._writer, new)
 
@@ -182,11 +178,13 @@ class Ingest:
             self._ended = True
             self._queue.abort(self._writer)
 
-    def _compose(self) -> NewMessage:
+    def _compose(self) -> NewMessage | None:
+        """The message as it is stored, or None with a refusal. From here on its commit has its key."""
         draft, header, fields = self._draft, self._splitter.header, self._splitter.fields
         now_ms = clock.now_ms()
         if sum(1 for field in fields if field.name == b"received") > draft.max_hops:
             self.refusal = "554 5.4.6 Too many Received fields: this looks like a mail loop"
+            return None
         routing = [field for field in fields if field.name in self._router.headers]
         values: dict[str, str] = {}
         if routing and draft.trusted_routing:
@@ -220,6 +218,7 @@ class Ingest:
             message_id=message_id[:MESSAGE_ID_MAX],
             eight_bit=self._check.eight_bit,
             smtputf8=draft.smtputf8,
+            key=self._claim.hand_over(self._writer.id, self._fresh),
         )
 
     def _route(self, headers: dict[str, str]) -> list[Addressee]:

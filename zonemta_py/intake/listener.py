@@ -36,6 +36,7 @@ class Listener:
             raise ConfigError(f"cannot listen on {settings.address}: {exc}") from exc
         bound = HostPort(settings.address.host, self._server.sockets[0].getsockname()[1])
         self.port.settings = replace(settings, address=bound)
+        self.port.name = str(bound)
         return bound
 
     def close(self) -> None:

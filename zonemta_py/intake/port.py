@@ -47,6 +47,7 @@ class Port:
     def apply(self, policy: Policy) -> None:
         """Take over a policy, at the start or after a reload."""
         self.settings = policy.settings
+        self.name = str(policy.settings.address)
         self.hostname = policy.hostname
         self.router = policy.router
         self.users = policy.users

@@ -52,7 +52,7 @@ class Session(Connection):
         self._port.queue.record(
             Rejected(
                 time_ms=clock.now_ms(),
-                listener=str(self._port.settings.address),
+                listener=self._port.name,
                 client_ip=self._client_ip,
                 helo=self._helo,
                 user=self._user,
@@ -228,23 +228,20 @@ class Session(Connection):
             self._ingest.abort()
             self._ingest = None
 
+    def _protocol(self) -> str:
+        """The name of what is spoken here, as RFC 3848 and 6531 have it."""
+        base = "UTF8SMTP" if self._smtputf8 else ("ESMTP" if self._extended else "SMTP")
+        return base + ("S" if self._secure else "") + ("A" if self._user else "")
+
     def _draft(self, sender: str) -> Draft:
         settings = self._port.settings
-        protocol = "UTF8SMTP" if self._smtputf8 else ("ESMTP" if self._extended else "SMTP")
-        protocol += ("S" if self._secure else "") + ("A" if self._user else "")
         return Draft(
             sender=sender,
             recipients=list(self._recipients.values()),
             ret=self._ret,
             envid=self._envid,
             smtputf8=self._smtputf8,
-            origin=Origin(
-                str(settings.address),
-                self._client_ip,
-                self._helo,
-                self._user,
-                protocol,
-            ),
+            origin=Origin(self._port.name, self._client_ip, self._helo, self._user, self._protocol()),
             trusted_routing=True,
             hostname=self.hostname,
             max_size=settings.max_message_size,

@@ -6,7 +6,7 @@ with its first chunk, so that a crash leaves nothing that cannot be swept.
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
 from zonemta_py.clock import now_ms
 from zonemta_py.codec import pack
@@ -22,7 +22,13 @@ WRITES_AHEAD = 4  # chunks on their way to disk per message: bounds memory, keep
 class MessageWriter:
     """Takes a body in pieces. ``last`` is what remains for the accept batch, one chunk at most."""
 
-    def __init__(self, message: str, boot: int, commits: GroupCommit) -> None:
+    def __init__(
+        self,
+        message: str,
+        boot: int,
+        commits: GroupCommit,
+        register: MutableMapping[str, "MessageWriter"],
+    ) -> None:
         self.id = message
         self.abandoned = False  # swept after a day without progress: it cannot be accepted any more
         self.chunks = 0  # written or on their way
@@ -32,6 +38,7 @@ class MessageWriter:
         self._commits = commits
         self._pieces: list[bytes] = []
         self._held = 0
+        self._register = register  # of writers with chunks on disk, for the sweep
         self._ahead: deque[Batch] = deque()
 
     def write(self, data: bytes) -> Batch | None:
@@ -66,6 +73,8 @@ class MessageWriter:
         batch = Batch()
         batch.kinds.append("chunk")
         batch.put(chunk_key(self.id, self.chunks), chunk)
+        if self.chunks == 1:
+            self._register[self.id] = self
         if self.chunks % 1024 == 1:
             batch.put(open_key(self.id), pack(Open(FORMAT, self._boot, now_ms())))
         self._ahead.append(self._commits.submit(batch))

@@ -1,9 +1,9 @@
 """From what intake knows of a message to the records that are written. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from zonemta_py.codec import Struct
 from zonemta_py.queue import keys
 from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, Submitted, new_waiting
@@ -20,8 +20,7 @@ class Addressee(NamedTuple):
     orcpt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NewMessage:
+class NewMessage(Struct, frozen=True):
     """What intake, or a report, knows about a message beside its body.
 
     ``recipients``: each address once. ``key``: digest of the submission key and what it covers.

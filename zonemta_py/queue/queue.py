@@ -118,9 +118,7 @@ class Queue:
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
-        writer = MessageWriter(self._ids.next(self.now()), self.boot, self.commits)
-        self._writers[writer.id] = writer
-        return writer
+        return MessageWriter(self._ids.next(self.now()), self.boot, self.commits, self._writers)
 
     async def _sweep(self) -> None:
         while True:

@@ -4,10 +4,9 @@ Nothing here reads, waits or decides; ``queue.py`` does, and these say what it c
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from zonemta_py.codec import pack
+from zonemta_py.codec import Struct, pack
 from zonemta_py.events.schema import (
     Accepted,
     AcceptedRecipient,
@@ -30,8 +29,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What a settle makes of one leased recipient. ``due_ms`` only for a deferral."""
 
     recipient: Recipient
@@ -40,8 +38,7 @@ class Outcome:
     due_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """A message to be accepted. ``tail`` are its last chunks, those that are not written yet."""
 
     message: str
@@ -53,8 +50,7 @@ class Submission:
     key: tuple[str, Submitted] | None = None  # digest of the submission key, and what it now covers
 
 
-@dataclass(frozen=True, slots=True)
-class Aftermath:
+class Aftermath(Struct, frozen=True):
     """What a settle causes beside its outcomes, in the same batch.
 
     ``reports`` are accepted, ``notes`` kept until their message ends, ``facts`` recorded;

@@ -4,12 +4,14 @@ Source: RFC 5321 section 4.2 (replies), RFC 2034 and 3463 (enhanced status codes
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from zonemta_py.errors import SessionLost
 
 LINE_MAX = 8192  # RFC 5321 says 512; real servers send more, hostile ones without end
 REPLY_LINES_MAX = 128
+COMMON_MAX = 48  # octets of a reply line that is worth remembering
 TEXT_MAX = 1024  # what is kept of a reply: enough for any operator, a bound for records and reports
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])([ -]?)(.*)\Z", re.DOTALL)
@@ -82,6 +84,11 @@ class ReplyReader:
             raise SessionLost("the peer's reply line has no end")
         replies = []
         for line in lines:
+            if len(line) < COMMON_MAX and not self._lines:
+                common = _single(line)
+                if common is not None:
+                    replies.append(common)
+                    continue
             match = _LINE.match(line.rstrip(b"\r"))
             if match is None or len(line) > LINE_MAX:
                 raise SessionLost(f"not an SMTP reply: {line[:80]!r}")
@@ -98,6 +105,15 @@ class ReplyReader:
     def midway(self) -> bool:
         """Whether part of a reply is still held."""
         return bool(self._buffer or self._lines)
+
+
+@lru_cache(maxsize=1024)
+def _single(line: bytes) -> Reply | None:
+    """A reply of one line; None when it is not one. Peers say the same few things all day."""
+    match = _LINE.match(line.rstrip(b"\r"))
+    if match is None or match[2] == b"-":
+        return None
+    return make_reply(int(match[1]), match[3].decode("utf-8", "replace"))
 
 
 def _join(lines: list[str]) -> str:

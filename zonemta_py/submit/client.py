@@ -186,7 +186,7 @@ class Submission:
             plan.sender,
             addresses,
             header,
-            iter((body,)) if body else iter(()),
+            body,
             len(header) + 2 + len(body),
             not (header.isascii() and body.isascii()),
             any(map(needs_smtputf8, [plan.sender, *addresses])),

@@ -130,6 +130,10 @@ class Dialogue(asyncio.Protocol):
                 self._waiter = self._loop.create_future()
                 await self._waiter
             self._deadline.clear()
+        return self._next()
+
+    def _next(self) -> Reply:
+        """The next reply, which is there."""
         reply = self._replies.popleft()
         if reply.code == 421:
             self.usable = False

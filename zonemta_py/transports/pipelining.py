@@ -6,9 +6,10 @@ It takes over the connection after aiosmtplib has connected, greeted, encrypted 
 Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining).
 """
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 
+from zonemta_py.codec import Struct
 from zonemta_py.errors import SessionLost
 from zonemta_py.smtp.classify import Phase, limits_recipients
 from zonemta_py.smtp.reply import Reply
@@ -19,17 +20,15 @@ WRITE_AT_ONCE = 131_072  # a small message goes out in one write
 SPARE_REPLIES = 4  # a transaction's replies beside those to RCPT: RSET, MAIL, DATA, the final dot
 
 
-@dataclass(frozen=True, slots=True)
-class DsnOptions:
+class DsnOptions(Struct, frozen=True):
     """Parameters of RFC 3461, each with a space in front or empty: of MAIL, and of every RCPT."""
 
     mail: str
     rcpts: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Mail:
-    """One transaction to be. ``chunks`` is the body after the empty line that ends ``header``.
+class Mail(Struct, frozen=True):
+    """One transaction to be. ``body`` is what follows the empty line that ends ``header``.
 
     ``dsn`` only for a peer that offers it.
     """
@@ -37,7 +36,7 @@ class Mail:
     sender: str
     recipients: Sequence[str]
     header: bytes
-    chunks: Iterator[bytes]
+    body: bytes | AsyncIterator[bytes]
     size: int
     eight_bit: bool
     smtputf8: bool
@@ -66,7 +65,7 @@ class SmtpSession(Dialogue):
         """Send ``mail``; ``before_dot`` is awaited before its final dot goes out.
 
         Raises SessionLost when the connection fails before the final dot. Whatever the iterator of
-        chunks or ``before_dot`` raises is raised here too, with the connection aborted.
+        the body or ``before_dot`` raises is raised here too, with the connection aborted.
         """
         self._replies_owed = len(mail.recipients) + SPARE_REPLIES
         self.messages += 1
@@ -109,7 +108,7 @@ class SmtpSession(Dialogue):
             self._answer(answers, accepted, Phase.DATA, early)
             return result
         try:
-            final = await self._reply(self._timeouts.dot)
+            final = self._next() if self._replies else await self._reply(self._timeouts.dot)
         except SessionLost as exc:
             result.uncertain = True
             final = Reply(0, "4.4.2", f"no answer to the final dot: {exc}")
@@ -145,7 +144,9 @@ class SmtpSession(Dialogue):
             for command in commands:
                 if not pipelined:
                     self._write(command)
-                replies.append(await self._reply(self._timeouts.command))
+                replies.append(
+                    self._next() if self._replies else await self._reply(self._timeouts.command)
+                )
                 if not pipelined and not replies[0].completed:
                     break
             answers, accepted = self._judge(len(mail.recipients), replies)
@@ -153,7 +154,8 @@ class SmtpSession(Dialogue):
                 if not accepted:
                     return answers, accepted, None
                 self._write(b"DATA\r\n")
-            return answers, accepted, await self._reply(self._timeouts.command)
+            data = self._next() if self._replies else await self._reply(self._timeouts.command)
+            return answers, accepted, data
         except SessionLost as exc:
             return self._cut_short(mail, replies, exc), [], None
 
@@ -201,24 +203,25 @@ class SmtpSession(Dialogue):
         return f"MAIL FROM:<{mail.sender}>{parameters}\r\n".encode()
 
     async def _body(self, mail: Mail, before_dot: Awaitable[None]) -> Reply | None:
-        """Stream the message and its final dot; an answer that comes before the dot ends it."""
+        """Send the message and its final dot; an answer that comes before the dot ends it."""
         encoder = DotEncoder()
-        pending = [encoder.feed(mail.header + b"\r\n")]
-        size = len(pending[0])
-        for chunk in mail.chunks:
-            if size > WRITE_AT_ONCE:
-                self._write(b"".join(pending))
-                pending, size = [], 0
-                await self._drained()
-                if self._replies:
-                    return self._replies.popleft()
-            pending.append(encoder.feed(chunk))
-            size += len(chunk)
-        pending.append(encoder.finish())
+        if isinstance(mail.body, bytes):
+            rest = encoder.feed(b"".join((mail.header, b"\r\n", mail.body))) + encoder.finish()
+        else:
+            rest = encoder.feed(mail.header + b"\r\n")
+            async for chunk in mail.body:
+                if len(rest) > WRITE_AT_ONCE:
+                    self._write(rest)
+                    rest = b""
+                    await self._drained()
+                    if self._replies:
+                        return self._replies.popleft()
+                rest += encoder.feed(chunk)
+            rest += encoder.finish()
         await before_dot
         if self._replies:
             return self._replies.popleft()
-        self._write(b"".join(pending))
+        self._write(rest)
         return None
 
 
