@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +18,7 @@ from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.keys import META_IDS, outbox_key
 from zonemta_py.queue.store import Op, Store
+from zonemta_py.queue.write_thread import WriteThread
 
 GROUP_OPS_MAX = 2048  # a group that takes long to build makes everybody wait
 GROUP_BYTES_MAX = 2 << 20
@@ -99,9 +99,9 @@ class GroupCommit:
         self.written_seq = next_seq - 1  # the last group with facts that is on disk
         self._sync = sync
         self._waiting: deque[Batch] = deque()
-        self._wake = asyncio.Event()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="queue-writer")
-        self._task: asyncio.Task[None] | None = None
+        self._group: list[Batch] = []  # being written
+        self._begins = False  # a look at what waits is on its way
+        self._thread: WriteThread | None = None
         self._ids_written = ids.last
         self.failure: QueueUnavailable | None = None
         self.outbox_grew = asyncio.Event()
@@ -111,45 +111,49 @@ class GroupCommit:
     def start(self) -> None:
         """Begin to write; needs a running loop."""
         self._loop = asyncio.get_running_loop()  # asked once: before 3.12 it costs a system call
-        self._task = self._loop.create_task(self._run(), name="group-commit")
+        self._thread = WriteThread(self._loop, lambda group: self._store.write(group), self._written)
 
     def submit(self, batch: Batch) -> Batch:
         """Queue ``batch`` for the next group; returns it, the promise of its own write."""
         if self.failure is not None:
             batch.end(self.failure)
-        else:
-            self._waiting.append(batch)
-            self._wake.set()
+            return batch
+        self._waiting.append(batch)
+        if not self._begins and not self._group:
+            self._begins = True  # at the end of this turn of the loop: others may come by then
+            self._loop.call_soon(self._begin)
         return batch
 
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            group = self._take()
-            if not group:
-                self._wake.clear()
-                continue
-            if faults.armed:
-                faults.reach_all((kind for batch in group for kind in batch.kinds), "unwritten")
-            try:
-                write = self._store.batch(self._ops(group), sync=self._sync)
-                await self._loop.run_in_executor(self._writer, self._store.write, write)
-            except QueueUnavailable as exc:
-                self._fail(group, exc)
-                continue
-            except Exception as exc:  # a defect here must not leave everybody waiting
-                log.exception("a group could not be written")
-                self._fail(group, QueueUnavailable(f"internal error: {exc!r}"))
-                continue
-            if faults.armed:
-                faults.reach_all((kind for batch in group for kind in batch.kinds), "written")
-            self.groups += 1
-            self.batches += len(group)
-            if any(batch.events for batch in group):
-                self.written_seq = self._next_seq - 1
-                self.outbox_grew.set()
-            for batch in group:
-                batch.end(None)
+    def _begin(self) -> None:
+        """Hand what waits to the thread."""
+        self._begins = False
+        if self._group or not self._waiting:
+            return
+        assert self._thread is not None
+        self._group = group = self._take()
+        if faults.armed:
+            faults.reach_all((kind for batch in group for kind in batch.kinds), "unwritten")
+        try:
+            self._thread.put(self._store.batch(self._ops(group), sync=self._sync))
+        except Exception as exc:  # a defect here must not leave everybody waiting
+            self._written(exc)
+
+    def _written(self, exc: Exception | None) -> None:
+        """The group is on disk, or could not be written."""
+        group, self._group = self._group, []
+        if exc is not None:
+            self._fail(group, exc)
+            return
+        if faults.armed:
+            faults.reach_all((kind for batch in group for kind in batch.kinds), "written")
+        self.groups += 1
+        self.batches += len(group)
+        if any(batch.events for batch in group):
+            self.written_seq = self._next_seq - 1
+            self.outbox_grew.set()
+        self._begin()  # the thread works while the loop tells who waited
+        for batch in group:
+            batch.end(None)
 
     def _take(self) -> list[Batch]:
         group: list[Batch] = []
@@ -173,8 +177,11 @@ class GroupCommit:
             ops.append((META_IDS, self._ids_written.encode()))
         return ops
 
-    def _fail(self, group: list[Batch], exc: QueueUnavailable) -> None:
+    def _fail(self, group: list[Batch], exc: Exception) -> None:
         """A failed write is final for this database: refuse what waits and what comes."""
+        if not isinstance(exc, QueueUnavailable):
+            log.error("a group could not be written", exc_info=exc)
+            exc = QueueUnavailable(f"internal error: {exc!r}")
         log.critical("the queue cannot be written, new mail is refused: %s", exc)
         self.failure = exc
         refused = [*group, *self._waiting]
@@ -184,10 +191,10 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Write what waits, then stop. LevelDB must not be closed before."""
-        if self._task is not None:
-            if self.failure is None:
-                with suppress(QueueUnavailable):
-                    await self.submit(Batch())
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        await asyncio.get_running_loop().run_in_executor(None, self._writer.shutdown)
+        if self._thread is None:
+            return
+        if self.failure is None:
+            with suppress(QueueUnavailable):
+                await self.submit(Batch())
+        await self._loop.run_in_executor(None, self._thread.close)
+        self._thread = None
