@@ -1,3 +1,5 @@
+from itertools import product
+
 """Dot-stuffing: cases from the RFC by hand, and any split by Hypothesis."""
 
 import pytest
@@ -131,3 +133,17 @@ def test_line_check_agrees_with_the_plain_way(parts: list[bytes], data: st.DataO
     assert check.eight_bit == (b"\xff" in whole)
     longest = max(len(line) for line in whole.split(b"\n"))
     assert check.long == (longest > 3) or longest == 4  # a line's CR may or may not count
+
+
+def test_every_short_message_at_every_cut() -> None:
+    """All of CR, LF and another octet up to six long: a bare one is found wherever a block ends."""
+    for length in range(7):
+        for octets in product(b"\r\nx", repeat=length):
+            message = bytes(octets)
+            rest = message.replace(b"\r\n", b"")
+            for cut in range(length + 1):
+                check = LineCheck(100)
+                check.feed(message[:cut])
+                check.feed(message[cut:])
+                check.finish()
+                assert check.bare == (b"\r" in rest or b"\n" in rest), (message, cut)

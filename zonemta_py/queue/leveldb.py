@@ -27,10 +27,10 @@ class LevelView:
     def __init__(self, source: Any) -> None:
         self._source = source
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
         """The value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
         try:
-            value: bytes | None = self._source.get(key, verify_checksums=True)
+            value: bytes | None = self._source.get(key, verify_checksums=checked)
         except (_leveldb.Error, OSError) as exc:
             raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
         return value

@@ -14,8 +14,11 @@ Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 class View(Protocol):
     """Reading. Keys are ordered by their bytes."""
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None. Raises QueueCorrupt when it cannot be read."""
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
+        """The value of ``key``, or None. Raises QueueCorrupt when it cannot be read.
+
+        Not ``checked``: the caller compares a checksum of its own, one is enough.
+        """
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values from ``start`` (inclusive) to ``stop`` (exclusive).

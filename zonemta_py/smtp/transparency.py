@@ -11,6 +11,7 @@ import re
 
 _DOT_LINE = re.compile(rb"\r\n\.")
 _END = b"\r\n.\r\n"
+_NO_LINE_END = bytes(octet for octet in range(256) if octet not in b"\r\n")
 
 
 class DotDecoder:
@@ -29,8 +30,9 @@ class DotDecoder:
 
     def feed(self, data: bytes) -> bytes:
         """The octets of the message that are now certain."""
-        window = self._held + data
-        end = window.find(_END)
+        window = self._held + data if self._held else data
+        dots = _DOT_LINE.search(window)  # rare, and without one there is no end either
+        end = window.find(_END, dots.start()) if dots else -1
         if end >= 0:
             self.done = True
             self.rest = window[end + 5 :]
@@ -39,8 +41,8 @@ class DotDecoder:
         else:
             keep = _undecided(window)
             split = len(window) - keep
-            certain, self._held = window[:split], window[split:]
-        if _DOT_LINE.search(certain):
+            certain, self._held = (window[:split], window[split:]) if keep else (window, b"")
+        if dots:
             certain = certain.replace(b"\r\n.", b"\r\n")
         if self._skip:
             dropped = min(self._skip, len(certain))
@@ -124,21 +126,33 @@ class LineCheck:
             self.long = True
         last = data.rfind(b"\n")
         if last - first > self._line_max and not self.long:
-            self.long = any(len(line) > self._line_max for line in data[first:last].split(b"\n"))
+            self.long = self._has_long_line(data, first, last)
         self._line = len(data) - last - 1
         self.long = self.long or self._line > self._line_max
 
+    def _has_long_line(self, data: bytes, first: int, last: int) -> bool:
+        """Whether a line between these line ends is too long. It would hold half of its length in one
+        aligned stretch without a line end, which is quickly ruled out."""
+        half = self._line_max // 2
+        if all(data.find(b"\n", at, at + half) >= 0 for at in range(first, last - half, half)):
+            return False
+        return any(len(line) > self._line_max for line in data[first:last].split(b"\n"))
+
     def _count_line_ends(self, data: bytes) -> None:
-        pairs = data.count(b"\r\n")
-        carriage_returns = data.count(b"\r")
-        line_feeds = data.count(b"\n")
+        """Find bare CR and LF by two passes at memory speed.
+
+        c CRs and f LFs, p of them in pairs, end c + f - p lines. Where that is (c + f) / 2, then
+        p = (c + f) / 2, and since p is neither over c nor over f, all three are equal.
+        """
         if self._cr_pending:
-            if data[0] == 0x0A:
-                line_feeds -= 1
-            else:
+            if data[0] != 0x0A:
                 self.bare = True
-        self._cr_pending = data[-1] == 0x0D
-        if carriage_returns - self._cr_pending != pairs or line_feeds != pairs:
+            data = data[1:]
+        self._cr_pending = data[-1:] == b"\r"
+        if self._cr_pending:
+            data = data[:-1]
+        ended = len(data.splitlines()) - (data[-1:] not in (b"", b"\r", b"\n"))
+        if 2 * ended != len(data.translate(None, _NO_LINE_END)):
             self.bare = True
 
     def finish(self) -> None:

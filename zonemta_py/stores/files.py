@@ -66,7 +66,7 @@ class FilesStore(MemoryStore):
 
     # ---- reading
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
         """The value of ``key``, or None. Raises QueueCorrupt when its file cannot be read."""
         value = super().get(key)
         if value is None or not _is_chunk(key):

@@ -25,7 +25,7 @@ class MemoryStore:
         self._values = _sorted.SortedDict()
         self._lock = RLock()  # the queue writes from a thread of its own
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
         """The value of ``key``, or None."""
         value: bytes | None = self._values.get(key)
         return value
