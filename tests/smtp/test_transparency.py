@@ -1,6 +1,6 @@
-from itertools import product
-
 """Dot-stuffing: cases from the RFC by hand, and any split by Hypothesis."""
+
+from itertools import product
 
 import pytest
 from hypothesis import given

@@ -3,17 +3,16 @@
 Source: RFC 5321 section 4.1, RFC 4954 (AUTH), RFC 3207 (STARTTLS), RFC 2920 (pipelining).
 """
 
-import asyncio
 import re
 from functools import partial
 
 from zonemta_py import clock, faults
 from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.schema import Rejected
-from zonemta_py.intake import sasl
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
-from zonemta_py.intake.connection import IDLE_COMMANDS_MAX, Connection, Hangup
+from zonemta_py.intake.connection import IDLE_COMMANDS_MAX, Hangup
+from zonemta_py.intake.identified import Identified
 from zonemta_py.intake.ingest import UNDER_WAY, Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
@@ -23,14 +22,12 @@ from zonemta_py.smtp.transparency import DotDecoder
 _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
 
 
-class Session(Connection):
+class Session(Identified):
     """A conversation with one client."""
 
     def __init__(self, port: Port) -> None:
         super().__init__(port)
         self._helo = ""
-        self._extended = False
-        self._user = ""
         self._idle_commands = 0
         self._ingest: Ingest | None = None  # while a message comes in, and until it is stored
         self._set_rset_state()
@@ -280,64 +277,11 @@ class Session(Connection):
         self._reply("221 2.0.0 Bye")
         raise Hangup
 
-    def _starttls(self, argument: str) -> None:
-        if argument:
-            raise Refused("501 5.5.4 STARTTLS takes no argument")
-        if self._port.starttls_context is None or self._secure:
-            raise Refused("503 5.5.1 TLS is not available here, or is on already")
-        if self._unread:
-            # What follows in plain text may be someone else's (CVE-2021-38371 and its kin).
-            self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
-            raise Hangup
-        self._encrypt(self._start_again)
-
     def _start_again(self) -> None:
-        """Under TLS, all that was said before is forgotten (RFC 3207 section 4.2)."""
-        self._helo, self._extended, self._user = "", False, ""
+        """Under TLS, all that was said before is forgotten."""
+        super()._start_again()
+        self._helo = ""
         self._set_rset_state()
-
-    def _may_authenticate(self) -> bool:
-        return self._port.users is not None and (
-            self._secure or not self._port.settings.auth.require_tls
-        )
-
-    def _auth(self, argument: str) -> None:
-        if self._port.users is None or not self._extended:
-            raise Refused("503 5.5.1 AUTH is not available")
-        if not self._may_authenticate():
-            raise Refused("538 5.7.11 Encryption is required for AUTH")
-        if self._user or self._sender is not None:
-            raise Refused("503 5.5.1 Not now")
-        mechanism, _, initial = argument.partition(" ")
-        exchange = sasl.MECHANISMS.get(mechanism.upper())
-        if exchange is None:
-            raise Refused("504 5.5.4 Unrecognized authentication type")
-        self._challenge(exchange(initial.strip()), None)
-
-    def _challenge(self, exchange: sasl.Exchange, answer: str | None) -> None:
-        """Go on with an exchange: ask what it wants to know, or check what it found."""
-        try:
-            challenge = exchange.send(answer)
-        except StopIteration as end:
-            if end.value is None:
-                raise Refused("501 5.5.2 AUTH was not completed") from None
-            self._verify(*end.value)
-        else:
-            self._reply(f"334 {challenge}")
-            self._answer_to = partial(self._challenge, exchange)
-
-    def _verify(self, name: str, password: str) -> None:
-        users = self._port.users
-        assert users is not None
-        self.hold()
-        checked = self._loop.run_in_executor(None, users.verify, name, password)
-        checked.add_done_callback(lambda done: self.go_on(self._verified, name, done))
-
-    def _verified(self, name: str, checked: asyncio.Future[bool]) -> None:
-        if not checked.result():
-            raise self._rejected("AUTH", "535 5.7.8 Authentication credentials invalid")
-        self._user = name
-        self._reply("235 2.7.0 Authentication successful")
 
     def __repr__(self) -> str:
         return f"<session {self._client_ip} {'busy' if self.busy else 'idle'}>"

@@ -1,0 +1,83 @@
+"""Who a client is: STARTTLS and AUTH.
+
+Source: RFC 3207 (STARTTLS), RFC 4954 (AUTH).
+"""
+
+import asyncio
+from functools import partial
+
+from zonemta_py.intake import sasl
+from zonemta_py.intake.commands import Refused
+from zonemta_py.intake.connection import Connection, Hangup
+from zonemta_py.intake.port import Port
+
+
+class Identified(Connection):
+    """A connection that may be encrypted and may have a user. A subclass brings the mail."""
+
+    def __init__(self, port: Port) -> None:
+        super().__init__(port)
+        self._user = ""
+        self._extended = False  # it said EHLO
+
+    def _start_again(self) -> None:
+        """Under TLS, all that was said before is forgotten (RFC 3207 section 4.2)."""
+        self._user, self._extended = "", False
+
+    def _rejected(self, command: str, reply: str, recipient: str = "") -> Refused:
+        """A refusal that an operator will ask about; a subclass records it."""
+        return Refused(reply)
+
+    def _starttls(self, argument: str) -> None:
+        if argument:
+            raise Refused("501 5.5.4 STARTTLS takes no argument")
+        if self._port.starttls_context is None or self._secure:
+            raise Refused("503 5.5.1 TLS is not available here, or is on already")
+        if self._unread:
+            # What follows in plain text may be someone else's (CVE-2021-38371 and its kin).
+            self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
+            raise Hangup
+        self._encrypt(self._start_again)
+
+    def _may_authenticate(self) -> bool:
+        return self._port.users is not None and (
+            self._secure or not self._port.settings.auth.require_tls
+        )
+
+    def _auth(self, argument: str) -> None:
+        if self._port.users is None or not self._extended:
+            raise Refused("503 5.5.1 AUTH is not available")
+        if not self._may_authenticate():
+            raise Refused("538 5.7.11 Encryption is required for AUTH")
+        if self._user or self.busy:
+            raise Refused("503 5.5.1 Not now")
+        mechanism, _, initial = argument.partition(" ")
+        exchange = sasl.MECHANISMS.get(mechanism.upper())
+        if exchange is None:
+            raise Refused("504 5.5.4 Unrecognized authentication type")
+        self._challenge(exchange(initial.strip()), None)
+
+    def _challenge(self, exchange: sasl.Exchange, answer: str | None) -> None:
+        """Go on with an exchange: ask what it wants to know, or check what it found."""
+        try:
+            challenge = exchange.send(answer)
+        except StopIteration as end:
+            if end.value is None:
+                raise Refused("501 5.5.2 AUTH was not completed") from None
+            self._verify(*end.value)
+        else:
+            self._reply(f"334 {challenge}")
+            self._answer_to = partial(self._challenge, exchange)
+
+    def _verify(self, name: str, password: str) -> None:
+        users = self._port.users
+        assert users is not None
+        self.hold()
+        checked = self._loop.run_in_executor(None, users.verify, name, password)
+        checked.add_done_callback(lambda done: self.go_on(self._verified, name, done))
+
+    def _verified(self, name: str, checked: asyncio.Future[bool]) -> None:
+        if not checked.result():
+            raise self._rejected("AUTH", "535 5.7.8 Authentication credentials invalid")
+        self._user = name
+        self._reply("235 2.7.0 Authentication successful")
