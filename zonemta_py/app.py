@@ -109,10 +109,10 @@ class Relay:
     def _sender(self, zone: Zone) -> Sender:
         return Sender(zone, self.hostname, self._ways, self.dead, self.outbound.rng)
 
-    def _on_ready(self, zone: str, destination: str) -> None:
+    def _on_ready(self, zone: str, destination: str, light: bool) -> None:
         delivery = self._zones.get(zone)
         if delivery is not None:
-            delivery.ready(destination)
+            delivery.ready(destination, light=light)
 
     async def _settle_removed_zones(self, config: Config) -> None:
         for zone in sorted(zones_on_disk(self.queue.store) - set(config.zones)):

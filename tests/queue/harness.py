@@ -103,6 +103,7 @@ async def accept(
     body: bytes = b"body\r\n",
     zone: str = "default",
     sender: str = "s@sender.example",
+    user: str = "",
 ) -> str:
     """Accept a message to ``addresses``; ``zone`` for all, or ``address|zone`` for one."""
     recipients = []
@@ -111,7 +112,9 @@ async def accept(
         recipients.append(Addressee(address, address.rpartition("@")[2], own or zone))
     writer = queue.open_message()
     await write(writer, body)
-    await queue.accept(writer, NewMessage(sender, HEADER, recipients, ORIGIN, "<id@here>"))
+    await queue.accept(
+        writer, NewMessage(sender, HEADER, recipients, ORIGIN._replace(user=user), "<id@here>")
+    )
     return writer.id
 
 

@@ -45,7 +45,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         async def start() -> None:
             self.queue = make_queue(
-                self.folder, self.clock, window=100, cache=2000, store=self.store, poison_after=10**6
+                self.folder, self.clock, window=16, cache=2000, store=self.store, poison_after=10**6
             )
             await begin(self.queue)
 
@@ -55,11 +55,12 @@ class QueueMachine(RuleBasedStateMachine):
         domains=st.lists(st.sampled_from(DOMAINS), min_size=1, max_size=4),
         zone=st.sampled_from(ZONES),
         size=st.sampled_from([0, 10, 70_000]),
+        user=st.sampled_from(["a", "b", "c"]),
     )
-    def accept(self, domains: list[str], zone: str, size: int) -> None:
+    def accept(self, domains: list[str], zone: str, size: int, user: str) -> None:
         addresses = [f"r{self.number}-{i}@{domain}" for i, domain in enumerate(domains)]
         self.number += 1
-        message = self.runner.run(accept(self.queue, *addresses, body=b"b" * size, zone=zone))
+        message = self.runner.run(accept(self.queue, *addresses, body=b"b" * size, zone=zone, user=user))
         self.waiting |= {(message, address) for address in addresses}
         self.accepted += len(addresses)
 

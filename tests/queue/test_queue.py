@@ -154,7 +154,7 @@ async def test_the_timer_wakes_by_itself(folder: Path) -> None:
     """No poll: the background task sleeps until the first is due, and is told of a sooner one."""
     async with opened(folder, Clock()) as queue:
         ready: list[str] = []
-        queue.windows.on_ready = lambda zone, destination: ready.append(destination)
+        queue.windows.on_ready = lambda zone, destination, light: ready.append(destination)
         from zonemta_py import clock
 
         queue.deferral._now = queue._now = clock.now_ms

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.queue.harness import Clock, accept, everything, lease, opened, problems, settle
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
-from zonemta_py.queue.ready import SHARES, ReadyWindow, Recipient
+from zonemta_py.queue.lanes import Recipient
+from zonemta_py.queue.ready import HEADROOM, SHARES, ReadyWindow
 from zonemta_py.queue.records import new_waiting
 
 
@@ -25,8 +26,8 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
     window, number, leased = ReadyWindow("z", 64), 0, []
     held: list[bytes] = []
     for kind, count in steps:
-        if kind == 0 and window.reserve("x.example", count):
-            window.unreserve("x.example", count)
+        if kind == 0 and window.reserve("x.example", "me", count):
+            window.unreserve("x.example", "me", count)
             window.add("x.example", [_recipient(f"m{number}", i) for i in range(count)])
             number += 1
         elif kind == 1:
@@ -70,7 +71,7 @@ async def test_more_domains_than_the_window_holds(folder: Path) -> None:
     """With the whole window full, a new destination's mail waits on disk and still gets its turn."""
     ready: list[str] = []
     async with opened(folder, window=100) as queue:
-        queue.windows.on_ready = lambda zone, destination: ready.append(destination)
+        queue.windows.on_ready = lambda zone, destination, light: ready.append(destination)
         domains = [f"d{n}.example" for n in range(300)]
         for domain in domains:
             await accept(queue, f"a@{domain}")
@@ -98,4 +99,56 @@ async def test_a_restart_finds_window_and_spill(folder: Path) -> None:
             got += [held.live.id] * len(held.recipients)
             await settle(queue, held, Fate.DELIVERED)
         assert got == [message for message in sent for _ in range(2)] + [new]
+        assert everything(queue.store) == []
+
+
+async def test_a_small_job_overtakes_a_flood_at_its_own_destination(folder: Path) -> None:
+    """One customer's thousand for a domain, most of them on disk: another's message is next but one."""
+    async with opened(folder, window=80) as queue:
+        flood = [await accept(queue, f"a{n}@x.example", user="bulk") for n in range(100)]
+        small = await accept(queue, "b@x.example", user="small")
+        assert queue.store.get(keys.spill_key("default", "x.example", small)) is None
+        first, second = lease(queue, "x.example"), lease(queue, "x.example")
+        assert [first.live.id, second.live.id] == [flood[0], small]
+        for held in (first, second):
+            await settle(queue, held, Fate.DELIVERED)
+        got = []
+        while rest := queue.lease("default", "x.example", 10):
+            got.append(rest.live.id)
+            await settle(queue, rest, Fate.DELIVERED)
+        assert got == flood[1:], "in order, and none forgotten"
+        assert everything(queue.store) == []
+
+
+async def test_a_small_job_finds_a_place_in_a_window_full_of_anothers(folder: Path) -> None:
+    """A flood for more domains than the window holds leaves its last quarter to others."""
+    ready: list[tuple[str, bool]] = []
+    async with opened(folder, window=100) as queue:
+        queue.windows.on_ready = lambda zone, destination, light: ready.append((destination, light))
+        for n in range(150):
+            await accept(queue, f"a@d{n}.example", user="bulk")
+        window = queue.windows.zone("default")
+        assert window.size == 100 - 100 // HEADROOM
+        assert ready[-1] == ("d149.example", False)
+        await accept(queue, "b@new.example", user="small")
+        assert ready[-1] == ("new.example", True)
+        assert lease(queue, "new.example").recipients[0].address == "b@new.example"
+
+
+async def test_two_floods_with_their_mail_mixed_on_disk(folder: Path) -> None:
+    """Both are refilled, each in its order, and take turns."""
+    async with opened(folder, window=80) as queue:
+        sent: dict[str, list[str]] = {"one": [], "two": []}
+        for n in range(60):
+            for user, own in sent.items():
+                own.append(await accept(queue, f"{user}{n}@x.example", user=user))
+        got: dict[str, list[str]] = {"one": [], "two": []}
+        turns = []
+        while held := queue.lease("default", "x.example", 10):
+            user = held.recipients[0].record.submitter
+            turns.append(user)
+            got[user].append(held.live.id)
+            await settle(queue, held, Fate.DELIVERED)
+        assert got == sent
+        assert turns[:40].count("one") in range(15, 26)
         assert everything(queue.store) == []

@@ -173,7 +173,8 @@ def test_turns_and_limits() -> None:
     b = started[1]
     assert b
     assert scheduler.leased(b, more=True)
-    assert scheduler.others_wait(a)
+    assert scheduler.should_yield(a, 10)
+    assert not scheduler.should_yield(a, 9)
     scheduler.ended(b, has_mail=False)
     scheduler.empty(b)
     assert scheduler.next(0.0) is None  # a is at its own limit

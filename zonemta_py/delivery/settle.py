@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from zonemta_py.config.schema import Retry
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.keys import created_ms
-from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.records import FORMAT, Meta, Note, Waiting
 from zonemta_py.queue.transitions import Outcome
 from zonemta_py.schedule.retry import Policy, RetryContext, next_attempt, warning_is_due

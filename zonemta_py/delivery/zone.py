@@ -17,7 +17,6 @@ from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.scheduler import Scheduler
 
 BROKEN_S = 1.0  # a pause after a defect of ours, so that it does not become a busy loop
-TURN = 10  # leases before a worker looks whether others wait for its connection
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +56,9 @@ class ZoneDelivery:
             self.scheduler.ready(destination)
         self.pump()
 
-    def ready(self, destination: str) -> None:
-        """The window has mail for ``destination``."""
-        self.scheduler.ready(destination)
+    def ready(self, destination: str, *, light: bool = False) -> None:
+        """The window has mail for ``destination``; ``light``: of somebody who should not wait in line."""
+        self.scheduler.ready(destination, first=light)
         self.pump()
 
     def describe(self, destination: str) -> str:
@@ -130,7 +129,7 @@ class ZoneDelivery:
                 await asyncio.sleep(0)
                 continue
             if lease is None:
-                if window.has_spilled(destination.name) and window.has_room(destination.name):
+                if window.may_refill(destination.name):
                     await asyncio.sleep(0)  # a refill reads so much at a time, and found nothing yet
                     continue
                 self.scheduler.empty(destination)
@@ -155,7 +154,7 @@ class ZoneDelivery:
                 await settled  # one settle under way per worker, no more
             settled = delivery.settled
             served += 1
-            if served % TURN == 0 and self.scheduler.others_wait(destination):
+            if self.scheduler.should_yield(destination, served):
                 return True
         return True
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from zonemta_py.codec import Struct
 from zonemta_py.queue import keys
-from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, Submitted, new_waiting
 from zonemta_py.queue.transitions import Submission
 

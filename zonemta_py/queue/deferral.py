@@ -15,7 +15,7 @@ from zonemta_py.clock import wait_event
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.records import Waiting, read_waiting
 from zonemta_py.queue.store import Store
 from zonemta_py.queue.windows import Windows
@@ -141,8 +141,8 @@ class Deferral:
     async def commit(self, batch: Batch, woken: list[Recipient]) -> None:
         """Write ``batch``, which wakes ``woken``, and offer them to their windows."""
         placement = self._windows.plan(woken)
-        for zone, destination, message in placement.spills:
-            batch.put(keys.spill_key(zone, destination, message), b"")
+        for spill in placement.spills:
+            batch.put(spill.key, b"")
         moving = {keys.deferred_key(r.zone, r.message, r.address) for r in woken}
         self.moving |= moving
         try:

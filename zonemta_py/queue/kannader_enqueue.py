@@ -63,7 +63,7 @@ class Enqueuer:
                 due_ms=due_ms, last_ms=to_ms(schedule.last_attempt)
             )
             batch.put(keys.due_key(due_ms, recipient.zone, message), b"")
-        transitions.accept(batch, made, (), now_ms)
+        transitions.accept(batch, made, now_ms)
         await self._queue.commits.submit(batch)
         return [
             QueuedMail(id_of(message, index), schedule, metadata.zone, metadata.to)

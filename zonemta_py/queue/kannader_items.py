@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from zonemta_py import clock
 from zonemta_py.queue import keys
-from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.records import Waiting
 
 

@@ -1,7 +1,7 @@
 """A lease: what a worker holds while it delivers."""
 
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.live import LiveMessage
-from zonemta_py.queue.ready import Recipient
 
 
 class Lease:

@@ -13,9 +13,9 @@ from zonemta_py.events.schema import Released
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.deferral import readable
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.messages import recipients_of
-from zonemta_py.queue.ready import Recipient
 from zonemta_py.queue.records import Waiting
 
 if TYPE_CHECKING:

@@ -143,8 +143,9 @@ class Queue:
 
     def _plan_accept(self, batch: Batch, submission: Submission) -> Placement:
         placement = self.windows.plan(submission.recipients)
-        spills = [(zone, destination) for zone, destination, _ in placement.spills]
-        transitions.accept(batch, submission, spills, self.now())
+        transitions.accept(batch, submission, self.now())
+        for spill in placement.spills:
+            batch.put(spill.key, b"")
         # There before the commit is: whoever leases it the moment it is on disk must count with this.
         body = b"".join(submission.tail) if submission.mark.chunks <= 1 else None
         live = LiveMessage(

@@ -10,7 +10,7 @@ import logging
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.records import read_waiting
 from zonemta_py.queue.store import Store, View
 from zonemta_py.queue.windows import Placement, Windows
@@ -43,9 +43,9 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
         if placement.spills or stale:
             batch = Batch()
             for spill in stale:
-                batch.delete(keys.spill_key(*spill))
+                batch.delete(spill.key)
             for spill in placement.spills:
-                batch.put(keys.spill_key(*spill), b"")
+                batch.put(spill.key, b"")
             await commits.submit(batch)
         windows.placed_scanned(placement)
         if beyond is not None:

@@ -21,7 +21,7 @@ from zonemta_py.events.schema import (
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.ready import Recipient
+from zonemta_py.queue.lanes import Recipient
 from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting
 
 _KINDS = {
@@ -68,8 +68,8 @@ class Aftermath(Struct, frozen=True):
 NOTHING = Aftermath()
 
 
-def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now_ms: int) -> None:
-    """S0 or S1 → S2: the tail, both markers, the recipients, the fact. ``spills``: (zone, destination)."""
+def accept(batch: Batch, new: Submission, now_ms: int) -> None:
+    """S0 or S1 → S2: the tail, both markers, the recipients, the fact."""
     batch.kinds.append("accept")
     message, mark, meta = new.message, new.mark, new.meta
     for number, chunk in enumerate(new.tail, mark.chunks - len(new.tail) + 1):
@@ -78,8 +78,6 @@ def accept(batch: Batch, new: Submission, spills: Iterable[tuple[str, str]], now
     batch.put(keys.meta_key(message), pack(meta))
     for recipient in new.recipients:
         batch.put(recipient.key, pack(recipient.record))
-    for zone, destination in spills:
-        batch.put(keys.spill_key(zone, destination, message), b"")
     if mark.chunks > len(new.tail):
         batch.delete(keys.open_key(message))
     if new.key is not None:

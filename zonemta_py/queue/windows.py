@@ -9,11 +9,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.ready import ReadyWindow, Recipient
+from zonemta_py.queue.lanes import Recipient
+from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.records import read_waiting
 from zonemta_py.queue.store import Store
 from zonemta_py.smtp.address import domain_of
@@ -22,10 +24,23 @@ REFILL_KEYS = 2000  # keys read in one refill: a few milliseconds
 FEED_AT_ONCE = 4  # starved destinations that one lease may feed
 
 DestinationOf = Callable[[str, str], str]  # (zone, domain) → the queue its mail waits in
-OnReady = Callable[[str, str], None]  # (zone, destination): there is mail to send
-Spill = tuple[str, str, str]  # zone, destination, message
+OnReady = Callable[[str, str, bool], None]  # (zone, destination, light): there is mail to send
 
 log = logging.getLogger(__name__)
+
+
+class Spill(NamedTuple):
+    """What a ``spill/`` key names, and whose message it is."""
+
+    zone: str
+    destination: str
+    message: str
+    submitter: str
+
+    @property
+    def key(self) -> bytes:
+        """The key."""
+        return keys.spill_key(self.zone, self.destination, self.message)
 
 
 @dataclass(slots=True)
@@ -46,7 +61,7 @@ class Windows:
         self._commits = commits
         self._limit = limit
         self.destination_of = destination_of
-        self.on_ready: OnReady = lambda zone, destination: None
+        self.on_ready: OnReady = lambda zone, destination, light: None
         self._zones: dict[str, ReadyWindow] = {}
         self._planned: Counter[Spill] = Counter()
 
@@ -65,11 +80,11 @@ class Windows:
         groups: dict[Spill, list[Recipient]] = {}
         for recipient in recipients:
             destination = self.destination_of(recipient.zone, recipient.record.domain)
-            groups.setdefault((recipient.zone, destination, recipient.message), []).append(recipient)
+            spill = Spill(recipient.zone, destination, recipient.message, recipient.record.submitter)
+            groups.setdefault(spill, []).append(recipient)
         for spill, members in groups.items():
-            zone, destination, _ = spill
-            if self.zone(zone).reserve(destination, len(members)):
-                placement.groups.append((zone, destination, members))
+            if self.zone(spill.zone).reserve(spill.destination, spill.submitter, len(members)):
+                placement.groups.append((spill.zone, spill.destination, members))
             else:
                 placement.spills.append(spill)
                 self._planned[spill] += 1
@@ -78,19 +93,19 @@ class Windows:
     def place(self, placement: Placement) -> None:
         """The commit is on disk."""
         for zone, destination, members in placement.groups:
-            window = self.zone(zone)
-            window.unreserve(destination, len(members))
+            window, submitter = self.zone(zone), members[0].record.submitter
+            window.unreserve(destination, submitter, len(members))
             window.add(destination, members)
-            self.on_ready(zone, destination)
+            self.on_ready(zone, destination, window.is_light(submitter))
         self._unplan(placement.spills)
-        for zone, destination, message in placement.spills:
-            self.zone(zone).note_spill(destination, message)
-            self.on_ready(zone, destination)
+        for spill in placement.spills:
+            self.zone(spill.zone).note_spill(spill.destination, spill.submitter, spill.message)
+            self.on_ready(spill.zone, spill.destination, False)
 
     def abandon(self, placement: Placement) -> None:
         """The commit failed."""
         for zone, destination, members in placement.groups:
-            self.zone(zone).unreserve(destination, len(members))
+            self.zone(zone).unreserve(destination, members[0].record.submitter, len(members))
         self._unplan(placement.spills)
 
     def _unplan(self, spills: Sequence[Spill]) -> None:
@@ -102,14 +117,14 @@ class Windows:
     def offer_scanned(self, recipient: Recipient, placement: Placement) -> None:
         """Put a recipient found by the start-up scan into its window, or plan its spill."""
         zone, destination = recipient.zone, self.destination_of(recipient.zone, recipient.record.domain)
-        window = self.zone(zone)
+        window, submitter = self.zone(zone), recipient.record.submitter
         if recipient.key in window:
             return
-        if window.has_room(destination) and not window.has_spilled(destination):
+        if window.has_room(destination, submitter) and not window.has_spilled(destination, submitter):
             window.add(destination, [recipient])
             placement.groups.append((zone, destination, [recipient]))
             return
-        spill = (zone, destination, recipient.message)
+        spill = Spill(zone, destination, recipient.message, submitter)
         if not placement.spills or placement.spills[-1] != spill:
             placement.spills.append(spill)
             self._planned[spill] += 1
@@ -121,25 +136,28 @@ class Windows:
         """
         stale = []
         placed = {
-            (zone, destination, r.message) for zone, destination, of in placement.groups for r in of
+            Spill(zone, destination, r.message, r.record.submitter)
+            for zone, destination, of in placement.groups
+            for r in of
         }
-        for zone, destination, message in sorted(placed - self._planned.keys()):
-            if self._store.get(keys.spill_key(zone, destination, message)) is None:
+        for spill in sorted(placed - self._planned.keys()):
+            window = self.zone(spill.zone)
+            if self._store.get(spill.key) is None:
                 continue
-            if self.zone(zone).has_spilled(destination):
-                self.zone(zone).note_spill(destination, message)
+            if window.has_spilled(spill.destination, spill.submitter):
+                window.note_spill(spill.destination, spill.submitter, spill.message)
             else:
-                stale.append((zone, destination, message))
+                stale.append(spill)
         return stale
 
     def placed_scanned(self, placement: Placement) -> None:
         """The spill keys of a scan are on disk."""
         self._unplan(placement.spills)
-        for zone, destination, message in placement.spills:
-            self.zone(zone).note_spill(destination, message)
+        for spill in placement.spills:
+            self.zone(spill.zone).note_spill(spill.destination, spill.submitter, spill.message)
         touched = {spill[:2] for spill in placement.spills} | {group[:2] for group in placement.groups}
         for zone, destination in touched:
-            self.on_ready(zone, destination)
+            self.on_ready(zone, destination, False)
 
     # ---- filling the window again
 
@@ -149,31 +167,48 @@ class Windows:
         It reads REFILL_KEYS at most; ``has_spilled`` says whether there may be more.
         """
         window = self.zone(zone)
-        resume_at = window.wants_refill(destination)
-        if resume_at is None:
+        began = window.wants_refill(destination)
+        if began is None:
             return
         batch = Batch()
+        left: dict[str, str] = {}
         try:
-            resume_at = self._read_spilled(zone, destination, resume_at, batch)
+            resume_at = self._read_spilled(zone, destination, began, batch, left)
         except QueueCorrupt as exc:
             resume_at = None  # what is behind the damage waits for a repair
             log.critical("spilled mail of %s in zone %s is left alone: %s", destination, zone, exc)
-        window.refilled(destination, resume_at)
+        window.refilled(destination, began, resume_at, left)
         if batch.ops:
             self._commits.submit(batch)
 
-    def _read_spilled(self, zone: str, destination: str, resume_at: str, batch: Batch) -> str | None:
-        """Fill the window from ``resume_at``; returns where to go on next time, None at the end."""
+    def _read_spilled(
+        self, zone: str, destination: str, began: str, batch: Batch, left: dict[str, str]
+    ) -> str | None:
+        """Fill the window from ``began``; returns where to go on next time, None at the end.
+
+        ``left`` gets the first message of each submitter for whom there was no room.
+        """
         window, budget = self.zone(zone), REFILL_KEYS
         stop = keys.end_of(keys.spill_key(zone, destination, ""))
-        for key in self._store.keys(keys.spill_key(zone, destination, resume_at), stop):
+        for key in self._store.keys(keys.spill_key(zone, destination, began), stop):
             message = keys.parse_spill(key)[2]
-            if budget <= 0 or not window.has_room(destination):
+            if budget <= 0 or window.size >= window.limit:
                 return message
+            budget -= 1
+            submitter = self._submitter_of(zone, message)
+            if submitter is not None and not window.is_next(destination, submitter, message, began):
+                continue
+            if submitter is not None and (
+                submitter in left or not window.has_room(destination, submitter)
+            ):
+                left.setdefault(submitter, message)
+                if window.all_left(destination, began, left):
+                    return message
+                continue
             found, read = self._spilled_recipients(zone, destination, message)
             window.add(destination, found)
-            budget -= read + 1
-            if (zone, destination, message) not in self._planned:
+            budget -= read
+            if Spill(zone, destination, message, submitter or "") not in self._planned:
                 batch.delete(key)
             if window.rests(destination) and found:
                 return self._after(message)  # a probe: one message is enough
@@ -182,6 +217,16 @@ class Windows:
     @staticmethod
     def _after(message: str) -> str:
         return message + "0"
+
+    def _submitter_of(self, zone: str, message: str) -> str | None:
+        """Who submitted a message that waits in ``zone``; None when nobody of it can be read."""
+        prefix = keys.zone_prefix(keys.WAITING, zone, message)
+        try:
+            for _, value in self._store.scan(prefix, keys.end_of(prefix)):
+                return read_waiting(value).submitter
+        except QueueCorrupt:
+            pass  # whoever reads its recipients says so
+        return None
 
     def _spilled_recipients(
         self, zone: str, destination: str, message: str
@@ -208,7 +253,7 @@ class Windows:
             if destination is None:
                 return
             self.refill(zone, destination)
-            self.on_ready(zone, destination)
+            self.on_ready(zone, destination, False)
 
     # ---- destinations that do not answer
 
@@ -219,16 +264,16 @@ class Windows:
             return
         placement = Placement()
         batch = Batch()
-        for message in dict.fromkeys(recipient.message for recipient in evicted):
-            spill = (zone, destination, message)
+        for message, submitter in dict.fromkeys((r.message, r.record.submitter) for r in evicted):
+            spill = Spill(zone, destination, message, submitter)
             placement.spills.append(spill)
             self._planned[spill] += 1
-            batch.put(keys.spill_key(*spill), b"")
+            batch.put(spill.key, b"")
         batch.then(lambda _: self._evicted(zone, placement))
         self._commits.submit(batch)
 
     def _evicted(self, zone: str, placement: Placement) -> None:
         self._unplan(placement.spills)
-        for _, destination, message in placement.spills:
-            self.zone(zone).note_spill(destination, message)
+        for spill in placement.spills:
+            self.zone(zone).note_spill(spill.destination, spill.submitter, spill.message)
         self.feed(zone)

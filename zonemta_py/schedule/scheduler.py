@@ -12,6 +12,7 @@ from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.limits import TokenBucket
 
 REST_MAX_S = 300.0
+TURN = 10  # leases before a worker looks whether others wait for its connection
 
 
 class Scheduler:
@@ -21,6 +22,7 @@ class Scheduler:
         self.active = 0  # workers, on all destinations
         self._destinations: dict[str, Destination] = {}
         self._ring: OrderedDict[str, None] = OrderedDict()
+        self._pressing = ""  # a destination put first, while it is still in the ring
         self.configure(zone, now_s)
 
     def configure(self, zone: Zone, now_s: float) -> None:
@@ -30,10 +32,13 @@ class Scheduler:
         smarthost = zone.smarthost is not None
         self.per_destination = zone.connections if smarthost else zone.connections_per_domain
 
-    def ready(self, name: str) -> None:
-        """The destination has mail."""
+    def ready(self, name: str, *, first: bool = False) -> None:
+        """The destination has mail; ``first``: some of it should not wait in line."""
         if name not in self._ring:
             self._ring[name] = None
+        if first:
+            self._ring.move_to_end(name, last=False)
+            self._pressing = name
 
     def next(self, now_s: float) -> Destination | None:
         """The destination a new worker should serve, counted as started; None: none now."""
@@ -41,6 +46,8 @@ class Scheduler:
             return None
         for _ in range(len(self._ring)):
             name, _ = self._ring.popitem(last=False)
+            if name == self._pressing:
+                self._pressing = ""
             destination = self._destinations.get(name)
             if destination is None:
                 destination = self._destinations[name] = Destination(name)
@@ -75,11 +82,14 @@ class Scheduler:
         elif destination.active == 0:
             self._destinations.pop(destination.name, None)  # nothing here is worth remembering
 
-    def others_wait(self, destination: Destination) -> bool:
-        """Whether a worker should make room: all connections are taken and others have mail."""
+    def should_yield(self, destination: Destination, served: int) -> bool:
+        """Whether a worker should make room after ``served`` leases: all connections are taken and
+        others have mail. It looks every TURN, and at once for mail that should not wait in line."""
         if self.active < self.zone.connections:
             return False
-        return any(name != destination.name for name in self._ring)
+        if self._pressing in self._ring:
+            return self._pressing != destination.name
+        return served % TURN == 0 and any(name != destination.name for name in self._ring)
 
     def failed(self, destination: Destination, rest_s: float, now_s: float, reason: str) -> float:
         """No session with the destination could be had; returns when it may be probed again."""
