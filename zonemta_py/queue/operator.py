@@ -142,6 +142,7 @@ class Operator:
                 taken.busy += 1
                 continue
             write(batch, key, record)
+        queue.windows.unspill(batch, taken.waiting, [key for key, _ in found_now])
         queue.deferral.moving.update(taken.deferred)
         try:
             queue.deferral.retire(batch, taken.deferred)

@@ -206,6 +206,9 @@ class Queue:
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
         recipients = window.take(destination, most)
+        if not recipients and window.may_refill(destination):  # it was full of what an operator took out
+            self.windows.refill(zone, destination)
+            recipients = window.take(destination, most)
         window.note_starved(destination)
         self.windows.feed(zone)
         if not recipients:

@@ -39,4 +39,10 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
             Moved(time_ms=now_ms, message=message, recipients=tuple(moved), zone=zone, new_zone=new_zone)
         )
         await commits.submit(batch)
+    batch = Batch()
+    for key in store.keys(
+        keys.zone_prefix(keys.SPILL, zone), keys.end_of(keys.zone_prefix(keys.SPILL, zone))
+    ):
+        batch.delete(key)  # the scan of the new zone finds them all
+    await commits.submit(batch)
     return len(messages)

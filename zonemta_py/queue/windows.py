@@ -7,7 +7,7 @@ cannot see it yet.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -158,6 +158,24 @@ class Windows:
         touched = {spill[:2] for spill in placement.spills} | {group[:2] for group in placement.groups}
         for zone, destination in touched:
             self.on_ready(zone, destination, False)
+
+    def unspill(self, batch: Batch, taken: Iterable[bytes], all_keys: Iterable[bytes]) -> None:
+        """Waiting recipients of a message are ``taken`` out: its ``spill/`` keys go where none is left.
+
+        ``all_keys`` are those of all its recipients.
+        """
+        gone = set(taken)
+        places = {self._place_of(key) for key in gone}
+        planned = {spill[:3] for spill in self._planned}
+        kept = {
+            self._place_of(key) for key in all_keys if key.startswith(keys.WAITING) and key not in gone
+        }
+        for place in places - kept - planned:
+            batch.delete(keys.spill_key(*place))
+
+    def _place_of(self, key: bytes) -> tuple[str, str, str]:
+        zone, message, address = keys.parse_recipient(key)
+        return zone, self.destination_of(zone, domain_of(address)), message
 
     # ---- filling the window again
 
