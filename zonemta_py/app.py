@@ -12,6 +12,7 @@ from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
 from zonemta_py.config.schema import Config, Zone
 from zonemta_py.config.units import HostPort
+from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.report import about_notes
@@ -82,6 +83,7 @@ class Relay:
         self.dead = DeadAddresses()
         self.resolver = MxResolver(config.resolver)
         self._ways = Ways(config, self.hostname, self.resolver, self.outbound.rng)
+        self._signer = Signer(config.dkim, load_keys(config.dkim))
         for name, zone in config.zones.items():
             self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._sender)
         queue.windows.on_ready = self._on_ready
@@ -90,7 +92,7 @@ class Relay:
         await self.exporter.start()
         disk_room = DiskRoom(config.queue.directory, config.queue.min_free_disk)
         self.listeners = [
-            Listener(Port(make_policy(settings, self.hostname, self.router), queue, disk_room))
+            Listener(Port(make_policy(settings, self.hostname, config, self.router), queue, disk_room))
             for settings in config.listeners
         ]
         await queue.begin()
@@ -107,7 +109,7 @@ class Relay:
         )
 
     def _sender(self, zone: Zone) -> Sender:
-        return Sender(zone, self.hostname, self._ways, self.dead, self.outbound.rng)
+        return Sender(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
 
     def _on_ready(self, zone: str, destination: str, light: bool) -> None:
         delivery = self._zones.get(zone)
@@ -140,8 +142,9 @@ class Relay:
             changes = []
             for listener, settings in zip(self.listeners, config.listeners, strict=True):
                 bound = replace(settings, address=listener.port.settings.address)
-                changes.append((listener.port, make_policy(bound, hostname, router)))
+                changes.append((listener.port, make_policy(bound, hostname, config, router)))
             resolver = MxResolver(config.resolver)
+            signer = Signer(config.dkim, load_keys(config.dkim))
         except Exception as exc:  # whatever is wrong with it, the relay goes on with what it has
             log.error("the configuration stays as it was: %s", exc)
             return
@@ -149,6 +152,8 @@ class Relay:
         outbound = self.outbound
         outbound.config, outbound.router, outbound.hostname = config, router, hostname
         self.resolver = resolver
+        self._signer.close()
+        self._signer = signer
         self._ways = Ways(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)

@@ -22,6 +22,14 @@ class Struct(msgspec.Struct, frozen=True, gc=False):
     """
 
 
+S = TypeVar("S", bound=Struct)
+
+
+def replace(record: S, **changes: Any) -> S:
+    """A copy of a Struct with other values of some fields."""
+    return msgspec.structs.replace(record, **changes)
+
+
 fields_of: Callable[[type], tuple[Any, ...]] = msgspec.structs.fields
 
 pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode

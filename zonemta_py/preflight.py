@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from zonemta_py.config.schema import Config
+from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.ways import read_password
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import load_users
@@ -25,6 +26,7 @@ def verify(config: Config) -> None:
         _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
         if zone.smarthost_auth.password_file is not None:
             _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
+    _under("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):
             if entry.address is not None and entry.weight:

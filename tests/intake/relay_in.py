@@ -66,7 +66,7 @@ async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIt
         queue.now = clock.now_ms
         room = DiskRoom(folder, 1)
         made = Listener(
-            Port(make_policy(config.listeners[0], HOSTNAME, make_router(config)), queue, room)
+            Port(make_policy(config.listeners[0], HOSTNAME, config, make_router(config)), queue, room)
         )
         address = await made.start()
         try:

@@ -61,6 +61,7 @@ def test_records_are_frozen() -> None:
                 "HDRS",
                 "e+3D1",
                 True,
+                b"\x02" * 32,
             ),
             read_meta,
         ),
@@ -124,6 +125,16 @@ def test_version_1_is_read() -> None:
     assert (read_waiting(waiting).notify, read_waiting(waiting).orcpt) == (0, "")
     assert read_inflight(inflight).indexes == (0, 3)
     assert read_open(opened).progress_ms == 9
+
+
+def test_version_2_is_read() -> None:
+    """What the second wrote: all but the body's hash."""
+    mark, meta, waiting, *_ = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-2.hex").read_text().split()
+    )
+    assert read_mark(mark).version == 2
+    assert (read_meta(meta).envid, read_meta(meta).body_hash) == ("e+3D1", b"")
+    assert read_waiting(waiting).orcpt == "rfc822;x"
 
 
 def test_order() -> None:

@@ -8,6 +8,7 @@ from zonemta_py.cli.audit import audit
 from zonemta_py.cli.bench import bench
 from zonemta_py.cli.check import check
 from zonemta_py.cli.demo import demo
+from zonemta_py.cli.dkim import dkim
 from zonemta_py.cli.password import password
 from zonemta_py.cli.queue import queue
 from zonemta_py.cli.serve import serve
@@ -31,5 +32,5 @@ def main() -> None:
 
 
 assert queue_change  # it adds to the group ``queue``
-for command in (serve, check, submit, queue, audit, sink, bench, demo, password):
+for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password):
     main.add_command(command)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.schema import Config, Listener, Retry, Zone
-from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.config.schema import Config, Dkim, Listener, Retry, Zone
+from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
@@ -41,6 +41,7 @@ def check(config: Config, complain: Complain) -> None:
         _zone(zone, name, config, complain)
     _routes(config, complain)
     _pools(config, complain)
+    _dkim(config.dkim, complain)
 
 
 def _is_host(text: str) -> bool:
@@ -134,3 +135,33 @@ def _pools(config: Config, complain: Complain) -> None:
                 complain(
                     f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address"
                 )
+
+
+def _dkim(dkim: Dkim, complain: Complain) -> None:
+    seen = set()
+    for i, entry in enumerate(dkim.keys):
+        key = f"dkim.keys[{i}]"
+        if not entry.domain or not entry.selector or entry.key_file is None:
+            complain(key, "domain, selector and key_file are needed")
+        try:
+            known = normalise_domain(entry.domain) == entry.domain
+        except AddressError:
+            known = False
+        if not known:
+            complain(
+                f"{key}.domain", f"found '{entry.domain}', expected a domain in lower-case A-labels"
+            )
+        if not HOST_NAME.match(entry.selector):
+            complain(f"{key}.selector", f"found '{entry.selector}', expected labels such as s2026")
+        if (entry.domain, entry.selector) in seen:
+            complain(key, f"{entry.selector}._domainkey.{entry.domain} stands twice")
+        seen.add((entry.domain, entry.selector))
+    for name, fields in (("headers", dkim.headers), ("oversign", dkim.oversign)):
+        if any(not HEADER_NAME.match(field) or field != field.lower() for field in fields):
+            complain(f"dkim.{name}", "expected names of header fields in lower case")
+        if len(set(fields)) != len(fields):
+            complain(f"dkim.{name}", "a field stands twice")
+    if "from" not in dkim.headers:
+        complain("dkim.headers", "from must be signed (RFC 6376 section 5.4)")
+    if not set(dkim.oversign) <= set(dkim.headers):
+        complain("dkim.oversign", "only a field of dkim.headers can be signed once more")

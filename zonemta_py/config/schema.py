@@ -194,6 +194,30 @@ class PoolAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class DkimKey:
+    """One key: it signs for authors (From) in its domain and below."""
+
+    domain: str | None = None
+    selector: str | None = None
+    key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dkim:
+    """Signatures on the way out, relaxed/relaxed."""
+
+    keys: tuple[DkimKey, ...] = ()
+    headers: tuple[str, ...] = (
+        "from", "sender", "reply-to", "subject", "date", "message-id", "to", "cc", "mime-version",
+        "content-type", "content-transfer-encoding", "in-reply-to", "references", "list-id",
+        "list-unsubscribe", "list-unsubscribe-post", "list-subscribe", "list-post", "list-owner",
+        "list-archive", "feedback-id",
+    )  # fmt: skip
+    oversign: tuple[str, ...] = ("from", "sender", "reply-to", "subject", "date", "to", "cc", "message-id", "mime-version", "content-type")  # fmt: skip
+    expire: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Resolver:
     """Which name servers answer; none: the system's."""
 
@@ -248,6 +272,7 @@ class Config:
     pools: dict[str, tuple[PoolAddress, ...]] = field(
         default_factory=lambda: {"default": (PoolAddress(),)}
     )
+    dkim: Dkim = Dkim()
     resolver: Resolver = Resolver()
     events: Events = Events()
     admin: Admin = Admin()

@@ -6,12 +6,14 @@ beside the queue or in a process of its own.
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
 from random import Random
 from typing import Protocol
 
 from zonemta_py import clock, faults
-from zonemta_py.codec import Struct
+from zonemta_py.codec import Struct, replace
 from zonemta_py.config.schema import PoolAddress, Zone
+from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.pools import SessionPool, Way
 from zonemta_py.delivery.ways import Ways, credentials
 from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
@@ -19,6 +21,7 @@ from zonemta_py.model import Attempt
 from zonemta_py.schedule.dead import DeadAddresses
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.pipelining import DsnOptions, Mail, Result, SmtpSession
 from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
@@ -30,7 +33,7 @@ class Order(Struct, frozen=True):
     """A transaction to be. ``size`` is the message's, header and empty line included.
 
     ``dsn`` is None when nobody asked for anything. ``room``: how many sessions may rest in the zone
-    and at the destination meanwhile.
+    and at the destination meanwhile. ``body_hash`` is DKIM's, empty when it is not known.
     """
 
     destination: str
@@ -44,6 +47,7 @@ class Order(Struct, frozen=True):
     smtputf8: bool
     dsn: DsnOptions | None
     room: tuple[int, int]
+    body_hash: bytes = b""
 
 
 class Sent(Struct, frozen=True):
@@ -77,10 +81,13 @@ class Errand(Protocol):
 class Sender:
     """Carries out orders of one zone, on sessions of its pool."""
 
-    def __init__(self, zone: Zone, hostname: str, ways: Ways, dead: DeadAddresses, rng: Random) -> None:
+    def __init__(
+        self, zone: Zone, hostname: str, ways: Ways, signer: Signer, dead: DeadAddresses, rng: Random
+    ) -> None:
         self._zone = zone
         self._hostname = hostname
         self._ways = ways
+        self._signer = signer
         self._dead = dead
         self._rng = rng
         self.pool = SessionPool()
@@ -98,6 +105,8 @@ class Sender:
             return self._unreachable(order, exc, began_s, held=held)
         errand.opened()
         try:
+            if self._signer.signs:
+                order = await self._signed(order, errand)
             result = await self._transact(session, order, errand)
             faults.reach("dot.answered")
             if reused and _was_closing(result):
@@ -170,6 +179,18 @@ class Sender:
 
     # ---- the transaction
 
+    async def _signed(self, order: Order, errand: Errand) -> Order:
+        """``order`` with the signatures of its author's domain on top of its header."""
+        try:
+            fields = await self._signer.signatures(
+                order.message, order.header, partial(_body_hash, order, errand)
+            )
+        except QueueCorrupt:
+            return order  # found again, and told, when it is sent
+        if not fields:
+            return order
+        return replace(order, header=fields + order.header, size=order.size + len(fields))
+
     async def _transact(self, session: SmtpSession, order: Order, errand: Errand) -> Result:
         recipients = order.recipients
         ascii_header = order.header.isascii()
@@ -208,6 +229,19 @@ class Sender:
             duration_ms=_since_ms(began_s),
         )
         return Sent([attempt] * len(order.recipients), attempt, exc.permanent, held)
+
+
+async def _body_hash(order: Order, errand: Errand) -> bytes:
+    """The one computed at intake, or if nobody was going to sign then, computed now."""
+    if order.body_hash:
+        return order.body_hash
+    body, found = errand.body(), BodyHash()
+    if isinstance(body, bytes):
+        found.feed(body)
+    else:
+        async for chunk in body:
+            found.feed(chunk)
+    return found.digest()
 
 
 # ---- what it comes to

@@ -134,6 +134,7 @@ class Worker:
             meta.smtputf8,
             _dsn_options(lease),
             room,
+            meta.body_hash,
         )
 
     def give_up(self, lease: Lease, failure: Attempt) -> Batch:

@@ -5,7 +5,7 @@ to its final dot says what it was: answering earlier would make the rest look li
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from zonemta_py import clock
 from zonemta_py.codec import Struct
@@ -20,6 +20,7 @@ from zonemta_py.queue.records import Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
 from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, field_value, received, without
 from zonemta_py.smtp.transparency import LineCheck
 
@@ -50,6 +51,7 @@ class Draft(Struct, frozen=True):
     ret: str = ""
     envid: str = ""
     key_headers: tuple[tuple[str, ...], ...] = ()
+    dkim_domains: Collection[str] = ()
 
 
 class Ingest:
@@ -67,6 +69,7 @@ class Ingest:
         self._writer = queue.open_message()
         self._splitter = HeaderSplitter()
         self._check = LineCheck(LINE_MAX)
+        self._hash: BodyHash | None = None
         self._size = 0
         self._ended = False
         self.refusal = ""
@@ -97,7 +100,12 @@ class Ingest:
     def _keep(self, split: Callable[..., bytes], *data: bytes) -> Batch | None:
         """Write what ``split`` finds to be body; whatever goes wrong becomes the refusal."""
         try:
+            began = self._splitter.done
             body = split(*data)
+            if not began and self._splitter.done and self._draft.dkim_domains:
+                self._hash = self._body_hash()
+            if self._hash is not None:
+                self._hash.feed(body)
             return self._writer.write(body) if body else None
         except HeaderTooLarge as exc:
             self.refusal = f"552 5.3.4 Refused: {exc}"
@@ -106,6 +114,11 @@ class Ingest:
         except LocalError as exc:
             self.refusal = f"552 5.3.4 {exc}"
         return None
+
+    def _body_hash(self) -> BodyHash | None:
+        """The hash to compute as the body streams in, if somebody will sign for the author."""
+        author = author_domain(self._splitter.header, self._splitter.fields)
+        return BodyHash() if signing_domain(author, self._draft.dkim_domains) else None
 
     def _judge_lines(self) -> None:
         check = self._check
@@ -219,6 +232,7 @@ class Ingest:
             eight_bit=self._check.eight_bit,
             smtputf8=draft.smtputf8,
             key=self._claim.hand_over(self._writer.id, self._fresh),
+            body_hash=self._hash.digest() if self._hash is not None else b"",
         )
 
     def _route(self, headers: dict[str, str]) -> list[Addressee]:

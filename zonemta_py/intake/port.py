@@ -5,7 +5,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zonemta_py.config.schema import Listener
+from zonemta_py.config.schema import Config, Listener
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import Users, load_users
 from zonemta_py.intake.policies import DiskRoom, is_trusted
@@ -25,12 +25,14 @@ class Policy:
     router: Router
     users: Users | None
     tls_context: ssl.SSLContext | None
+    dkim_domains: frozenset[str]
 
 
-def make_policy(settings: Listener, hostname: str, router: Router) -> Policy:
+def make_policy(settings: Listener, hostname: str, config: Config, router: Router) -> Policy:
     """Read the files that ``settings`` names. Raises ConfigError when one cannot be used."""
     users = load_users(settings.auth.users_file) if settings.auth.users_file else None
-    return Policy(settings, hostname, router, users, make_context(settings))
+    domains = frozenset(entry.domain for entry in config.dkim.keys if entry.domain)
+    return Policy(settings, hostname, router, users, make_context(settings), domains)
 
 
 class Port:
@@ -51,6 +53,7 @@ class Port:
         self.hostname = policy.hostname
         self.router = policy.router
         self.users = policy.users
+        self.dkim_domains = policy.dkim_domains
         self.tls_context = policy.tls_context
         self.starttls_context = policy.tls_context if policy.settings.tls.mode == "starttls" else None
 

@@ -244,6 +244,7 @@ class Session(Identified):
             max_size=settings.max_message_size,
             max_hops=settings.max_hops,
             key_headers=settings.submission_key.headers,
+            dkim_domains=self._port.dkim_domains,
         )
 
     def _rset(self, argument: str) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from zonemta_py import faults
@@ -18,7 +19,7 @@ from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.keys import META_IDS, outbox_key
 from zonemta_py.queue.store import Op, Store
-from zonemta_py.queue.write_thread import WriteThread
+from zonemta_py.threads import Threads
 
 GROUP_OPS_MAX = 2048  # a group that takes long to build makes everybody wait
 GROUP_BYTES_MAX = 2 << 20
@@ -101,7 +102,7 @@ class GroupCommit:
         self._waiting: deque[Batch] = deque()
         self._group: list[Batch] = []  # being written
         self._begins = False  # a look at what waits is on its way
-        self._thread: WriteThread | None = None
+        self._thread: Threads | None = None
         self._ids_written = ids.last
         self.failure: QueueUnavailable | None = None
         self.outbox_grew = asyncio.Event()
@@ -111,7 +112,7 @@ class GroupCommit:
     def start(self) -> None:
         """Begin to write; needs a running loop."""
         self._loop = asyncio.get_running_loop()  # asked once: before 3.12 it costs a system call
-        self._thread = WriteThread(self._loop, lambda group: self._store.write(group), self._written)
+        self._thread = Threads(self._loop, "queue-writer")
 
     def submit(self, batch: Batch) -> Batch:
         """Queue ``batch`` for the next group; returns it, the promise of its own write."""
@@ -134,11 +135,13 @@ class GroupCommit:
         if faults.armed:
             faults.reach_all((kind for batch in group for kind in batch.kinds), "unwritten")
         try:
-            self._thread.put(self._store.batch(self._ops(group), sync=self._sync))
+            write = self._store.batch(self._ops(group), sync=self._sync)
         except Exception as exc:  # a defect here must not leave everybody waiting
-            self._written(exc)
+            self._written(None, exc)
+        else:
+            self._thread.put(partial(self._store.write, write), self._written)
 
-    def _written(self, exc: Exception | None) -> None:
+    def _written(self, _: None, exc: Exception | None) -> None:
         """The group is on disk, or could not be written."""
         group, self._group = self._group, []
         if exc is not None:

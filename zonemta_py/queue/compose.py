@@ -37,6 +37,7 @@ class NewMessage(Struct, frozen=True):
     ret: str = ""
     envid: str = ""
     key: tuple[str, Submitted] | None = None
+    body_hash: bytes = b""
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> Submission:
@@ -64,5 +65,6 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         new.origin,
         new.ret,
         new.envid,
+        body_hash=new.body_hash,
     )
     return Submission(message, meta, mark, tail, recipients, new.message_id, new.key)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from zonemta_py.codec import unpacker
 from zonemta_py.errors import QueueCorrupt
 
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 3
+READABLE = (1, 2, 3)
 
 
 class Origin(NamedTuple):
@@ -44,7 +44,8 @@ class Meta(NamedTuple):
 
     ``zones`` are those its recipients were routed to. ``report_for`` is the id of the message
     that a report is about. ``smtputf8``: the client declared it. ``ret`` (FULL, HDRS or empty) and
-    ``envid`` (xtext) as in RFC 3461. ``warned``: the sender was told of a delay.
+    ``envid`` (xtext) as in RFC 3461. ``warned``: the sender was told of a delay. ``body_hash`` is
+    DKIM's (relaxed, SHA-256), empty when nobody was going to sign.
     """
 
     version: int
@@ -58,6 +59,7 @@ class Meta(NamedTuple):
     ret: str = ""  # this and what follows: since version 2
     envid: str = ""
     warned: bool = False
+    body_hash: bytes = b""  # since version 3
 
 
 class Waiting(NamedTuple):

@@ -1,0 +1,132 @@
+"""Signing: real keys, and verification by dkimpy of what a receiver got."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import dkim as dkimpy
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from tests.end_to_end.harness import ledger, received, relaying, send, staged
+from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.delivery.dkim import Key, Signer, load_keys
+from zonemta_py.errors import ConfigError, QueueCorrupt
+from zonemta_py.smtp.dkim import BodyHash
+
+BODY = b"A line.  Two  spaces, a tab\tand an end \r\n\r\n.dot\r\n\r\n\r\n"
+
+
+def write_key(path: Path, kind: str = "rsa", bits: int = 2048) -> Path:
+    key = {
+        "rsa": lambda: rsa.generate_private_key(65537, bits),
+        "ed25519": ed25519.Ed25519PrivateKey.generate,
+        "ec": lambda: ec.generate_private_key(ec.SECP256R1()),
+    }[kind]()
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return path
+
+
+def dns(*keys: Key) -> Callable[..., bytes]:
+    records = {f"{name}.".encode(): text.encode() for name, text in (key.record() for key in keys)}
+    return lambda name, timeout=5: records.get(name, b"")
+
+
+def verified(message: bytes, *keys: Key) -> list[bool]:
+    checker = dkimpy.DKIM(message)
+    count = message.lower().count(b"dkim-signature:")
+    return [checker.verify(idx=index, dnsfunc=dns(*keys)) for index in range(count)]
+
+
+async def test_both_kinds_of_key(folder: Path) -> None:
+    """Two signatures, both verify; a changed subject, a second From and a changed body do not."""
+    keys = [
+        Key("example.org", "r1", write_key(folder / "r.pem")),
+        Key("example.org", "e1", write_key(folder / "e.pem", "ed25519")),
+    ]
+    signer = Signer(Dkim(), {"example.org": keys})
+    header = b"From: News <news@mail.example.org>\r\nSubject: Hello\r\n\tyou\r\nTo: a@b.example\r\n"
+
+    async def hashed() -> bytes:
+        found = BodyHash()
+        found.feed(BODY)
+        return found.digest()
+
+    fields = await signer.signatures("m1", header, hashed)
+    message = fields + header + b"\r\n" + BODY
+    assert verified(message, *keys) == [True, True]
+    assert await signer.signatures("m1", b"", hashed) == fields, "once a message"
+    assert max(map(len, fields.split(b"\r\n"))) < 90
+    for wrong in (
+        message.replace(b"Hello", b"Hallo"),
+        fields + b"From: evil@evil.example\r\n" + header + b"\r\n" + BODY,
+        fields + b"Cc: more@evil.example\r\n" + header + b"\r\n" + BODY,
+        message.replace(b"A line", b"B line"),
+    ):
+        try:
+            assert not any(verified(wrong, *keys))
+        except dkimpy.ValidationError:
+            pass
+    signer.close()
+
+
+async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(folder: Path) -> None:
+    """Nothing is added; a failure is not remembered."""
+    signer = Signer(
+        Dkim(), {"example.org": [Key("example.org", "e", write_key(folder / "e", "ed25519"))]}
+    )
+
+    async def damaged() -> bytes:
+        raise QueueCorrupt("chunk 2 is missing")
+
+    assert await signer.signatures("m1", b"From: a@other.example\r\n", damaged) == b""
+    for _ in range(2):
+        with pytest.raises(QueueCorrupt):
+            await signer.signatures("m2", b"From: a@example.org\r\n", damaged)
+    assert "m2" not in signer._signed
+    signer.close()
+
+
+def test_keys_that_cannot_be_used(folder: Path) -> None:
+    entry = lambda path: Dkim((DkimKey("example.org", "s", path),))  # noqa: E731
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        load_keys(entry(folder / "none.pem"))
+    (folder / "text.pem").write_text("hello")
+    with pytest.raises(ConfigError, match="PEM"):
+        load_keys(entry(folder / "text.pem"))
+    with pytest.raises(ConfigError, match="RSA or Ed25519"):
+        load_keys(entry(write_key(folder / "ec.pem", "ec")))
+
+
+@pytest.mark.parametrize("size", [50, 300_000])
+async def test_a_receiver_can_verify(folder: Path, size: int) -> None:
+    """Through the whole relay: hashed as it came in, signed once, verified as it arrived; a report too."""
+    rsa_key, own_key = write_key(folder / "r.pem"), write_key(folder / "e.pem", "ed25519")
+    entries = [
+        {"domain": "sender.example", "selector": "r1", "key_file": str(rsa_key)},
+        {"domain": "sender.example", "selector": "e1", "key_file": str(own_key)},
+    ]
+    keys = [Key("sender.example", "r1", rsa_key), Key("sender.example", "e1", own_key)]
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        other = await stage.receiver("b.example")
+        async with relaying(stage.config(dkim={"keys": entries})) as relay:
+            message = (
+                b"From: s@sender.example\r\nSubject: x\r\n\r\n"
+                + BODY
+                + b"y" * 70
+                + b"\r\n" * (size // 2)
+            )
+            await send(relay, ["x@a.example", "y@b.example"], message + b"end")
+            await received(sink, 1)
+            await received(other, 1)
+        (one,), (two,) = sink.messages, other.messages
+        assert verified(one.data, *keys) == [True, True]
+        assert one.data == two.data
+    assert ledger(folder).total("delivered") == 2

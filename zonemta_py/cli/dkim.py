@@ -1,0 +1,33 @@
+"""``zonemta dkim``."""
+
+from pathlib import Path
+
+import click
+
+from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
+from zonemta_py.delivery.dkim import load_keys
+
+
+@click.command()
+@config_option
+@json_option
+@reports_errors
+def dkim(config_path: Path, as_json: bool) -> None:
+    """Print the DNS records that verifiers need: one TXT record for each key of the configuration.
+
+    \b
+    Example:
+      openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out news.pem
+      zonemta dkim -c config/zonemta.yaml
+    """
+    config = read_config(config_path)
+    for keys in load_keys(config.dkim).values():
+        for key in keys:
+            name, text = key.record()
+            if as_json:
+                print_json({"name": name, "type": "TXT", "text": text})
+            else:
+                parts = " ".join(f'"{text[at : at + 255]}"' for at in range(0, len(text), 255))
+                click.echo(f"{name}. TXT {parts}")
+    if not config.dkim.keys and not as_json:
+        click.echo(f"{config_path} names no keys (dkim.keys)")

@@ -1,0 +1,177 @@
+"""Signing on the way out: keys by domain, signatures once a message. The one door to cryptography.
+
+RSA is done in threads: OpenSSL does not hold the interpreter meanwhile. Ed25519 takes less than the
+way to a thread.
+"""
+
+import asyncio
+import hashlib
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
+
+from zonemta_py import clock
+from zonemta_py.config.schema import Dkim
+from zonemta_py.errors import ConfigError
+from zonemta_py.smtp import dkim
+from zonemta_py.smtp.headers import scan
+from zonemta_py.threads import Threads
+
+RSA_BITS_MIN = 1024  # RFC 8301 section 3.2: verifiers need not look at less
+SIGNED_MAX = 1000  # messages whose signatures are remembered
+THREADS = 2
+
+
+class Key:
+    """A private key with its place in DNS."""
+
+    def __init__(self, domain: str, selector: str, path: Path) -> None:
+        self.domain = domain
+        self.selector = selector
+        self._key = _load(path)
+        self.algorithm = "rsa-sha256" if isinstance(self._key, rsa.RSAPrivateKey) else "ed25519-sha256"
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether signing belongs into a thread."""
+        return isinstance(self._key, rsa.RSAPrivateKey)
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of ``data``."""
+        if isinstance(self._key, rsa.RSAPrivateKey):
+            return self._key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+        return self._key.sign(hashlib.sha256(data).digest())  # RFC 8463 section 3
+
+    def record(self) -> tuple[str, str]:
+        """Name and text of the TXT record that verifiers look for."""
+        public = self._key.public_key()
+        if isinstance(public, rsa.RSAPublicKey):
+            kind, form = "rsa", serialization.PublicFormat.SubjectPublicKeyInfo
+            raw = public.public_bytes(serialization.Encoding.DER, form)
+        else:
+            kind = "ed25519"
+            raw = public.public_bytes_raw()
+        return (
+            f"{self.selector}._domainkey.{self.domain}",
+            f"v=DKIM1; k={kind}; p={b64encode(raw).decode()}",
+        )
+
+
+def _load(path: Path) -> rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey:
+    """A PEM private key without a passphrase. Raises ConfigError."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as exc:
+        raise ConfigError(f"{path}: not a private key in PEM that can be read: {exc}") from exc
+    if isinstance(key, rsa.RSAPrivateKey):
+        if key.key_size < RSA_BITS_MIN:
+            raise ConfigError(
+                f"{path}: an RSA key of {key.key_size} bits, verifiers ask for 1024 or more"
+            )
+        return key
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key
+    raise ConfigError(f"{path}: a key for DKIM is RSA or Ed25519")
+
+
+def load_keys(settings: Dkim) -> dict[str, list[Key]]:
+    """The keys by domain, in the order of the configuration. Raises ConfigError."""
+    keys: dict[str, list[Key]] = {}
+    for entry in settings.keys:
+        assert entry.domain and entry.selector and entry.key_file  # config.checks saw to it
+        keys.setdefault(entry.domain, []).append(Key(entry.domain, entry.selector, entry.key_file))
+    return keys
+
+
+class Signer:
+    """Adds the signatures of an author's domain, every key of it, to a header block."""
+
+    def __init__(
+        self,
+        settings: Dkim,
+        keys: Mapping[str, Sequence[Key]],
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._now_ms = now_ms
+        self._signed: OrderedDict[str, bytes | asyncio.Future[None]] = OrderedDict()
+        self._threads: Threads | None = None
+
+    @property
+    def signs(self) -> bool:
+        """Whether there is any key."""
+        return bool(self._keys)
+
+    async def signatures(
+        self, message: str, header: bytes, body_hash: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """The DKIM-Signature fields of ``message``, none without a key; asked again, the same ones.
+
+        ``body_hash`` is asked when somebody signs. What it raises is raised here.
+        """
+        known = self._signed.get(message)
+        if isinstance(known, bytes):
+            return known
+        if known is None:
+            known = self._signed[message] = asyncio.get_running_loop().create_future()
+            if len(self._signed) > SIGNED_MAX:
+                self._signed.popitem(last=False)
+            try:
+                fields = await self._sign(header, body_hash)
+            except BaseException:
+                self._signed.pop(message, None)
+                known.set_result(None)  # whoever waits tries for itself
+                raise
+            self._signed[message] = fields
+            known.set_result(None)
+            return fields
+        await asyncio.shield(known)
+        return await self.signatures(message, header, body_hash)
+
+    async def _sign(self, header: bytes, body_hash: Callable[[], Awaitable[bytes]]) -> bytes:
+        fields = scan(header)[0]
+        author = dkim.author_domain(header, fields)
+        keys = self._keys.get(dkim.signing_domain(author, self._keys.keys()), ())
+        if not keys:
+            return b""
+        hashed = await body_hash()
+        settings, time_s = self._settings, self._now_ms() // 1000
+        listed = dkim.signed_names(fields, settings.headers, settings.oversign)
+        expires_s = time_s + int(settings.expire) if settings.expire is not None else None
+        made = []
+        for key in keys:
+            terms = dkim.Terms(key.algorithm, key.domain, key.selector, time_s, expires_s)
+            unsigned = dkim.unsigned_field(terms, listed, hashed)
+            data = dkim.to_sign(header, fields, listed, unsigned)
+            signature = await self._in_thread(partial(key.sign, data)) if key.is_slow else key.sign(data)
+            made.append(dkim.signed_field(unsigned, signature))
+        return b"".join(made)
+
+    async def _in_thread(self, work: Callable[[], bytes]) -> bytes:
+        if self._threads is None:
+            self._threads = Threads(asyncio.get_running_loop(), "dkim", THREADS)
+        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._threads.put(work, partial(_resolve, done))
+        return await done
+
+    def close(self) -> None:
+        """No signature is asked for any more."""
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
+
+
+def _resolve(done: "asyncio.Future[bytes]", result: bytes, failure: Exception | None) -> None:
+    if done.done():
+        return
+    if failure is not None:
+        done.set_exception(failure)
+    else:
+        done.set_result(result)

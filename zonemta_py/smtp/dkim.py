@@ -1,0 +1,159 @@
+"""DKIM signatures, relaxed/relaxed: what is hashed, what is signed, how it is written. Pure, no keys.
+
+Source: RFC 6376 (sections 3.4.2, 3.4.4, 3.5, 3.7, 5.4.2), RFC 8463 (Ed25519), RFC 8301 (SHA-256 only).
+"""
+
+import hashlib
+import re
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from email.utils import getaddresses
+
+from zonemta_py.codec import Struct
+from zonemta_py.smtp.address import AddressError, domain_of, normalise
+from zonemta_py.smtp.headers import Field, field_value
+
+# The common form, a name without specials and one address; everything else takes the slow road.
+_PLAIN_FROM = re.compile(
+    r'(?:[^<>@,;:"()\\]*<)?[^<>@,;:"()\\\s]+@([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>?\Z'
+)
+_CRLF = b"\r\n"
+EMPTY_LINES_AT_ONCE = 4096
+
+
+class BodyHash:
+    """SHA-256 of a body in relaxed form, at any split of the stream.
+
+    Runs of space become one, space at line ends and empty lines at the end go, and a last line
+    without CRLF gets one.
+    """
+
+    __slots__ = ("_blank", "_empty_lines", "_held", "_sha")
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+        self._held = b""  # space or CR at the end, which may belong to a line end
+        self._empty_lines = 0  # line ends not hashed yet: they may be the end of the body
+        self._blank = True
+
+    def feed(self, data: bytes) -> None:
+        """The next octets of the body."""
+        data = self._held + data if self._held else data
+        kept = data.rstrip(b" \t\r")
+        self._held = data[len(kept) :]
+        if b"\t" in kept:
+            kept = kept.replace(b"\t", b" ")
+        while b"  " in kept:  # log2 of the longest run: ten times as fast as a pattern
+            kept = kept.replace(b"  ", b" ")
+        if b" \r\n" in kept:
+            kept = kept.replace(b" \r\n", _CRLF)
+        lines = kept.rstrip(_CRLF)
+        ended = (len(kept) - len(lines)) // 2
+        if not lines:
+            self._empty_lines += ended
+            return
+        self._end_lines()
+        self._sha.update(lines)
+        self._blank = False
+        self._empty_lines = ended
+
+    def _end_lines(self) -> None:
+        while self._empty_lines:
+            some = min(self._empty_lines, EMPTY_LINES_AT_ONCE)
+            self._sha.update(_CRLF * some)
+            self._empty_lines -= some
+
+    def digest(self) -> bytes:
+        """The hash of all that was fed; nothing may be fed after it."""
+        if not self._blank:
+            self._sha.update(_CRLF)
+        return self._sha.digest()
+
+
+class Terms(Struct, frozen=True):
+    """What a signature says of itself. ``algorithm``: rsa-sha256 or ed25519-sha256. Times are unix seconds."""
+
+    algorithm: str
+    domain: str
+    selector: str
+    time_s: int
+    expires_s: int | None = None
+
+
+def author_domain(header: bytes, fields: Iterable[Field]) -> str:
+    """The domain of the first author (From), normalised; empty when there is none to be found."""
+    for field in fields:
+        if field.name == b"from":
+            plain = _PLAIN_FROM.match(field_value(header, field))
+            if plain:
+                return plain[1].lower()
+            for _, address in getaddresses([field_value(header, field)]):
+                try:
+                    return domain_of(normalise(address))
+                except AddressError:
+                    continue
+    return ""
+
+
+def signing_domain(author: str, domains: Collection[str]) -> str:
+    """Which of ``domains`` signs for an author's domain: itself or the nearest above it; empty: none."""
+    while author:
+        if author in domains:
+            return author
+        author = author.partition(".")[2]
+    return ""
+
+
+def signed_names(
+    fields: Sequence[Field], names: Collection[str], oversign: Collection[str]
+) -> list[str]:
+    """The h= list: every occurrence of ``names``, and those to ``oversign`` once more, so that adding one
+    breaks the signature."""
+    found = Counter(field.name.decode("ascii", "replace") for field in fields)
+    listed: list[str] = []
+    for name in names:
+        times = found[name] + (1 if name in oversign else 0)
+        listed += [name] * times
+    return listed
+
+
+def unsigned_field(terms: Terms, listed: Sequence[str], body_hash: bytes) -> bytes:
+    """The DKIM-Signature field up to and including ``b=``, folded, without CRLF at its end."""
+    expires = f" x={terms.expires_s};" if terms.expires_s is not None else ""
+    names = ":\r\n\t ".join(":".join(listed[at : at + 5]) for at in range(0, len(listed), 5))
+    return (
+        f"DKIM-Signature: v=1; a={terms.algorithm}; c=relaxed/relaxed; d={terms.domain};\r\n"
+        f"\ts={terms.selector}; t={terms.time_s};{expires}\r\n"
+        f"\th={names};\r\n"
+        f"\tbh={b64encode(body_hash).decode()};\r\n"
+        "\tb="
+    ).encode()
+
+
+def to_sign(header: bytes, fields: Sequence[Field], listed: Sequence[str], unsigned: bytes) -> bytes:
+    """The octets that the signature covers: the listed fields, from the last occurrence up, and ``unsigned``."""
+    left: dict[str, list[Field]] = {}
+    for field in fields:
+        left.setdefault(field.name.decode("ascii", "replace"), []).append(field)
+    parts: list[bytes] = []
+    for name in listed:
+        if left.get(name):
+            field = left[name].pop()
+            parts.append(_relaxed(field.name, header[field.value : field.end]))
+    name_, _, value = unsigned.partition(b":")
+    parts.append(_relaxed(name_.lower(), value).removesuffix(_CRLF))
+    return b"".join(parts)
+
+
+def _relaxed(name: bytes, value: bytes) -> bytes:
+    value = value.replace(_CRLF, b"").replace(b"\t", b" ")
+    while b"  " in value:
+        value = value.replace(b"  ", b" ")
+    return name + b":" + value.strip(b" ") + _CRLF
+
+
+def signed_field(unsigned: bytes, signature: bytes) -> bytes:
+    """The whole field, ending in CRLF."""
+    text = b64encode(signature)
+    return unsigned + b"\r\n\t ".join(text[at : at + 70] for at in range(0, len(text), 70)) + _CRLF
