@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from zonemta_py.bench.measure import OurRelay, measure
+from zonemta_py.bench.measure import measure
+from zonemta_py.bench.ours import OurRelay
 from zonemta_py.bench.plot import bars
 from zonemta_py.bench.scenarios import SCENARIOS
 from zonemta_py.bench.script import Rule, Script, Step, load_script
@@ -114,10 +115,12 @@ def test_a_bench_measures(folder: Path) -> None:
     """A small run of real processes: every number is there and makes sense."""
     scenario = SCENARIOS[0].scaled(0.01)
     seen: list[int] = []
-    result = measure(scenario, folder, OurRelay, seen.append)
+    result = measure(scenario, folder, lambda here, port: OurRelay(here, port, scenario), seen.append)
     assert result.deliveries == scenario.messages == sum(seen)
     assert result.per_second > 0
     assert result.cpu_ms > 0
     assert result.rss_anon_mb > 10
     assert 0 < result.fsyncs < 4
+    assert result.written_kb > 1
+    assert 0 <= result.p50_ms <= result.p95_ms <= result.p99_ms
     assert "zonemta" in bars("t", [(result.relay, result.per_second)], "deliveries/s")

@@ -81,7 +81,7 @@ async def begin(queue: Queue) -> None:
     """Recover, and wait until the start-up scan is over."""
     await queue.recover()
     await queue.begin()
-    scans = [task for task in queue._tasks if task.get_name().startswith("scan-")]
+    scans = [task for task in queue.background.tasks if task.get_name().startswith("scan-")]
     if scans:
         await asyncio.wait(scans)
 

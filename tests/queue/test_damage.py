@@ -75,5 +75,5 @@ async def test_mail_beyond_the_damage_is_delivered(
         assert MESSAGES * 3 // 4 < len(numbers) < MESSAGES
         assert numbers[0] == 0
         assert numbers[-1] == MESSAGES - 1
-        assert not any(task.done() for task in queue._tasks if task.get_name() == "deferral")
+        assert not any(task.done() for task in queue.background.tasks if task.get_name() == "deferral")
     assert "left alone" in caplog.text

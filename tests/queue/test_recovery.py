@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("each_store")
 
 async def _die(queue: Queue) -> None:
     """Close the database without telling the queue, as kill -9 would."""
-    for task in queue._tasks:
+    for task in queue.background.tasks:
         task.cancel()
     await queue.commits.close()
     await queue.cleanup.close()
@@ -173,7 +173,7 @@ async def begin_after_start(queue: Queue) -> None:
     import asyncio
 
     await queue.begin()
-    await asyncio.wait([task for task in queue._tasks if task.get_name().startswith("scan-")])
+    await asyncio.wait([task for task in queue.background.tasks if task.get_name().startswith("scan-")])
 
 
 async def test_spill_keys_of_another_life_do_not_stay(folder: Path) -> None:

@@ -198,4 +198,5 @@ class Operations:
             "transitions": commits.batches,
             "compactions": self._queue.cleanup.compactions,
             "writable": commits.failure is None,
+            "scanning": self._queue.scanning,
         }

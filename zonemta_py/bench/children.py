@@ -130,3 +130,15 @@ def rss_anon_bytes(pid: int) -> int:
             if line.startswith("RssAnon:"):
                 total += int(line.split()[1]) * 1024
     return total
+
+
+def written_bytes(pid: int) -> int:
+    """Octets that a process and its living descendants gave to the disk, -1 when it cannot be told."""
+    total = 0
+    for each in family(pid):
+        try:
+            text = Path(f"/proc/{each}/io").read_text()
+        except OSError:
+            return -1
+        total += int(text.partition("\nwrite_bytes: ")[2].split("\n", 1)[0])
+    return total

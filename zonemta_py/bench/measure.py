@@ -3,32 +3,32 @@
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, cpu_seconds, free_port, rss_anon_bytes
+from zonemta_py.bench.children import Child, cpu_seconds, free_port, rss_anon_bytes, written_bytes
+from zonemta_py.bench.counter import Deliveries
 from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.codec import from_json
 from zonemta_py.errors import LocalError
 
 DELIVER_TIMEOUT_S = 300.0
 WARM_UP = 200  # messages before the clock starts
-
-RELAY_CONFIG = """\
-hostname: relay.bench.example
-listeners: [{{address: "127.0.0.1:0"}}]
-queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}}}
-events: {{directory: events}}
-zones: {{default: {{smarthost: "127.0.0.1:{sink_port}"}}}}
-"""
+FLOOD_FROM = "127.0.0.9"  # the other submitter
+FLOOD_FIRST = 10_000_000  # its recipients' numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run showed. ``cpu_ms`` is per delivery; ``fsyncs`` per message, -1 when not known."""
+    """What one run showed; the receiver counted every recipient exactly once.
+
+    ``cpu_ms`` is per delivery, of all processes of the relay; ``tools_cpu_ms`` the source's and sink's.
+    ``fsyncs`` and ``written_kb`` are per message, -1 when not known. ``p50_ms`` … are from the 250 to
+    the peer's final dot.
+    """
 
     scenario: str
     relay: str
@@ -36,10 +36,14 @@ class Measurement:
     seconds: float
     per_second: float
     cpu_ms: float
+    tools_cpu_ms: float
     rss_anon_mb: float
     fsyncs: float
+    written_kb: float
     mb_per_second: float
-    source_seconds: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
 
     def row(self) -> dict[str, object]:
         """For programs."""
@@ -60,63 +64,54 @@ class Subject(Protocol):
         """End it."""
 
 
-class OurRelay:
-    """zonemta on a fresh queue in ``folder``."""
-
-    def __init__(self, folder: Path, sink_port: int, *, durable: bool = True) -> None:
-        self.name = "zonemta" if durable else "zonemta, no fsync"
-        self._folder = folder
-        config = folder / "zonemta.yaml"
-        config.write_text(
-            RELAY_CONFIG.format(sink_port=sink_port, durability="sync" if durable else "none")
-        )
-        self._child = Child(["serve", "-c", str(config), "--log-level", "warning"], folder / "relay.log")
-        self.target = self._child.wait_ready()[0]
-        self.pid = self._child.pid
-
-    def fsyncs(self) -> int:
-        """Group commits so far."""
-        return int(next(iter(ask(self._folder / "queue", "stats", {})))["fsyncs"])
-
-    def stop(self) -> None:
-        """End it in order."""
-        self._child.stop()
-
-
 class SinkProcess:
-    """A sink that counts; ``zonemta sink`` in its own process, asked through its statistics file."""
+    """The counting sink in its own process, asked through its files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, delay_ms: int) -> None:
         self.port = free_port()
-        self._child = Child(
-            [str(self.port), str(folder / "sink.count")],
-            folder / "sink.log",
-            module="zonemta_py.bench.counter",
-        )
+        self._folder = folder
+        arguments = [str(self.port), str(folder), f"--delay-ms={delay_ms}"]
+        self._child = Child(arguments, folder / "sink.log", module="zonemta_py.bench.counter")
         self._child.wait_ready()
-        self._counts = folder / "sink.count"
+        self.pid = self._child.pid
 
     def recipients(self) -> int:
         """Recipients delivered so far."""
         try:
-            return int(self._counts.read_text() or 0)
+            return int((self._folder / "count").read_text() or 0)
         except (OSError, ValueError):
             return 0
 
-    def stop(self) -> None:
-        """End it."""
+    def stop(self) -> Deliveries:
+        """End it; what it counted."""
         self._child.stop()
+        return Deliveries.load(self._folder / "deliveries")
 
 
-def source(target: str, scenario: Scenario, messages: int, folder: Path) -> float:
-    """Run the source to its end; the seconds it took. Raises LocalError when the relay refused."""
+@dataclass(slots=True)
+class Submitted:
+    """What a source did: its time, its CPU, and when each message was accepted (monotonic s)."""
+
+    seconds: float
+    cpu_seconds: float
+    accepted_s: "array[float]"
+
+
+def source(
+    target: str, scenario: Scenario, messages: int, folder: Path, *, first: int, options: tuple[str, ...] = ()
+) -> Submitted:  # fmt: skip
+    """Run the source to its end. Raises LocalError when the relay refused."""
+    times = folder / "accepted"
     arguments = [
         target,
         f"--sessions={scenario.sessions}",
         f"--messages={messages}",
         f"--recipients={scenario.recipients}",
         f"--size={scenario.size}",
+        f"--first={first}",
+        f"--times={times}",
         *(["--keep"] if scenario.keep else []),
+        *options,
     ]
     with (folder / "source.log").open("ab") as log:
         done = subprocess.run(
@@ -131,69 +126,124 @@ def source(target: str, scenario: Scenario, messages: int, folder: Path) -> floa
     result = from_json(done.stdout)
     if result["failed"]:
         raise LocalError(f"{target} refused: {result['failed']}")
-    return float(result["seconds"])
+    accepted = array("d")
+    accepted.frombytes(times.read_bytes())
+    return Submitted(float(result["seconds"]), float(result["cpu_seconds"]), accepted)
 
 
 def measure(
     scenario: Scenario, folder: Path, make: Callable[[Path, int], Subject], pulse: Callable[[int], None]
 ) -> Measurement:
     """Warm up, run, wait for the last delivery. ``pulse`` is told of deliveries as they come."""
-    sink = SinkProcess(folder)
+    sink = SinkProcess(folder, scenario.delay_ms)
+    run = None
     try:
         relay = make(folder, sink.port)
         try:
-            warm = min(WARM_UP, scenario.messages) if scenario.size < 1 << 20 else scenario.sessions
-            source(relay.target, scenario, warm, folder)
-            before = _wait(sink, warm * scenario.recipients, relay.pid, lambda _: None)[1]
-            return _measured(scenario, folder, sink, relay, before, pulse)
+            run = _Run(scenario, folder, sink, relay, pulse)
+            run.warm_up()
+            run.go()
         finally:
             relay.stop()
     finally:
-        sink.stop()
+        deliveries = sink.stop()
+    return run.result(deliveries)
 
 
-def _measured(
-    scenario: Scenario,
-    folder: Path,
-    sink: SinkProcess,
-    relay: Subject,
-    before: int,
-    pulse: Callable[[int], None],
-) -> Measurement:
-    wanted = scenario.messages * scenario.recipients
-    cpu_s, fsyncs, began_s = cpu_seconds(relay.pid), relay.fsyncs(), time.monotonic()
-    source_s = source(relay.target, scenario, scenario.messages, folder)
-    peak, got = _wait(sink, before + wanted, relay.pid, pulse, before)
-    took_s = time.monotonic() - began_s
-    used_s = cpu_seconds(relay.pid) - cpu_s
-    after = relay.fsyncs()
-    deliveries = got - before
-    return Measurement(
-        scenario.name,
-        relay.name,
-        deliveries,
-        round(took_s, 3),
-        round(deliveries / took_s, 1),
-        round(used_s * 1000 / deliveries, 4),
-        round(peak / 1e6, 1),
-        round((after - fsyncs) / scenario.messages, 3) if after >= 0 else -1.0,
-        round(scenario.messages * scenario.size / took_s / 1e6, 1),
-        source_s,
-    )
+class _Run:
+    """A relay and a sink that are up: warmed up, loaded, read off."""
+
+    def __init__(
+        self, scenario: Scenario, folder: Path, sink: SinkProcess, relay: Subject, pulse: Callable[[int], None]
+    ) -> None:  # fmt: skip
+        self._scenario = scenario
+        self._folder = folder
+        self._sink = sink
+        self._relay = relay
+        self._pulse = pulse
+        self._warm = min(WARM_UP, scenario.messages) if scenario.size < 1 << 20 else scenario.sessions
+        self._peak = 0
+
+    def warm_up(self) -> None:
+        """Connections, caches, first files; then the flood, which is only waited for to be accepted."""
+        scenario = self._scenario
+        source(self._relay.target, scenario, self._warm, self._folder, first=0)
+        self._wait(self._warm * scenario.recipients, lambda _: None, 0)
+        if scenario.flood:
+            flood = Scenario("flood", "", scenario.flood, 30)
+            options = (f"--client={FLOOD_FROM}",)
+            source(self._relay.target, flood, flood.messages, self._folder, first=FLOOD_FIRST, options=options)  # fmt: skip
+
+    def go(self) -> None:
+        """The measured part."""
+        scenario, relay, sink = self._scenario, self._relay, self._sink
+        wanted = scenario.messages * scenario.recipients
+        before = self._warm * scenario.recipients + scenario.flood
+        cpu_s, fsyncs, written = cpu_seconds(relay.pid), relay.fsyncs(), written_bytes(relay.pid)
+        sink_cpu_s, began_s = cpu_seconds(sink.pid), time.monotonic()
+        paced = (f"--per-second={scenario.per_second}",) if scenario.per_second else ()
+        first = self._warm * scenario.recipients
+        self._submitted = source(
+            relay.target, scenario, scenario.messages, self._folder, first=first, options=paced
+        )
+        self._wait(before + wanted, self._pulse, before)
+        self._took_s = time.monotonic() - began_s
+        self._cpu_s = cpu_seconds(relay.pid) - cpu_s
+        self._tools_cpu_s = cpu_seconds(sink.pid) - sink_cpu_s + self._submitted.cpu_seconds
+        after = relay.fsyncs()
+        self._fsyncs = (after - fsyncs) / scenario.messages if after >= 0 else -1.0
+        self._written = (
+            (written_bytes(relay.pid) - written) / scenario.messages if written >= 0 else -1.0
+        )
+
+    def _wait(self, wanted: int, pulse: Callable[[int], None], got: int) -> None:
+        """Wait until the sink, which had ``got`` recipients, has ``wanted``."""
+        end_s = time.monotonic() + DELIVER_TIMEOUT_S
+        while time.monotonic() < end_s:
+            now = self._sink.recipients()
+            pulse(max(0, now - got))
+            got = max(got, now)
+            self._peak = max(self._peak, rss_anon_bytes(self._relay.pid))
+            if got >= wanted:
+                return
+            time.sleep(0.02)
+        raise LocalError(
+            f"only {got} of {wanted} recipients were delivered in {DELIVER_TIMEOUT_S:.0f} s"
+        )
+
+    def result(self, deliveries: Deliveries) -> Measurement:
+        """The figures. Raises LocalError unless every recipient was delivered exactly once."""
+        scenario = self._scenario
+        wanted = scenario.messages * scenario.recipients
+        first = self._warm * scenario.recipients
+        counts = deliveries.counts[first : first + wanted]
+        missing, repeated = counts.count(0) + wanted - len(counts), sum(1 for n in counts if n > 1)
+        if missing or repeated:
+            raise LocalError(
+                f"{scenario.name}: {missing} recipients missing, {repeated} delivered twice"
+            )
+        waited_ms = sorted(
+            max(0.0, deliveries.times[first + n] - self._submitted.accepted_s[n // scenario.recipients])
+            * 1000
+            for n in range(wanted)
+        )
+        return Measurement(
+            scenario=scenario.name,
+            relay=self._relay.name,
+            deliveries=wanted,
+            seconds=round(self._took_s, 3),
+            per_second=round(wanted / self._took_s, 1),
+            cpu_ms=round(self._cpu_s * 1000 / wanted, 4),
+            tools_cpu_ms=round(self._tools_cpu_s * 1000 / wanted, 4),
+            rss_anon_mb=round(self._peak / 1e6, 1),
+            fsyncs=round(self._fsyncs, 3),
+            written_kb=round(self._written / 1000, 2) if self._written >= 0 else -1.0,
+            mb_per_second=round(scenario.messages * scenario.size / self._took_s / 1e6, 1),
+            p50_ms=_share(waited_ms, 0.50),
+            p95_ms=_share(waited_ms, 0.95),
+            p99_ms=_share(waited_ms, 0.99),
+        )
 
 
-def _wait(
-    sink: SinkProcess, wanted: int, pid: int, pulse: Callable[[int], None], got: int = 0
-) -> tuple[int, int]:
-    """Wait until the sink, which had ``got`` recipients, has ``wanted``; peak anonymous memory and the count."""
-    end_s = time.monotonic() + DELIVER_TIMEOUT_S
-    peak = 0
-    while time.monotonic() < end_s:
-        now = sink.recipients()
-        pulse(now - got)
-        got = now
-        peak = max(peak, rss_anon_bytes(pid))
-        if got >= wanted:
-            return peak, got
-        time.sleep(0.02)
-    raise LocalError(f"only {got} of {wanted} recipients were delivered in {DELIVER_TIMEOUT_S:.0f} s")
+def _share(ordered: list[float], share: float) -> float:
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 2)

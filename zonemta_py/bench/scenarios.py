@@ -1,11 +1,17 @@
 """The named workloads of ``zonemta bench``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One workload: ``messages`` of ``size`` octets to ``recipients`` each, over ``sessions``."""
+    """One workload: ``messages`` of ``size`` octets to ``recipients`` each, over ``sessions``.
+
+    ``keep``: one connection for many messages. ``per_second``: paced, 0 is as fast as they are taken.
+    ``delay_ms``: the sink answers so much later. ``connections``: the zone's. ``flood``: so many messages of another submitter go
+    in before and stand in line; they are not counted. ``backlog``: so many recipients wait in the queue
+    when it starts, nine of ten for a domain that does not answer. ``dkim``: signed with RSA-2048.
+    """
 
     name: str
     title: str
@@ -14,19 +20,48 @@ class Scenario:
     recipients: int = 1
     size: int = 4096
     keep: bool = True
+    per_second: int = 0
+    delay_ms: int = 0
+    connections: int = 100
+    flood: int = 0
+    backlog: int = 0
+    dkim: bool = False
+
+    @property
+    def for_peers(self) -> bool:
+        """Whether another relay can run it without more set-up."""
+        return not (self.dkim or self.backlog)
 
     def scaled(self, factor: float) -> "Scenario":
         """The same with ``factor`` times as many messages, at least as many as sessions."""
-        messages = max(self.sessions, int(self.messages * factor))
-        return Scenario(
-            self.name, self.title, messages, self.sessions, self.recipients, self.size, self.keep
+        return replace(
+            self,
+            messages=max(self.sessions, int(self.messages * factor)),
+            flood=int(self.flood * factor),
+            backlog=int(self.backlog * factor),
         )
 
 
 SCENARIOS = (
     Scenario("kept", "4 KB, kept sessions", 20_000, 30),
-    Scenario("single", "4 KB, one connection each", 10_000, 30, keep=False),
-    Scenario("list", "4 KB, 50 recipients", 1_500, 20, recipients=50),
+    Scenario("connect", "4 KB, one connection each", 10_000, 30, keep=False),
+    Scenario("list50", "4 KB, 50 recipients", 1_500, 20, recipients=50),
+    Scenario("list1000", "4 KB, 1,000 recipients", 100, 10, recipients=1000),
     Scenario("64k", "64 KB, kept sessions", 4_000, 20, size=65_536),
     Scenario("20m", "20 MB, kept sessions", 20, 10, size=20 << 20),
+    Scenario("dkim", "4 KB, DKIM with RSA-2048", 8_000, 30, dkim=True),
+    Scenario("delay", "4 KB, 20 ms to the receiver", 5_000, 30, delay_ms=20),
+    Scenario("idle", "single messages on an idle relay", 200, 1, per_second=20),
+    Scenario(
+        "mixed",
+        "single messages beside a flood",
+        200,
+        1,
+        per_second=20,
+        delay_ms=20,
+        connections=20,
+        flood=8_000,
+    ),
+    Scenario("deep", "4 KB with a blocked domain's backlog", 20_000, 30, backlog=1_000_000),
 )
+STANDARD = ("kept", "connect", "list50", "64k", "20m")

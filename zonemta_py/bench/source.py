@@ -6,8 +6,11 @@ One step at a time, no pipelining, recipients numbered so that a sink can tell t
 
 import argparse
 import asyncio
+import os
 import time
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from zonemta_py.codec import to_json
@@ -26,8 +29,13 @@ class Load:
     size: int
     keep: bool
     domain: str
+    first: int = 0  # the number of the first recipient
+    per_second: int = 0
+    client: str = ""  # the address it comes from
+    began_s: float = 0.0
     sent: int = 0
     failed: str = ""
+    accepted_s: "array[float]" = field(default_factory=lambda: array("d"))  # by message; 0: not yet
 
 
 class SourceSession(asyncio.Protocol):
@@ -39,7 +47,7 @@ class SourceSession(asyncio.Protocol):
         self._done = done
         self._buffer = b""
         self._steps: list[bytes] = []
-        self._paused = False
+        self._message = -1  # whose body was sent last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The greeting comes first."""
@@ -62,9 +70,22 @@ class SourceSession(asyncio.Protocol):
                 self._load.failed = line.decode()
                 self._transport.close()
                 return
+            if not self._steps and self._message >= 0:
+                self._load.accepted_s[self._message] = time.monotonic()
             self._next()
 
     def _next(self) -> None:
+        load = self._load
+        if not self._steps and load.per_second and load.sent:
+            wait_s = load.began_s + load.sent / load.per_second - time.monotonic()
+            if wait_s > 0:
+                asyncio.get_running_loop().call_later(wait_s, self._go_on)
+                return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._transport.is_closing():
+            return
         if not self._steps and not self._plan():
             self._transport.write(b"QUIT\r\n")
             self._transport.close()
@@ -79,7 +100,8 @@ class SourceSession(asyncio.Protocol):
         number = load.sent
         load.sent += 1
         self._steps_done = True
-        first = number * load.recipients
+        self._message = number
+        first = load.first + number * load.recipients
         recipients = [
             b"RCPT TO:<%d@%b>\r\n" % (first + i, load.domain.encode()) for i in range(load.recipients)
         ]
@@ -105,8 +127,9 @@ def make_body(size: int) -> bytes:
 async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
     """One connection, to its end."""
     done: asyncio.Future[None] = loop.create_future()
+    local = (load.client, 0) if load.client else None
     await loop.create_connection(
-        lambda: SourceSession(load, body, done), load.target.host, load.target.port
+        lambda: SourceSession(load, body, done), load.target.host, load.target.port, local_addr=local
     )
     await done
 
@@ -115,7 +138,8 @@ async def run(load: Load) -> dict[str, object]:
     """Send the load; returns seconds and messages per second."""
     loop = asyncio.get_running_loop()
     body = make_body(load.size)
-    began_s = time.monotonic()
+    load.began_s = began_s = time.monotonic()
+    load.accepted_s = array("d", bytes(8 * load.messages))
 
     async def session() -> None:
         while load.sent < load.messages and not load.failed:
@@ -138,6 +162,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--domain", default="sink.example")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--per-second", type=int, default=0)
+    parser.add_argument("--client", default="")
+    parser.add_argument("--times", type=Path, help="write when each message was accepted")
     options = parser.parse_args()
     load = Load(
         host_port(options.target),
@@ -147,9 +175,16 @@ def main() -> None:
         options.size,
         options.keep,
         options.domain,
+        options.first,
+        options.per_second,
+        options.client,
     )
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        print(to_json(runner.run(run(load))).decode())
+        result = runner.run(run(load))
+    if options.times is not None:
+        options.times.write_bytes(load.accepted_s.tobytes())
+    cpu = os.times()
+    print(to_json({**result, "cpu_seconds": cpu.user + cpu.system}).decode())
 
 
 if __name__ == "__main__":

@@ -1,27 +1,38 @@
 """``zonemta bench``."""
 
+import os
 import platform
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from zonemta_py import __version__
 from zonemta_py.bench import postfix
-from zonemta_py.bench.measure import Measurement, OurRelay, Subject, measure
+from zonemta_py.bench.measure import Measurement, Subject, measure
+from zonemta_py.bench.ours import OurRelay
 from zonemta_py.bench.plot import bars
-from zonemta_py.bench.scenarios import SCENARIOS, Scenario
+from zonemta_py.bench.scenarios import SCENARIOS, STANDARD, Scenario
 from zonemta_py.cli.common import fail, json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
+from zonemta_py.clock import now_ms, utc
+from zonemta_py.codec import to_json
 
-Make = Callable[[Path, int], Subject]
+Make = Callable[[Path, int, Scenario], Subject]
 
 
 @click.command()
-@click.argument("scenario", type=click.Choice([s.name for s in SCENARIOS] + ["all"]), default="all")
+@click.argument(
+    "scenarios",
+    nargs=-1,
+    metavar="[SCENARIO]...",
+    type=click.Choice([s.name for s in SCENARIOS] + ["standard", "all"]),
+)
 @click.option(
     "--runs",
     type=click.IntRange(1, 20),
@@ -43,57 +54,112 @@ Make = Callable[[Path, int], Subject]
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the queues lie; the disk matters.  [default: a temporary folder]",
 )
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write every run, and the machine, as JSON into this file.",
+)
 @json_option
 @reports_errors
 def bench(
-    scenario: str,
+    scenarios: tuple[str, ...],
     runs: int,
     scale: float,
     vs: str | None,
     no_fsync: bool,
     directory: Path | None,
+    output: Path | None,
     as_json: bool,
 ) -> None:
     """Measure source → relay → sink on this machine.
 
     Everything on: fsync before 250, headers, ledger. Source and sink share the machine, so compare
-    relays within one run, and by CPU per delivery rather than by time. Each run has a fresh queue.
+    relays within one run, and by CPU per delivery rather than by time. Each run has a fresh queue,
+    and fails unless the receiver counted every recipient exactly once. Without SCENARIO the
+    standard five are run: kept, connect, list50, 64k, 20m.
+
+    \b
+    SCENARIO:
+      kept, connect      4 KB messages on kept sessions, or one connection each
+      list50, list1000   so many recipients a message
+      64k, 20m           larger messages
+      dkim               signed with RSA-2048
+      delay              the receiver answers 20 ms later
+      idle, mixed        single messages alone, and beside another submitter's flood
+      deep               beside a million waiting recipients, most for a domain that does not answer
+      standard, all      several of them
 
     \b
     Examples:
       zonemta bench kept
       zonemta bench --runs 5 --vs postfix
+      zonemta bench idle mixed --output latency.json
     """
     makers: dict[str, Make] = {"zonemta": OurRelay}
     if no_fsync:
-        makers["zonemta, no fsync"] = lambda folder, port: OurRelay(folder, port, durable=False)
+        makers["zonemta, no fsync"] = partial(OurRelay, durable=False)
     if vs == "postfix":
         if missing := postfix.available():
             fail(missing)
-        makers["postfix"] = postfix.PostfixRelay
-    chosen = [s.scaled(scale) for s in SCENARIOS if scenario in ("all", s.name)]
+        makers["postfix"] = lambda folder, port, _: postfix.PostfixRelay(folder, port)
+    chosen = [s.scaled(scale) for s in SCENARIOS if _is_chosen(s.name, scenarios)]
+    every: list[Measurement] = []
     results = [
-        median for each in chosen for median in _compare(each, makers, runs, directory, as_json=as_json)
+        median
+        for each in chosen
+        for median in _compare(each, makers, runs, directory, every, as_json=as_json)
     ]
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_bytes(to_json({"machine": _machine(), "runs": [m.row() for m in every]}) + b"\n")
     if not as_json:
         _print(results, chosen, runs)
 
 
+def _is_chosen(name: str, scenarios: tuple[str, ...]) -> bool:
+    asked = scenarios or ("standard",)
+    return "all" in asked or name in asked or ("standard" in asked and name in STANDARD)
+
+
+def _machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    return {
+        "zonemta": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "time": utc(now_ms()).isoformat(timespec="seconds"),
+    }
+
+
 def _compare(
-    scenario: Scenario, makers: dict[str, Make], runs: int, directory: Path | None, *, as_json: bool
+    scenario: Scenario,
+    makers: dict[str, Make],
+    runs: int,
+    directory: Path | None,
+    every: list[Measurement],
+    *,
+    as_json: bool,
 ) -> list[Measurement]:
     """The median run of each relay; they take turns, so that the machine's moods hit all alike."""
-    found: dict[str, list[Measurement]] = {name: [] for name in makers}
-    total = scenario.messages * scenario.recipients * runs * len(makers)
+    able = {name: make for name, make in makers.items() if scenario.for_peers or name != "postfix"}
+    found: dict[str, list[Measurement]] = {name: [] for name in able}
+    total = scenario.messages * scenario.recipients * runs * len(able)
     with progress_bar(scenario.title, total) as advance:
         for _ in range(runs):
-            for name, make in makers.items():
+            for name, make in able.items():
                 with tempfile.TemporaryDirectory(dir=directory, prefix="zonemta-bench-") as folder:
-                    one = measure(scenario, Path(folder), make, advance)
+                    here = partial(_made, make, scenario)
+                    one = measure(scenario, Path(folder), here, advance)
                 found[name].append(one)
+                every.append(one)
                 if as_json:
                     print_json(one.row())
     return [_median(measurements) for measurements in found.values()]
+
+
+def _made(make: Make, scenario: Scenario, folder: Path, sink_port: int) -> Subject:
+    return make(folder, sink_port, scenario)
 
 
 def _median(measurements: list[Measurement]) -> Measurement:
@@ -111,7 +177,11 @@ def _print(results: list[Measurement], chosen: list[Scenario], runs: int) -> Non
         "CPU ms each",
         "MB/s",
         "RssAnon MB",
-        "fsyncs/message",
+        "fsyncs",
+        "KB written",
+        "p50 ms",
+        "p99 ms",
+        "tools CPU",
     )
     for column in columns:
         table.add_column(column, justify="left" if column in ("scenario", "relay") else "right")
@@ -124,9 +194,17 @@ def _print(results: list[Measurement], chosen: list[Scenario], runs: int) -> Non
             f"{m.cpu_ms:.3f}",
             f"{m.mb_per_second:,.0f}",
             f"{m.rss_anon_mb:,.0f}",
-            f"{m.fsyncs:.2f}" if m.fsyncs >= 0 else "not measured",
+            f"{m.fsyncs:.2f}" if m.fsyncs >= 0 else "-",
+            f"{m.written_kb:,.1f}" if m.written_kb >= 0 else "-",
+            f"{m.p50_ms:,.1f}",
+            f"{m.p99_ms:,.1f}",
+            f"{m.tools_cpu_ms:.3f}",
         )
-    Console(highlight=False, width=120).print(table)
+    Console(highlight=False, width=130).print(table)
+    click.echo(
+        "fsyncs and KB written are per message; p50 and p99 from the 250 to the receiver's final dot; "
+        "tools CPU is of source and sink, ms per delivery"
+    )
     click.echo()
     for scenario in chosen:
         of_it = [m for m in results if m.scenario == scenario.name]

@@ -9,9 +9,8 @@ future says when the batch is on disk. In memory there is nothing that a crash m
 """
 
 import asyncio
-import logging
 import zlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -20,6 +19,7 @@ from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
+from zonemta_py.queue.background import Background
 from zonemta_py.queue.chunks import MessageWriter, read_body
 from zonemta_py.queue.cleanup import Cleanup
 from zonemta_py.queue.commit import Batch, GroupCommit, Then
@@ -45,8 +45,6 @@ from zonemta_py.queue.windows import DestinationOf, Placement, Windows
 ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
 
 SWEEP_EVERY_S = 3600.0
-
-log = logging.getLogger(__name__)
 
 
 class Queue:
@@ -86,7 +84,7 @@ class Queue:
         self.report_on: ReportOn = _nobody_reports
         self._writers: WeakValueDictionary[str, MessageWriter] = WeakValueDictionary()
         self._transactions = 0
-        self._tasks: list[asyncio.Task[object]] = []
+        self.background = Background()
 
     async def recover(self) -> None:
         """Start to write, and deal with what the last life left. Before anything else."""
@@ -95,24 +93,20 @@ class Queue:
 
     async def begin(self) -> None:
         """Wake, clean and scan in the background."""
-        self._spawn(self.deferral.run(), "deferral")
-        self._spawn(self.cleanup.run(), "cleanup")
-        self._spawn(self.submissions.run(), "submissions")
-        self._spawn(self._sweep(), "sweep")
+        self.background.start(self.deferral.run(), "deferral")
+        self.background.start(self.cleanup.run(), "cleanup")
+        self.background.start(self.submissions.run(), "submissions")
+        self.background.start(self._sweep(), "sweep")
         for zone in zones_on_disk(self.store):
-            self._spawn(
+            self.background.start(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
                 f"scan-{zone}",
             )
 
-    def _spawn(self, work: Coroutine[object, object, object], name: str) -> None:
-        task: asyncio.Task[object] = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._ended)
-        self._tasks.append(task)
-
-    def _ended(self, task: asyncio.Task[object]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("the queue's %s stopped: %s", task.get_name(), task.exception())
+    @property
+    def scanning(self) -> int:
+        """How many zones the start-up scan has still to go through."""
+        return self.background.running("scan-")
 
     # ---- intake
 
@@ -337,10 +331,7 @@ class Queue:
 
     async def close(self) -> None:
         """Stop the background work, write what waits, close the database."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.background.stop()
         await self.commits.close()
         await self.cleanup.close()
         self.store.close()

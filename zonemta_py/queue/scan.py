@@ -7,6 +7,7 @@ previous life, and never runs again: later mail is offered when it is committed.
 import asyncio
 import logging
 
+from zonemta_py.clock import monotonic_s
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
@@ -26,6 +27,7 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
     stop = keys.end_of(keys.zone_prefix(keys.WAITING, zone, newest))
     total = 0
     while True:
+        began_s, written = monotonic_s(), commits.batches
         placement = Placement()
         count, beyond = 0, None
         try:
@@ -52,7 +54,9 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
             cursor = beyond
         elif count < SLICE:
             return total
-        await asyncio.sleep(0)
+        # Beside mail that comes and goes the scan takes a quarter of the time, alone all of it.
+        busy = commits.batches - written > 1
+        await asyncio.sleep(3 * (monotonic_s() - began_s) if busy else 0)
 
 
 def _offer(windows: Windows, placement: Placement, zone: str, key: bytes, value: bytes) -> None:
