@@ -5,7 +5,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fast bench crash fuzz clean
+.PHONY: demo test check fast bench micro crash fuzz clean
 
 demo: $(STAMP)
 	$(VENV)/bin/zonemta demo
@@ -31,6 +31,9 @@ crash: $(STAMP)-test
 fuzz: $(STAMP)-test
 	for target in $$($(PY) -c 'from tests.fuzz.targets import TARGETS; print(*TARGETS)'); do \
 		$(PY) -m tests.fuzz $$target -max_total_time=300 || exit 1; done
+
+micro: $(STAMP)-test
+	$(PY) -m pytest -q benchmarks/micro
 
 bench: $(STAMP)
 	$(VENV)/bin/zonemta bench

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zonemta_py import __version__
-from zonemta_py.bench import postfix
+from zonemta_py.bench import picture, postfix
 from zonemta_py.bench.measure import Measurement, Subject, measure
 from zonemta_py.bench.ours import OurRelay
 from zonemta_py.bench.plot import bars
@@ -59,6 +59,11 @@ Make = Callable[[Path, int, Scenario], Subject]
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write every run, and the machine, as JSON into this file.",
 )
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also draw the medians into this file (.png, .svg); needs the extra 'bench'.",
+)
 @json_option
 @reports_errors
 def bench(
@@ -69,6 +74,7 @@ def bench(
     no_fsync: bool,
     directory: Path | None,
     output: Path | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Measure source → relay → sink on this machine.
@@ -112,6 +118,10 @@ def bench(
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_bytes(to_json({"machine": _machine(), "runs": [m.row() for m in every]}) + b"\n")
+    titles = {s.name: s.title for s in SCENARIOS}
+    if plot is not None:
+        note = f"{_machine()['system']}, {os.cpu_count()} cores, Python {platform.python_version()}, median of {runs}"
+        picture.save(plot, results, titles, note)
     if not as_json:
         _print(results, chosen, runs)
 

@@ -1,0 +1,44 @@
+"""The result of a bench as a picture: rate and CPU, a group of bars for each scenario.
+
+The one door to matplotlib, which is loaded only here (extra ``bench``).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from zonemta_py.bench.measure import Measurement
+from zonemta_py.errors import LocalError
+
+_BAR = 0.8  # of a group's width
+
+
+def save(path: Path, results: Sequence[Measurement], titles: dict[str, str], note: str) -> None:
+    """Draw ``results`` into ``path`` (PNG, SVG, PDF by its suffix). Raises LocalError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise LocalError("a picture needs matplotlib: pip install 'zonemta_py[bench]'") from exc
+    relays = list(dict.fromkeys(m.relay for m in results))
+    scenarios = list(dict.fromkeys(m.scenario for m in results))
+    figure = Figure(figsize=(2 + 2.2 * len(scenarios), 7), layout="constrained")
+    rates, costs = figure.subplots(2, 1, sharex=True)
+    for number, relay in enumerate(relays):
+        own = {m.scenario: m for m in results if m.relay == relay}
+        width = _BAR / len(relays)
+        places = [at - _BAR / 2 + width * (number + 0.5) for at in range(len(scenarios))]
+        for axes, name in ((rates, "per_second"), (costs, "cpu_ms")):
+            values = [getattr(own[s], name) if s in own else 0 for s in scenarios]
+            bars = axes.bar(places, values, width, label=relay)
+            axes.bar_label(bars, [f"{value:,.3g}" if value else "" for value in values], fontsize=8)
+    rates.set_ylabel("deliveries/s")
+    costs.set_ylabel("CPU ms per delivery")
+    for axes in (rates, costs):
+        axes.set_yscale("log")
+        axes.grid(axis="y", alpha=0.3)
+    costs.set_xticks(range(len(scenarios)), [titles[s].replace(", ", "\n") for s in scenarios])
+    rates.legend()
+    figure.supxlabel(note, fontsize=8)
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as exc:
+        raise LocalError(f"{path}: {exc}") from exc
