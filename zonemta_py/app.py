@@ -18,6 +18,7 @@ from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.report import about_notes
 from zonemta_py.delivery.sender import Sender
 from zonemta_py.delivery.ways import Ways
+from zonemta_py.delivery.worker import Carrier
 from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
@@ -25,6 +26,7 @@ from zonemta_py.intake.listener import Listener
 from zonemta_py.intake.policies import DiskRoom
 from zonemta_py.intake.port import Port, make_policy
 from zonemta_py.preflight import verify, warnings
+from zonemta_py.processes.fleet import Fleet, RemoteCarrier
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 from zonemta_py.queue.scan import zones_on_disk
@@ -38,7 +40,8 @@ log = logging.getLogger(__name__)
 class Relay:
     """A relay in this process. ``addresses`` are where its listeners accept, once started."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, log_level: str = "info") -> None:
+        self.log_level = log_level  # of the other processes
         self.config = config
         self.hostname = config.hostname or socket.getfqdn()
         self.router = make_router(config)
@@ -58,6 +61,7 @@ class Relay:
         self.exporter: Exporter | None = None
         self.control: ControlServer | None = None
         self._zones: dict[str, ZoneDelivery] = {}
+        self.fleet: Fleet | None = None
 
     def _destination_of(self, zone: str, domain: str) -> str:
         settings = self.config.zones.get(zone)
@@ -84,8 +88,14 @@ class Relay:
         self.resolver = MxResolver(config.resolver)
         self._ways = Ways(config, self.hostname, self.resolver, self.outbound.rng)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
+        if config.processes.senders:
+            self.fleet = Fleet(
+                config, self.hostname, self.dead, config.processes.senders, self.log_level
+            )
+            await self.fleet.start()
+            self.dead.cleared = self.fleet.forget
         for name, zone in config.zones.items():
-            self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._sender)
+            self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._carrier)
         queue.windows.on_ready = self._on_ready
         queue.report_on = partial(about_notes, self.outbound)
         self.exporter = Exporter(queue, config.events)
@@ -108,7 +118,10 @@ class Relay:
             ", ".join(sorted(config.zones)),
         )
 
-    def _sender(self, zone: Zone) -> Sender:
+    def _carrier(self, name: str, zone: Zone) -> Carrier:
+        """What carries out the orders of a zone: here, or in the senders' processes."""
+        if self.fleet is not None:
+            return RemoteCarrier(self.fleet, name)
         return Sender(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
 
     def _on_ready(self, zone: str, destination: str, light: bool) -> None:
@@ -154,11 +167,13 @@ class Relay:
         self.resolver = resolver
         self._signer.close()
         self._signer = signer
+        if self.fleet is not None:
+            self.fleet.configure(config, hostname)
         self._ways = Ways(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
             if delivery is None:
-                self._zones[name] = ZoneDelivery(name, zone, outbound, self._sender)
+                self._zones[name] = ZoneDelivery(name, zone, outbound, self._carrier)
                 self._zones[name].look_around()
             else:
                 delivery.configure(zone)
@@ -181,6 +196,7 @@ class Relay:
                 [item.address for item in config.listeners],
             ),
             ("queue", old.queue, config.queue),
+            ("processes", old.processes, config.processes),
             ("events", old.events, config.events),
         ]
         for key, before, after in fixed:
@@ -214,6 +230,8 @@ class Relay:
         try:
             if self.control is not None:
                 await self.control.close()
+            if self.fleet is not None:
+                await self.fleet.close()
             if self.exporter is not None:
                 await self.exporter.close()
         finally:

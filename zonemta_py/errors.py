@@ -52,5 +52,13 @@ class DestinationFailed(RemoteError):
         self.timed_out = timed_out
 
 
+class CarrierLost(LocalError):
+    """The process that carried out an order ended; ``uncertain``: it may have sent the final dot."""
+
+    def __init__(self, text: str, *, uncertain: bool) -> None:
+        super().__init__(text)
+        self.uncertain = uncertain
+
+
 class SessionLost(RemoteError):
     """The connection ended, or a time limit passed, in the middle of a dialogue."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 from zonemta_py.codec import Struct
 
 
-class Attempt(Struct, frozen=True):
+class Attempt(Struct, frozen=True, array_like=True):
     """What one attempt to deliver found, for every recipient it answers.
 
     ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered and the

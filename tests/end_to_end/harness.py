@@ -1,6 +1,7 @@
 """A whole relay in this process: real listener, real queue, real DNS, scripted receivers."""
 
 import asyncio
+import os
 import smtplib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,9 @@ from zonemta_py.events.account import Account, account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
 
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
+
+
+SENDERS = int(os.environ.get("ZONEMTA_TEST_SENDERS", "0"))  # the suite runs in every arrangement
 
 
 class Stage:
@@ -65,6 +69,7 @@ class Stage:
             "resolver": {"nameservers": [f"127.0.0.1:{self.dns_port}"], "timeout": "1s"},
             "zones": zones,
             "shutdown_grace": "1s",
+            "processes": {"senders": SENDERS},
             **changes,
         }
         text = yaml.safe_dump(document)

@@ -19,6 +19,7 @@ def trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
     cert, key, context = certificate(folder)
     monkeypatch.setattr(smtp, "_VERIFYING", context)
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))  # for senders' processes
     return cert, key
 
 

@@ -30,6 +30,7 @@ def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
     issued.private_key_pem.write_to_path(key)
     for number, blob in enumerate(issued.cert_chain_pems):
         blob.write_to_path(cert, append=number > 0)
+    ca.cert_pem.write_to_path(folder / "ca.pem")
     context = ssl.create_default_context()
     ca.configure_trust(context)
     return cert, key, context

@@ -34,6 +34,8 @@ def _keys(kind: type, prefix: str = "") -> list[str]:
     found = []
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        if field.metadata.get("hidden"):
+            continue
         name = f"{prefix}{field.name.rstrip('_')}"
         inner = _inner(hints[field.name])
         found += _keys(inner, f"{name}.") if inner else [name]

@@ -25,8 +25,8 @@ from zonemta_py.model import Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.cleanup import ABANDONED_MS
 from zonemta_py.queue.compose import Addressee, NewMessage
+from zonemta_py.queue.cut_off import SUSPECT_DELAY_MS
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.recovery import SUSPECT_DELAY_MS
 from zonemta_py.queue.rezone import move_zone
 
 pytestmark = pytest.mark.usefixtures("each_store")

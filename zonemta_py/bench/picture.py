@@ -29,7 +29,7 @@ def save(path: Path, results: Sequence[Measurement], titles: dict[str, str], not
         for axes, name in ((rates, "per_second"), (costs, "cpu_ms")):
             values = [getattr(own[s], name) if s in own else 0 for s in scenarios]
             bars = axes.bar(places, values, width, label=relay)
-            axes.bar_label(bars, [f"{value:,.3g}" if value else "" for value in values], fontsize=8)
+            axes.bar_label(bars, [_short(value) for value in values], fontsize=8)
     rates.set_ylabel("deliveries/s")
     costs.set_ylabel("CPU ms per delivery")
     for axes in (rates, costs):
@@ -42,3 +42,9 @@ def save(path: Path, results: Sequence[Measurement], titles: dict[str, str], not
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as exc:
         raise LocalError(f"{path}: {exc}") from exc
+
+
+def _short(value: float) -> str:
+    if not value:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -16,6 +16,7 @@ from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.clock import monotonic_s
 from zonemta_py.config.schema import Config
 from zonemta_py.loop import loop_factory
+from zonemta_py.processes.logs import configure_logs
 
 log = logging.getLogger("zonemta_py")
 
@@ -46,24 +47,17 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     Example:
       zonemta serve -c config/zonemta.yaml
     """
-    logging.basicConfig(
-        level=log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # These log every command and connection; what is worth keeping of that is in the event log.
-    for library in ("mail.log", "mail.debug", "asyncio"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    configure_logs(log_level)
     config = read_config(config_path)
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
         log.warning("%s is set: this relay kills itself on purpose", faults.VARIABLE)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(config, config_path, log_events))
+        runner.run(_serve(config, config_path, log_level, log_events))
 
 
-async def _serve(config: Config, path: Path, log_events: bool) -> None:
-    relay = Relay(config)
+async def _serve(config: Config, path: Path, log_level: str, log_events: bool) -> None:
+    relay = Relay(config, log_level)
     await relay.start()
     if log_events and relay.exporter is not None:
         relay.exporter.observers.append(lambda lines: click.echo(lines.decode(), err=True, nl=False))

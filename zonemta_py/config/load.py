@@ -73,7 +73,7 @@ def parse_config(text: str, path: Path) -> Config:
         raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
     check(config, reader.complain)
     anchored: Config = reader.anchor(config)
-    return anchored
+    return replace(anchored, text=text, path=str(path))
 
 
 class _Reader:
@@ -132,7 +132,9 @@ class _Reader:
     def _dataclass(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         if node.tag == "tag:yaml.org,2002:null":
             return base  # `bulk:` with nothing behind it: everything inherited
-        known: dict[str, Field[Any]] = {f.name.rstrip("_"): f for f in fields(kind)}
+        known: dict[str, Field[Any]] = {
+            f.name.rstrip("_"): f for f in fields(kind) if not f.metadata.get("hidden")
+        }
         hints = typing.get_type_hints(kind)
         changes = {}
         for name, name_node, value_node in self._pairs(node, key):

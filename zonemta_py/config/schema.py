@@ -24,6 +24,11 @@ def choice(default: str, *others: str, later: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"choices": (default, *others), "later": later})
 
 
+def hidden(default: str) -> Any:
+    """Not a key: filled in by the reader."""
+    return field(default=default, metadata={"hidden": True}, compare=False, repr=False)
+
+
 def number(default: int, least: int = 1, most: int = 10**9) -> Any:
     """A whole number from ``least`` to ``most``."""
     return field(default=default, metadata={"least": least, "most": most})
@@ -254,7 +259,7 @@ class Processes:
     """How many processes share the work."""
 
     receivers: int = later(0, "a relay of several processes")
-    senders: int = later(0, "a relay of several processes")
+    senders: int = number(0, 0, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +282,5 @@ class Config:
     events: Events = Events()
     admin: Admin = Admin()
     processes: Processes = Processes()
+    text: str = hidden("")  # what it was read from, for the other processes
+    path: str = hidden("")

@@ -1,7 +1,8 @@
 """Open sessions between transactions: kept for reuse, up to a time, within the zone's connections."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zonemta_py.codec import Struct
@@ -34,7 +35,19 @@ class SessionPool:
         self._loop = asyncio.get_running_loop()
         self._idle: dict[tuple[str, int, str | None], deque[_Idle]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._at: Counter[str] = Counter()
         self.size = 0
+        self.changed: Callable[[str], None] = lambda destination: None  # sessions of it ended here
+
+    def at(self, destination: str) -> int:
+        """How many sessions with ``destination`` rest."""
+        return self._at[destination]
+
+    def _count(self, destination: str, more: int) -> None:
+        self.size += more
+        self._at[destination] += more
+        if not self._at[destination]:
+            del self._at[destination]
 
     def take(self, way: Way) -> SmtpSession | None:
         """The session to ``way`` that rested last, if one is still usable."""
@@ -42,7 +55,7 @@ class SessionPool:
         entries = self._idle.get(key)
         while entries:
             entry = entries.pop()
-            self.size -= 1
+            self._count(entry.destination, -1)
             if not entries:
                 del self._idle[key]
             if entry.session.usable:
@@ -58,7 +71,7 @@ class SessionPool:
         """Let ``session`` rest for ``idle_s`` at most."""
         entry = _Idle(way, destination, session, self._loop.time() + idle_s)
         self._idle.setdefault((way.ip, way.port, way.source), deque()).append(entry)
-        self.size += 1
+        self._count(destination, 1)
         if self._timer is None:
             self._timer = self._loop.call_later(idle_s, self._sweep)
 
@@ -78,8 +91,9 @@ class SessionPool:
         queue.remove(entry)
         if not queue:
             del self._idle[key]
-        self.size -= 1
+        self._count(entry.destination, -1)
         entry.session.close()
+        self.changed(entry.destination)
 
     def _sweep(self) -> None:
         self._timer = None

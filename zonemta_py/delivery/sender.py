@@ -29,7 +29,7 @@ from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
 log = logging.getLogger(__name__)
 
 
-class Order(Struct, frozen=True):
+class Order(Struct, frozen=True, array_like=True):
     """A transaction to be. ``size`` is the message's, header and empty line included.
 
     ``dsn`` is None when nobody asked for anything. ``room``: how many sessions may rest in the zone
@@ -49,8 +49,12 @@ class Order(Struct, frozen=True):
     room: tuple[int, int]
     body_hash: bytes = b""
 
+    def with_room(self, room: tuple[int, int]) -> "Order":
+        """The same with another ``room``."""
+        return replace(self, room=room)
 
-class Sent(Struct, frozen=True):
+
+class Sent(Struct, frozen=True, array_like=True):
     """What came of it. ``attempts`` has one entry per recipient, None or missing for those not tried.
 
     ``failure``: no session could be had, and this is why; ``permanent`` if trying again cannot help.

@@ -10,7 +10,9 @@ from zonemta_py.config.schema import Zone
 from zonemta_py.delivery import report, settle
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.sender import Errand, Order, Sent
+from zonemta_py.errors import CarrierLost
 from zonemta_py.model import Attempt
+from zonemta_py.queue.abandoned import cut_off
 from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage
@@ -110,6 +112,9 @@ class Worker:
         errand = _Errand(queue, lease, destination)
         try:
             sent = await carrier.send(order, errand)
+        except CarrierLost as exc:
+            log.warning("%s: %s; its lease is given back", lease.live.id, exc)
+            return Delivery(cut_off(queue, lease) if exc.uncertain else queue.release(lease))
         finally:
             errand.over()
         if sent.failure is None:

@@ -25,14 +25,14 @@ class ZoneDelivery:
     """Delivers the mail of one zone. ``pump`` is called whenever something may have changed."""
 
     def __init__(
-        self, name: str, zone: Zone, outbound: Outbound, make_carrier: Callable[[Zone], Carrier]
+        self, name: str, zone: Zone, outbound: Outbound, make_carrier: Callable[[str, Zone], Carrier]
     ) -> None:
         self.name = name
         self._outbound = outbound
         self._loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(zone, clock.monotonic_s())
         self._make_carrier = make_carrier
-        self._carrier = make_carrier(zone)
+        self._carrier = make_carrier(name, zone)
         self._worker = Worker(outbound, zone)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -42,7 +42,7 @@ class ZoneDelivery:
         """Take over settings after a reload; sessions made under the old ones end."""
         self.scheduler.configure(zone, clock.monotonic_s())
         self._carrier.close()
-        self._carrier = self._make_carrier(zone)  # a worker under way ends with the old one
+        self._carrier = self._make_carrier(self.name, zone)  # a worker under way ends with the old one
         self._worker = Worker(self._outbound, zone)
         if self._timer is not None:
             self._timer.cancel()

@@ -69,7 +69,7 @@ class Queue:
         self.store = store
         self.node = identity.node
         self.boot = identity.boot
-        self._poison_after = poison_after
+        self.poison_after = poison_after
         self.now = now
         self._ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
@@ -89,7 +89,7 @@ class Queue:
     async def recover(self) -> None:
         """Start to write, and deal with what the last life left. Before anything else."""
         self.commits.start()
-        await recover(self.store, self.commits, self.cleanup, self._poison_after, self.now())
+        await recover(self.store, self.commits, self.cleanup, self.poison_after, self.now())
 
     async def begin(self) -> None:
         """Wake, clean and scan in the background."""

@@ -3,6 +3,7 @@
 In memory only: a restart tries everything again. Source: qmail's tcpto.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 TIMEOUTS_ENOUGH = 2
@@ -26,6 +27,10 @@ class DeadAddresses:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self.cleared: Callable[[str | None], None] = lambda ip: None  # others who know them are told
+
+    def __contains__(self, ip: str) -> bool:
+        return ip in self._entries
 
     def timed_out(self, ip: str, now_s: float, spread: float) -> None:
         """A connection attempt found nobody. ``spread``: 0 to 1, of REST_SPREAD_S."""
@@ -65,6 +70,7 @@ class DeadAddresses:
 
     def clear(self, ip: str | None = None) -> int:
         """Forget ``ip``, or all; returns how many."""
+        self.cleared(ip)
         if ip is not None:
             return int(self._entries.pop(ip, None) is not None)
         count = len(self._entries)

@@ -20,7 +20,7 @@ WRITE_AT_ONCE = 131_072  # a small message goes out in one write
 SPARE_REPLIES = 4  # a transaction's replies beside those to RCPT: RSET, MAIL, DATA, the final dot
 
 
-class DsnOptions(Struct, frozen=True):
+class DsnOptions(Struct, frozen=True, array_like=True):
     """Parameters of RFC 3461, each with a space in front or empty: of MAIL, and of every RCPT."""
 
     mail: str

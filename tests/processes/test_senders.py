@@ -1,0 +1,163 @@
+"""Senders in processes of their own: the same mail, exact limits, and nothing lost when one is killed."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.delivery.test_dkim import verified, write_key
+from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
+from zonemta_py.app import Relay
+from zonemta_py.bench.script import Rule, Step
+from zonemta_py.clock import monotonic_s
+from zonemta_py.delivery.dkim import Key
+from zonemta_py.faults import VARIABLE
+from zonemta_py.queue import keys
+
+TWO = {"senders": 2}
+
+
+def pids(relay: Relay) -> list[int]:
+    assert relay.fleet is not None
+    return relay.fleet.pids
+
+
+async def test_small_and_large_mail(folder: Path) -> None:
+    """Bodies with the order, and bodies asked for in chunks, byte for byte; signed there."""
+    key = write_key(folder / "k.pem", "ed25519")
+    dkim = {"keys": [{"domain": "sender.example", "selector": "s", "key_file": str(key)}]}
+    bodies = [b"", b".\r\n..\r\nsmall\r\n", b"x" * 76 + b"\r\n", (b"." + b"y" * 75 + b"\r\n") * 40_000]
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO, dkim=dkim)) as relay:
+            assert len(pids(relay)) == 2
+            for number, body in enumerate(bodies):
+                header = b"From: s@sender.example\r\nSubject: %d\r\n\r\n" % number
+                await send(relay, [f"{number}@a.example"], header + body)
+            await received(sink, len(bodies))
+            await empty(relay)
+        got = {m.recipients[0].partition("@")[0]: m.data for m in sink.messages}
+        for number, body in enumerate(bodies):
+            data = got[str(number)]
+            assert data.partition(b"\r\n\r\n")[2] == body
+            assert verified(data, Key("sender.example", "s", key)) == [True]
+    assert ledger(folder).total("delivered") == len(bodies)
+
+
+async def test_a_killed_sender(folder: Path) -> None:
+    """Its leases return at once, another takes over and a new one starts; every repeat is named."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", Rule(Step.DOT, stall_s=0.05))
+        config = stage.config(processes=TWO, zones={"default": {"connections_per_domain": 10}})
+        async with relaying(config) as relay:
+            for n in range(60):
+                await send(relay, [f"{n}@a.example"])
+                if n in (20, 40):
+                    os.kill(pids(relay)[0], signal.SIGKILL)
+            await until(lambda: len(set(sink.tally.by_recipient)) == 60, "everybody to have it")
+            await empty(relay)
+            await until(lambda: len(pids(relay)) == 2, "both senders to be there again")
+            assert sound(relay)
+        repeated = {r for r, times in sink.tally.by_recipient.items() if times > 1}
+        uncertain = {fact["recipient"] for fact in facts(folder, "uncertain")}
+        assert repeated <= uncertain
+        account = ledger(folder)
+        assert account.total("delivered") == account.total("accepted") == 60
+
+
+async def test_all_senders_killed_at_once(folder: Path) -> None:
+    """Mail waits for the next one, and is not deferred for it."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            await send(relay, ["a@a.example"])
+            await received(sink, 1)
+            for pid in pids(relay):
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: not pids(relay), "the end of both")
+            await send(relay, ["b@a.example"])
+            await received(sink, 2)
+            await empty(relay)
+        assert facts(folder, "deferred") == []
+
+
+async def test_connections_are_counted_over_all_processes(folder: Path) -> None:
+    """Never more sessions with a destination than allowed, resting ones in any process included."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example", Rule(Step.DOT, stall_s=0.01))
+        most = 0
+        config = stage.config(
+            processes={"senders": 3},
+            zones={"default": {"connections_per_domain": 3, "messages_per_connection": 7}},
+        )
+        async with relaying(config) as relay:
+
+            async def watch() -> None:
+                nonlocal most
+                while True:
+                    most = max(most, len(sink.connections))
+                    await asyncio.sleep(0)
+
+            watching = asyncio.ensure_future(watch())
+            for n in range(60):
+                await send(relay, [f"{n}@a.example"])
+            await until(lambda: len(sink.messages) == 60, "all of it")
+            watching.cancel()
+            await empty(relay)
+        assert 2 <= most <= 3
+
+
+@pytest.mark.parametrize("poison_after", [2])
+async def test_a_message_that_kills_its_sender(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, poison_after: int
+) -> None:
+    """It is noticed and held, like one that kills the relay; the next message goes out."""
+    monkeypatch.setenv(VARIABLE, "dot.answered")
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        queue = {"directory": "queue", "min_free_disk": "1MiB", "poison_after": poison_after}
+        async with relaying(stage.config(processes={"senders": 1}, queue=queue)) as relay:
+            await send(relay, ["a@a.example"])
+            await until(lambda: facts_in(relay, keys.DEFERRED), "the message to be held")
+            monkeypatch.delenv(VARIABLE)
+            os.kill(pids(relay)[0], signal.SIGKILL) if pids(relay) else None
+            await send(relay, ["b@a.example"])
+            await until(lambda: "b@a.example" in sink.tally.by_recipient, "the other message")
+            await until(lambda: not facts_in(relay, keys.WAITING), "its end")
+        assert [fact["recipient"] for fact in facts(folder, "held")] == ["a@a.example"]
+        assert len(facts(folder, "uncertain")) == poison_after
+
+
+def facts_in(relay: Relay, space: bytes) -> bool:
+    return next(relay.queue.store.keys(space, keys.end_of(space)), None) is not None
+
+
+async def test_reload_and_dead_addresses_reach_every_process(folder: Path) -> None:
+    """A dead address that one sender found is known to all and cleared in all; a reload too."""
+    async with staged(folder) as stage:
+        await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            assert relay.fleet is not None
+            from zonemta_py.processes import frames
+
+            relay.fleet._address(None, frames.Address("127.0.9.9", 0.5))
+            assert [row["ip"] for row in relay.dead.rows(monotonic_s())] == ["127.0.9.9"]
+            assert relay.dead.clear() == 1
+            sink = await stage.receiver("b.example")
+            relay.reload(lambda: stage.config(processes=TWO, zones={"default": {"tls": "off"}}))
+            await send(relay, ["x@b.example"])
+            await received(sink, 1)
+            relay.reload(lambda: stage.config(processes={"senders": 3}))
+            assert len(pids(relay)) == 2, "the number takes a restart"
+
+
+async def test_a_sender_ends_with_the_relay(folder: Path) -> None:
+    async with staged(folder) as stage:
+        async with relaying(stage.config(processes=TWO)) as relay:
+            children = pids(relay)
+        for pid in children:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)

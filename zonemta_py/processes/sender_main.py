@@ -1,0 +1,218 @@
+"""A sender's process: orders come in over the link, sessions and DNS are here, results go back.
+
+``python -m zonemta_py.processes.sender_main FD LEVEL``. It ends when the link does: without the queue's
+process nobody could settle what it sends.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Generator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from zonemta_py import clock, faults
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
+from zonemta_py.delivery.dkim import Signer, load_keys
+from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.sender import Sender
+from zonemta_py.delivery.ways import Ways
+from zonemta_py.errors import QueueCorrupt
+from zonemta_py.loop import loop_factory
+from zonemta_py.processes import frames
+from zonemta_py.processes.link import Link
+from zonemta_py.processes.logs import configure_logs
+from zonemta_py.schedule.dead import DeadAddresses
+
+log = logging.getLogger(__name__)
+
+
+class _Errand:
+    """An order's way back: its body, the word that its beginning is durable."""
+
+    def __init__(self, link: Link, number: int, body: bytes | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._link = link
+        self._number = number
+        self._body = body
+        self._chunks: asyncio.Queue[frames.Chunk] = asyncio.Queue()
+        self._durable: asyncio.Future[None] = loop.create_future()
+        self.started: Awaitable[None] = _Shielded(self._durable)
+
+    def body(self) -> bytes | AsyncIterator[bytes]:
+        """The body: here, or fetched a chunk ahead."""
+        return self._body if self._body is not None else self._fetch()
+
+    async def _fetch(self) -> AsyncIterator[bytes]:
+        self._link.send(frames.More(self._number, True))
+        while True:
+            chunk = await self._chunks.get()
+            if chunk.problem:
+                raise QueueCorrupt(chunk.problem)
+            if not chunk.last:
+                self._link.send(frames.More(self._number, False))
+            yield chunk.data
+            if chunk.last:
+                return
+
+    def opened(self) -> None:
+        """There is a session; the queue's process writes the beginning."""
+        self._link.send(frames.Opened(self._number))
+
+    def durable(self) -> None:
+        """It is on disk."""
+        if not self._durable.done():
+            self._durable.set_result(None)
+
+    def give_up(self) -> None:
+        """It will never be."""
+        if not self._durable.done():
+            self._durable.set_exception(QueueCorrupt("the queue cannot be written"))
+            self._durable.exception()
+
+    def chunk(self, chunk: frames.Chunk) -> None:
+        """A chunk came."""
+        self._chunks.put_nowait(chunk)
+
+
+class _Shielded:
+    """A future that may be awaited more than once and is not cancelled by whoever waits."""
+
+    def __init__(self, future: "asyncio.Future[None]") -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.shield(self._future).__await__()
+
+
+class _Dead(DeadAddresses):
+    """The dead addresses as this process knows them; what it finds goes to the others."""
+
+    def __init__(self, tell: Link) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def timed_out(self, ip: str, now_s: float, spread: float) -> None:
+        super().timed_out(ip, now_s, spread)
+        self._tell.send(frames.Address(ip, spread))
+
+    def answered(self, ip: str) -> None:
+        if ip in self:
+            super().answered(ip)
+            self._tell.send(frames.Address(ip, -1.0))
+
+
+class SenderProcess:
+    """What the frames of the queue's process ask for."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self._link = Link(frames.encode, frames.decode, self._handle, self.over.set)
+        self._errands: dict[int, _Errand] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._senders: dict[str, Sender] = {}
+        self._dead = _Dead(self._link)
+        self._rng = Random()
+        self._signer: Signer | None = None
+
+    async def connect(self, fd: int) -> None:
+        """Take over the inherited socket."""
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=sock)
+
+    def _handle(self, frame: frames.Frame) -> None:
+        match frame:
+            case frames.Deliver():
+                task = asyncio.create_task(self._deliver(frame))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case frames.Durable():
+                if frame.number in self._errands:
+                    self._errands[frame.number].durable()
+            case frames.Chunk():
+                if frame.number in self._errands:
+                    self._errands[frame.number].chunk(frame)
+            case frames.GiveUp():
+                if frame.number in self._errands:
+                    self._errands[frame.number].give_up()
+            case frames.Trim():
+                sender = self._senders.get(frame.zone)
+                if sender is not None:
+                    sender.pool.make_room(frame.destination, frame.in_zone, frame.at_destination)
+                self._link.send(frames.Trimmed(frame.number))
+            case frames.Address():
+                self._address(frame)
+            case frames.Forget():
+                self._dead.clear(frame.ip or None)
+            case frames.Configure():
+                self._configure(frame)
+
+    def _address(self, frame: frames.Address) -> None:
+        """Another sender's finding."""
+        if frame.spread < 0:
+            DeadAddresses.answered(self._dead, frame.ip)
+        else:
+            DeadAddresses.timed_out(self._dead, frame.ip, clock.monotonic_s(), frame.spread)
+
+    def _configure(self, frame: frames.Configure) -> None:
+        config: Config = parse_config(frame.text, Path(frame.path))
+        for old in self._senders.values():
+            old.close()
+        if self._signer is not None:
+            self._signer.close()
+        self._signer = signer = Signer(config.dkim, load_keys(config.dkim))
+        ways = Ways(config, frame.hostname, MxResolver(config.resolver), self._rng)
+        self._senders = {}
+        for name, zone in config.zones.items():
+            sender = Sender(zone, frame.hostname, ways, signer, self._dead, self._rng)
+            sender.pool.changed = partial(self._rested, name, sender)
+            self._senders[name] = sender
+
+    def _rested(self, zone: str, sender: Sender, destination: str) -> None:
+        """Sessions at rest ended."""
+        self._link.send(frames.Resting(zone, destination, sender.pool.at(destination)))
+
+    async def _deliver(self, deliver: frames.Deliver) -> None:
+        sender = self._senders[deliver.zone]
+        errand = self._errands[deliver.number] = _Errand(self._link, deliver.number, deliver.body)
+        sent, problem = None, ""
+        try:
+            sent = await sender.send(deliver.order, errand)
+        except Exception as exc:
+            log.exception("an order could not be carried out")
+            problem = repr(exc)
+        finally:
+            del self._errands[deliver.number]
+        resting = sender.pool.at(deliver.order.destination)
+        self._link.send(frames.Done(deliver.number, sent, problem, resting))
+
+
+async def run(fd: int) -> None:
+    """Until the link ends."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        loop.add_signal_handler(number, lambda: None)  # meant for the queue's process, which decides
+    process = SenderProcess()
+    await process.connect(fd)
+    await process.over.wait()
+
+
+def main() -> None:
+    """The command line."""
+    configure_logs(sys.argv[2])
+    if faults.VARIABLE in os.environ:
+        faults.arm(os.environ[faults.VARIABLE])
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run(int(sys.argv[1])))
+    os._exit(0)  # sessions in the middle of something end with us
+
+
+if __name__ == "__main__":
+    main()
