@@ -62,6 +62,7 @@ class Relay:
         self.control: ControlServer | None = None
         self._zones: dict[str, ZoneDelivery] = {}
         self.fleet: Fleet | None = None
+        self._signer: Signer | None = None
 
     def _destination_of(self, zone: str, domain: str) -> str:
         settings = self.config.zones.get(zone)
@@ -122,6 +123,7 @@ class Relay:
         """What carries out the orders of a zone: here, or in the senders' processes."""
         if self.fleet is not None:
             return RemoteCarrier(self.fleet, name)
+        assert self._signer is not None
         return Sender(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
 
     def _on_ready(self, zone: str, destination: str, light: bool) -> None:
@@ -165,7 +167,8 @@ class Relay:
         outbound = self.outbound
         outbound.config, outbound.router, outbound.hostname = config, router, hostname
         self.resolver = resolver
-        self._signer.close()
+        if self._signer is not None:
+            self._signer.close()
         self._signer = signer
         if self.fleet is not None:
             self.fleet.configure(config, hostname)
@@ -232,6 +235,8 @@ class Relay:
                 await self.control.close()
             if self.fleet is not None:
                 await self.fleet.close()
+            if self._signer is not None:
+                self._signer.close()
             if self.exporter is not None:
                 await self.exporter.close()
         finally:

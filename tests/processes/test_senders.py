@@ -161,3 +161,26 @@ async def test_a_sender_ends_with_the_relay(folder: Path) -> None:
         for pid in children:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+
+async def test_a_sender_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again, with longer and longer pauses; nothing else suffers."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            assert relay.fleet is not None
+            launch, tries = relay.fleet._launch, 0
+
+            async def failing(place: int) -> None:
+                nonlocal tries
+                tries += 1
+                if tries < 3:
+                    raise OSError("no more processes")
+                await launch(place)
+
+            monkeypatch.setattr(relay.fleet, "_launch", failing)
+            os.kill(pids(relay)[0], signal.SIGKILL)
+            await send(relay, ["x@a.example"])
+            await received(sink, 1)
+            await until(lambda: len(pids(relay)) == 2, "the second sender")
+            assert tries == 3

@@ -51,6 +51,7 @@ class SenderChild:
         self._pending: dict[int, _Pending] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gone = False
         self._link = Link(frames.encode, frames.decode, self._handle, self._lost)
 
     @property
@@ -70,7 +71,11 @@ class SenderChild:
             )
         self.pid = self._process.pid
         ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
+        except BaseException:
+            self._process.kill()
+            raise
 
     def send(self, frame: frames.Frame) -> None:
         """Send a frame."""
@@ -78,6 +83,8 @@ class SenderChild:
 
     async def carry(self, number: int, zone: str, order: Order, errand: Errand) -> Sent:
         """Have an order carried out. Raises CarrierLost."""
+        if self._gone:
+            raise CarrierLost(f"sender {self.place} ended", uncertain=False)
         pending = self._pending[number] = _Pending(zone, order.destination, errand)
         body = None
         try:
@@ -96,6 +103,9 @@ class SenderChild:
     def trim(self, frame: frames.Trim) -> "asyncio.Future[None]":
         """Let sessions go; done when they are gone."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._gone:
+            done.set_result(None)
+            return done
         self._trims[frame.number] = done
         self.send(frame)
         return done
@@ -169,6 +179,7 @@ class SenderChild:
 
     def _lost(self) -> None:
         """The process is gone."""
+        self._gone = True
         for pending in self._pending.values():
             if not pending.done.done():
                 pending.done.set_exception(CarrierLost(f"sender {self.place} ended", uncertain=pending.durable))  # fmt: skip

@@ -40,6 +40,7 @@ class Fleet:
         self._numbers = count(1)
         self._back_off_s = [BACK_OFF_S] * size
         self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start them all."""
@@ -76,20 +77,20 @@ class Fleet:
         steady = clock.monotonic_s() - child.since_s >= STEADY_S
         self._back_off_s[place] = BACK_OFF_S if steady else min(2 * wait_s, BACK_OFF_MAX_S)
         log.error("sender %d (pid %d) ended; another starts in %.1f s", place, child.pid, wait_s)
-        loop = asyncio.get_running_loop()
-        loop.call_later(wait_s, lambda: asyncio.ensure_future(self._relaunch(place)))
+        task = asyncio.ensure_future(self._relaunch(place, wait_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _relaunch(self, place: int) -> None:
-        if self._closing:
-            return
-        try:
-            await self._launch(place)
-        except OSError as exc:
-            log.critical("sender %d cannot be started: %s", place, exc)
-            self._back_off_s[place] = min(2 * self._back_off_s[place], BACK_OFF_MAX_S)
-            asyncio.get_running_loop().call_later(
-                self._back_off_s[place], lambda: asyncio.ensure_future(self._relaunch(place))
-            )
+    async def _relaunch(self, place: int, wait_s: float) -> None:
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                await self._launch(place)
+            except OSError as exc:
+                log.critical("sender %d cannot be started: %s", place, exc)
+                wait_s = min(2 * wait_s, BACK_OFF_MAX_S)
+            else:
+                return
 
     def _address(self, child: SenderChild | None, frame: frames.Address) -> None:
         """A sender found an address dead, or alive again: everybody is told."""
@@ -147,6 +148,10 @@ class Fleet:
     async def close(self) -> None:
         """End them; what is under way there is lost."""
         self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await asyncio.gather(*(child.close() for child in list(self._children)))
 
 

@@ -5,6 +5,7 @@ process nobody could settle what it sends.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -23,7 +24,7 @@ from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.sender import Sender
 from zonemta_py.delivery.ways import Ways
-from zonemta_py.errors import QueueCorrupt
+from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.loop import loop_factory
 from zonemta_py.processes import frames
 from zonemta_py.processes.link import Link
@@ -73,7 +74,7 @@ class _Errand:
     def give_up(self) -> None:
         """It will never be."""
         if not self._durable.done():
-            self._durable.set_exception(QueueCorrupt("the queue cannot be written"))
+            self._durable.set_exception(QueueUnavailable("the queue cannot be written"))
             self._durable.exception()
 
     def chunk(self, chunk: frames.Chunk) -> None:
@@ -201,6 +202,9 @@ async def run(fd: int) -> None:
         loop.add_signal_handler(number, lambda: None)  # meant for the queue's process, which decides
     process = SenderProcess()
     await process.connect(fd)
+    gc.collect()
+    gc.freeze()  # what lives now lives until the end
+    gc.set_threshold(50_000, 20, 100)
     await process.over.wait()
 
 
