@@ -51,10 +51,10 @@ SCENARIOS = (
     Scenario("20m", "20 MB, kept sessions", 20, 10, size=20 << 20),
     Scenario("dkim", "4 KB, DKIM with RSA-2048", 8_000, 30, dkim=True),
     Scenario("delay", "4 KB, 20 ms to the receiver", 5_000, 30, delay_ms=20),
-    Scenario("idle", "single messages on an idle relay", 200, 1, per_second=20),
+    Scenario("idle", "single messages, idle relay", 200, 1, per_second=20),
     Scenario(
         "mixed",
-        "single messages beside a flood",
+        "single messages, a flood",
         200,
         1,
         per_second=20,
@@ -62,6 +62,6 @@ SCENARIOS = (
         connections=20,
         flood=8_000,
     ),
-    Scenario("deep", "4 KB with a blocked domain's backlog", 20_000, 30, backlog=1_000_000),
+    Scenario("deep", "4 KB, a blocked backlog", 20_000, 30, backlog=1_000_000),
 )
 STANDARD = ("kept", "connect", "list50", "64k", "20m")
