@@ -12,7 +12,7 @@ from typing import Any
 from tests.conftest import until
 from tests.crash.disk import Disk
 from tests.crash.load import DOMAINS, Load, recipients_of
-from tests.end_to_end.harness import Stage, staged
+from tests.end_to_end.harness import SENDERS, Stage, staged
 from tests.queue.harness import everything, problems
 from zonemta_py import faults
 from zonemta_py.admin.control import ask
@@ -109,7 +109,11 @@ class Rounds:
     async def at_point(self, point: str) -> None:
         """Kill a relay at ``point``, under load."""
         times = self._rng.randint(1, 3 if "segment" in point else 20)
-        relay = self.start(**{faults.VARIABLE: f"{point}:{times}"})
+        environment = {faults.VARIABLE: f"{point}:{times}"}
+        if SENDERS and point == "dot.answered":
+            await self.at_random(point, **environment)  # that is in a sender, and the relay goes on
+            return
+        relay = self.start(**environment)
         try:
             await self.ready(relay)
             kind = point.partition(".")[0]
@@ -131,16 +135,16 @@ class Rounds:
             except (LocalError, OSError, ValueError):
                 pass  # the message or the relay is gone
 
-    async def at_random(self) -> None:
+    async def at_random(self, name: str = "random", **environment: str) -> None:
         """Kill a relay at a random moment, perhaps before it is up."""
-        relay = self.start()
+        relay = self.start(**environment)
         try:
             if self._rng.random() < 0.9:
                 await self.ready(relay)
             await asyncio.sleep(self._rng.random() * 0.4)  # the random moment, not a wait for anything
         finally:
             relay.kill()
-        self._killed("random")
+        self._killed(name)
 
     @staticmethod
     async def ready(relay: Child) -> None:
