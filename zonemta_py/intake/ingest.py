@@ -6,6 +6,7 @@ to its final dot says what it was: answering earlier would make the rest look li
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 from zonemta_py import clock
 from zonemta_py.codec import Struct
@@ -163,8 +164,12 @@ class Ingest:
     def _claim_by_header(self) -> None:
         """The first group of header fields that are all there is the submission key."""
         header, fields = self._splitter.header, self._splitter.fields
+        present = {field.name for field in fields}
         for names in self._draft.key_headers:
-            values = [_first(header, fields, name.lower().encode()) for name in names]
+            lower = _lower(names)
+            if not present.issuperset(lower):
+                continue
+            values = [_first(header, fields, name) for name in lower]
             if all(values):
                 if self._claim.take("\0".join([*names, *values])):
                     self._fresh = self._claim.fresh(self._draft.recipients)
@@ -246,6 +251,12 @@ class Ingest:
                 zone = zones[domain] = self._router.route(domain, sender_domain, source, headers)
             routed.append(Addressee(rcpt.address, domain, zone, rcpt.notify, rcpt.orcpt))
         return routed
+
+
+@lru_cache(maxsize=256)
+def _lower(names: tuple[str, ...]) -> tuple[bytes, ...]:
+    """Names of header fields as ``Field`` has them."""
+    return tuple(name.lower().encode() for name in names)
 
 
 def _first(header: bytes, fields: Sequence[Field], name: bytes) -> str:

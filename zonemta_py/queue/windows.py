@@ -78,9 +78,15 @@ class Windows:
         """Reserve room for ``recipients``, which are about to be committed as waiting."""
         placement = Placement()
         groups: dict[Spill, list[Recipient]] = {}
+        spill, last = None, ("", "", "")
         for recipient in recipients:
-            destination = self.destination_of(recipient.zone, recipient.record.domain)
-            spill = Spill(recipient.zone, destination, recipient.message, recipient.record.submitter)
+            zone, domain, message = recipient.zone, recipient.record.domain, recipient.message
+            if (
+                spill is None or (zone, domain, message) != last
+            ):  # mostly one group, or one after the other
+                last = zone, domain, message
+                destination = self.destination_of(zone, domain)
+                spill = Spill(zone, destination, message, recipient.record.submitter)
             groups.setdefault(spill, []).append(recipient)
         for spill, members in groups.items():
             if self.zone(spill.zone).reserve(spill.destination, spill.submitter, len(members)):
