@@ -184,3 +184,46 @@ async def test_a_sender_that_cannot_start(folder: Path, monkeypatch: pytest.Monk
             await received(sink, 1)
             await until(lambda: len(pids(relay)) == 2, "the second sender")
             assert tries == 3
+
+
+async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> None:
+    """A resting session that dies in the middle of a body: what was fetched ahead for it goes nowhere."""
+    body = b"".join(b"%07d %s\r\n" % (n, b"z" * 60) for n in range(60_000))
+    got: list[bytes] = []
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.write(b"220 hi\r\n")
+        taken = 0
+        while line := await reader.readline():
+            verb = line[:4].upper()
+            if verb == b"EHLO":
+                writer.write(b"250-x\r\n250 PIPELINING\r\n")
+            elif verb == b"DATA":
+                writer.write(b"354 go\r\n")
+                if connections == 1 and taken:
+                    await reader.readexactly(1_000_000)
+                    writer.transport.abort()
+                    return
+                got.append(await reader.readuntil(b"\r\n.\r\n"))
+                taken += 1
+                writer.write(b"250 ok\r\n")
+            else:
+                writer.write(b"250 ok\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=16 << 20)
+    port = server.sockets[0].getsockname()[1]
+    async with staged(folder) as stage:
+        zone = {"smarthost": f"127.0.0.1:{port}"}
+        config = stage.config(processes={"senders": 1}, zones={"default": zone})
+        async with relaying(config) as relay:
+            await send(relay, ["a@a.example"])
+            await until(lambda: len(got) == 1, "the first message")
+            await send(relay, ["b@a.example"], b"Subject: large\r\n\r\n" + body)
+            await until(lambda: len(got) == 2, "the large message")
+            await empty(relay)
+    server.close()
+    assert connections == 2
+    assert got[1].partition(b"\r\n\r\n")[2] == body + b".\r\n"

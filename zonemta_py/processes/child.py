@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class _Pending:
     """An order under way. ``durable``: its process may have sent the final dot."""
 
-    __slots__ = ("chunks", "destination", "done", "durable", "errand", "zone")
+    __slots__ = ("chunks", "destination", "done", "durable", "errand", "reading", "zone")
 
     def __init__(self, zone: str, destination: str, errand: Errand) -> None:
         self.zone = zone
@@ -32,6 +32,7 @@ class _Pending:
         self.done: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
         self.durable = False
         self.chunks: AsyncIterator[bytes] | None = None
+        self.reading = 0  # of the body, that ``chunks`` is for
 
 
 class SenderChild:
@@ -156,14 +157,15 @@ class SenderChild:
 
     async def _chunk(self, frame: frames.More, pending: _Pending) -> None:
         try:
-            if frame.again or pending.chunks is None:
+            if frame.reading != pending.reading or pending.chunks is None:
+                pending.reading = frame.reading
                 body = pending.errand.body()
                 pending.chunks = _one(body) if isinstance(body, bytes) else body
             data = await anext(pending.chunks, None)
         except QueueCorrupt as exc:
-            self.send(frames.Chunk(frame.number, b"", True, str(exc)))
+            self.send(frames.Chunk(frame.number, frame.reading, b"", True, str(exc)))
         else:
-            self.send(frames.Chunk(frame.number, data or b"", data is None))
+            self.send(frames.Chunk(frame.number, frame.reading, data or b"", data is None))
 
     def _done(self, frame: frames.Done) -> None:
         pending = self._pending.pop(frame.number, None)

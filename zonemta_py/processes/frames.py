@@ -1,6 +1,7 @@
 """What the queue's process and a sender say to each other. ``number`` names an order between them."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from zonemta_py.codec import Struct, pack, unpacker
 from zonemta_py.delivery.sender import Order, Sent
@@ -32,9 +33,13 @@ class Durable(Struct, frozen=True, array_like=True, tag=3):
 
 
 class Chunk(Struct, frozen=True, array_like=True, tag=4):
-    """To a sender: the next chunk; ``problem``: it cannot be read, the body is damaged."""
+    """To a sender: the next chunk; ``problem``: it cannot be read, the body is damaged.
+
+    ``reading`` is that of the More it answers: a body may be read again before all answers came.
+    """
 
     number: int
+    reading: int
     data: bytes
     last: bool
     problem: str = ""
@@ -76,10 +81,10 @@ class Opened(Struct, frozen=True, array_like=True, tag=11):
 
 
 class More(Struct, frozen=True, array_like=True, tag=12):
-    """From a sender: the next chunk of the body, please; ``again``: from the first."""
+    """From a sender: the next chunk of the body, please; a new ``reading`` begins with the first."""
 
     number: int
-    again: bool
+    reading: int
 
 
 class Done(Struct, frozen=True, array_like=True, tag=13):
@@ -114,4 +119,4 @@ Frame = (
 )  # fmt: skip
 
 encode = pack
-decode: Any = unpacker(Frame)  # type: ignore[arg-type]
+decode: Callable[[bytes], Frame] = unpacker(cast(Any, Frame))  # a union, which is no class

@@ -43,6 +43,7 @@ class _Errand:
         self._number = number
         self._body = body
         self._chunks: asyncio.Queue[frames.Chunk] = asyncio.Queue()
+        self._reading = 0
         self._durable: asyncio.Future[None] = loop.create_future()
         self.started: Awaitable[None] = _Shielded(self._durable)
 
@@ -51,13 +52,16 @@ class _Errand:
         return self._body if self._body is not None else self._fetch()
 
     async def _fetch(self) -> AsyncIterator[bytes]:
-        self._link.send(frames.More(self._number, True))
+        self._reading += 1
+        self._link.send(frames.More(self._number, self._reading))
         while True:
             chunk = await self._chunks.get()
+            if chunk.reading != self._reading:
+                continue  # fetched ahead for a transaction that died
             if chunk.problem:
                 raise QueueCorrupt(chunk.problem)
             if not chunk.last:
-                self._link.send(frames.More(self._number, False))
+                self._link.send(frames.More(self._number, self._reading))
             yield chunk.data
             if chunk.last:
                 return
@@ -181,17 +185,17 @@ class SenderProcess:
         self._link.send(frames.Resting(zone, destination, sender.pool.at(destination)))
 
     async def _deliver(self, deliver: frames.Deliver) -> None:
-        sender = self._senders[deliver.zone]
         errand = self._errands[deliver.number] = _Errand(self._link, deliver.number, deliver.body)
-        sent, problem = None, ""
+        sent, problem, resting = None, "", 0
         try:
+            sender = self._senders[deliver.zone]
             sent = await sender.send(deliver.order, errand)
+            resting = sender.pool.at(deliver.order.destination)
         except Exception as exc:
             log.exception("an order could not be carried out")
             problem = repr(exc)
         finally:
             del self._errands[deliver.number]
-        resting = sender.pool.at(deliver.order.destination)
         self._link.send(frames.Done(deliver.number, sent, problem, resting))
 
 
