@@ -212,7 +212,10 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
                 writer.write(b"250 ok\r\n")
             else:
                 writer.write(b"250 ok\r\n")
+        writer.close()
+        left.set()
 
+    left = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=16 << 20)
     port = server.sockets[0].getsockname()[1]
     async with staged(folder) as stage:
@@ -224,6 +227,8 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
             await send(relay, ["b@a.example"], b"Subject: large\r\n\r\n" + body)
             await until(lambda: len(got) == 2, "the large message")
             await empty(relay)
+        async with asyncio.timeout(10):
+            await left.wait()
     server.close()
     assert connections == 2
     assert got[1].partition(b"\r\n\r\n")[2] == body + b".\r\n"
