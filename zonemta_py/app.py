@@ -159,7 +159,7 @@ class Relay:
                 bound = replace(settings, address=listener.port.settings.address)
                 changes.append((listener.port, make_policy(bound, hostname, config, router)))
             resolver = MxResolver(config.resolver)
-            signer = Signer(config.dkim, load_keys(config.dkim))
+            dkim_keys = load_keys(config.dkim)
         except Exception as exc:  # whatever is wrong with it, the relay goes on with what it has
             log.error("the configuration stays as it was: %s", exc)
             return
@@ -167,9 +167,8 @@ class Relay:
         outbound = self.outbound
         outbound.config, outbound.router, outbound.hostname = config, router, hostname
         self.resolver = resolver
-        if self._signer is not None:
-            self._signer.close()
-        self._signer = signer
+        assert self._signer is not None
+        self._signer.configure(config.dkim, dkim_keys)
         if self.fleet is not None:
             self.fleet.configure(config, hostname)
         self._ways = Ways(config, hostname, resolver, outbound.rng)

@@ -152,3 +152,20 @@ async def test_two_floods_with_their_mail_mixed_on_disk(folder: Path) -> None:
         assert got == sent
         assert turns[:40].count("one") in range(15, 26)
         assert everything(queue.store) == []
+
+
+def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> None:
+    """Of one submitter's starved destinations, the first being full of others' mail, the second is fed."""
+    window = ReadyWindow("z", 160)
+    for n in range(window.share):
+        other = _recipient(f"m{n}", 0, "full.example")
+        other.record = other.record._replace(submitter=f"other{n}")
+        window.add("full.example", [other])
+    window.add("busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.light)])
+    window.note_spill("full.example", "me", "m900")
+    window.note_spill("empty.example", "me", "m901")
+    assert window.next_starved() == "empty.example"
+    assert window.next_starved() is None
+    assert window.evict("full.example")
+    window.awake("full.example")
+    assert window.next_starved() == "full.example", "its turn comes when there is room"

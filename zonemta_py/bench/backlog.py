@@ -17,12 +17,11 @@ _HEADER = b"From: source@source.example\r\nSubject: backlog\r\n"
 _ORIGIN = Origin("backlog", "127.0.0.8", "backlog.example", "", "ESMTP")
 
 
-def fill(directory: Path, recipients: int, smarthost: str) -> None:
+def fill(directory: Path, recipients: int) -> None:
     """Make ``recipients`` waiting ones, of one message each.
 
     Nine of ten are in zone ``blocked``, for one domain; the tenth waits, deferred for a day, in ``default``.
     """
-    assert smarthost
     store = LevelStore(directory / "db")
     start_ms = clock.now_ms() - 3_600_000
     due_ms = start_ms + 86_400_000

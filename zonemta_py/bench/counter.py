@@ -102,6 +102,8 @@ class CountingSession(asyncio.Protocol):
             number = line[line.find(b"<") + 1 : line.find(b"@")]
             self._numbers.append(int(number) if number.isdigit() else 0)
             return b"250 2.1.5 Ok\r\n"
+        if verb in (b"MAIL", b"RSET"):
+            self._numbers = []
         if verb == b"DATA":
             self._in_data = True
             return b"354 Go on\r\n"

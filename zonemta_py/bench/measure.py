@@ -18,7 +18,6 @@ from zonemta_py.errors import LocalError
 DELIVER_TIMEOUT_S = 300.0
 WARM_UP = 200  # messages before the clock starts
 FLOOD_FROM = "127.0.0.9"  # the other submitter
-FLOOD_FIRST = 10_000_000  # its recipients' numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,12 @@ class _Run:
         if scenario.flood:
             flood = Scenario("flood", "", scenario.flood, 30)
             options = (f"--client={FLOOD_FROM}",)
-            source(self._relay.target, flood, flood.messages, self._folder, first=FLOOD_FIRST, options=options)  # fmt: skip
+            behind = (
+                self._warm + scenario.messages
+            ) * scenario.recipients  # the numbers of what is measured
+            source(
+                self._relay.target, flood, flood.messages, self._folder, first=behind, options=options
+            )
 
     def go(self) -> None:
         """The measured part."""

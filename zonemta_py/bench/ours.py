@@ -39,7 +39,7 @@ class OurRelay:
         if scenario.dkim:
             _make_key(folder / "dkim.pem")
         if scenario.backlog:
-            fill(folder / "queue", scenario.backlog, f"127.0.0.1:{sink_port}")
+            fill(folder / "queue", scenario.backlog)
         (folder / "zonemta.yaml").write_text(
             CONFIG.format(
                 sink_port=sink_port,

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import NoReturn
 
 from zonemta_py.config.schema import Config, Dkim, Listener, Retry, Zone
-from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
+from zonemta_py.smtp.address import AddressError, is_ip, normalise, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
@@ -23,7 +22,7 @@ def check(config: Config, complain: Complain) -> None:
             "hostname", f"found '{config.hostname}', expected a host name such as relay.example.com"
         )
     for i, server in enumerate(config.resolver.nameservers or ()):
-        if not _is_ip(server.host):
+        if not is_ip(server.host):
             complain(f"resolver.nameservers[{i}]", f"found '{server.host}', expected an IP address")
     if config.resolver.timeout <= 0:
         complain("resolver.timeout", "must be longer than nothing")
@@ -46,14 +45,6 @@ def check(config: Config, complain: Complain) -> None:
 
 def _is_host(text: str) -> bool:
     return len(text) <= 255 and HOST_NAME.match(text) is not None
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _listener(listener: Listener, key: str, complain: Complain) -> None:
@@ -131,7 +122,7 @@ def _pools(config: Config, complain: Complain) -> None:
         for i, entry in enumerate(pool):
             if entry.ehlo is not None and not _is_host(entry.ehlo):
                 complain(f"pools.{name}[{i}].ehlo", f"found '{entry.ehlo}', expected a host name")
-            if entry.address is not None and not _is_ip(entry.address):
+            if entry.address is not None and not is_ip(entry.address):
                 complain(
                     f"pools.{name}[{i}].address", f"found '{entry.address}', expected an IP address"
                 )

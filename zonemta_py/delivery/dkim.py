@@ -98,11 +98,15 @@ class Signer:
         keys: Mapping[str, Sequence[Key]],
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
+        self.configure(settings, keys)
+        self._now_ms = now_ms
+        self._threads: Threads | None = None
+
+    def configure(self, settings: Dkim, keys: Mapping[str, Sequence[Key]]) -> None:
+        """Take over settings and keys; signatures made with the old ones are forgotten."""
         self._settings = settings
         self._keys = keys
-        self._now_ms = now_ms
         self._signed: OrderedDict[str, bytes | asyncio.Future[None]] = OrderedDict()
-        self._threads: Threads | None = None
 
     @property
     def signs(self) -> bool:

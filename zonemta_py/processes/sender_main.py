@@ -19,7 +19,7 @@ from typing import Any
 
 from zonemta_py import clock, faults
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.schema import Config
+from zonemta_py.config.schema import Config, Dkim
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.sender import Sender
@@ -124,7 +124,7 @@ class SenderProcess:
         self._senders: dict[str, Sender] = {}
         self._dead = _Dead(self._link)
         self._rng = Random()
-        self._signer: Signer | None = None
+        self._signer = Signer(Dkim(), {})
 
     async def connect(self, fd: int) -> None:
         """Take over the inherited socket."""
@@ -170,13 +170,11 @@ class SenderProcess:
         config: Config = parse_config(frame.text, Path(frame.path))
         for old in self._senders.values():
             old.close()
-        if self._signer is not None:
-            self._signer.close()
-        self._signer = signer = Signer(config.dkim, load_keys(config.dkim))
+        self._signer.configure(config.dkim, load_keys(config.dkim))
         ways = Ways(config, frame.hostname, MxResolver(config.resolver), self._rng)
         self._senders = {}
         for name, zone in config.zones.items():
-            sender = Sender(zone, frame.hostname, ways, signer, self._dead, self._rng)
+            sender = Sender(zone, frame.hostname, ways, self._signer, self._dead, self._rng)
             sender.pool.changed = partial(self._rested, name, sender)
             self._senders[name] = sender
 

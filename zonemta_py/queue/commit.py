@@ -74,7 +74,8 @@ class Batch:
     def end(self, failure: QueueUnavailable | None) -> None:
         """It is on disk, or never will be; for the writer."""
         self.over, self.failure = True, failure
-        for call in self._then:
+        calls, self._then = self._then, []
+        for call in calls:
             try:
                 call(failure)
             except Exception:  # a defect in one must not keep the others waiting

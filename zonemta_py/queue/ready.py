@@ -9,12 +9,14 @@ Plain ``def`` throughout: the caller reads the database and writes the batches.
 
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable
+from itertools import islice
 
 from zonemta_py.queue.lanes import Lanes, Recipient
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for submitters who have little in it
 LIGHT = 16  # recipients: so few of a submitter find a place at any destination, and come first
+STARVED_LOOK = 16  # starved destinations of a submitter that are looked at for room
 
 Lane = tuple[str, str]  # destination, submitter
 
@@ -205,20 +207,26 @@ class ReadyWindow:
                 self._starved.setdefault(submitter, {})[destination] = None
 
     def next_starved(self) -> str | None:
-        """The destination to refill next, if there is any room now: submitters in turn."""
-        while self._starved and self.size < self.limit:
+        """The destination to refill next, if there is room for it now: submitters in turn."""
+        for _ in range(len(self._starved)):
+            if self.size >= self.limit:
+                return None
             submitter, destinations = self._starved.popitem(last=False)
-            destination = next(iter(destinations))
-            if not self.has_room(destination, submitter):
-                self._starved[submitter] = destinations
-                if all(not self.has_room(next(iter(d)), s) for s, d in self._starved.items()):
-                    return None
-                continue
-            del destinations[destination]
+            found = self._first_with_room(submitter, destinations)
             if destinations:
                 self._starved[submitter] = destinations
-            if submitter in self._spilled.get(destination, ()) and destination not in self._resting:
+            if found is not None:
+                return found
+        return None
+
+    def _first_with_room(self, submitter: str, destinations: dict[str, None]) -> str | None:
+        for destination in list(islice(destinations, STARVED_LOOK)):
+            del destinations[destination]
+            if submitter not in self._spilled.get(destination, ()) or destination in self._resting:
+                continue
+            if self.has_room(destination, submitter):
                 return destination
+            destinations[destination] = None  # behind the others: its turn comes again
         return None
 
     def wants_refill(self, destination: str) -> str | None:

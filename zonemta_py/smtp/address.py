@@ -63,7 +63,7 @@ def normalise_domain(text: str) -> str:
     """Lower-case A-labels, or an address literal in lower case; AddressError for anything else."""
     lower = text.lower()
     if lower.startswith("["):
-        if _LITERAL.match(lower) and _is_ip(lower[1:-1].removeprefix("ipv6:")):
+        if _LITERAL.match(lower) and is_ip(lower[1:-1].removeprefix("ipv6:")):
             return lower
         raise AddressError("malformed address literal")
     if not lower.isascii():
@@ -76,7 +76,8 @@ def normalise_domain(text: str) -> str:
     return lower
 
 
-def _is_ip(text: str) -> bool:
+def is_ip(text: str) -> bool:
+    """Whether ``text`` is an IPv4 or IPv6 address."""
     try:
         ip_address(text)
     except ValueError:
