@@ -174,8 +174,11 @@ class Rounds:
             queue = self.folder / "queue"
             for row in list(ask(queue, "list", {"state": "held"})):
                 list(ask(queue, "release", {"message": row["message"]}))
+
             # From one moment: a list reads state after state, and may miss who moves between them.
-            places = lambda: any("places" in row for row in ask(queue, "places", {}))  # noqa: E731
+            def places(queue: Path = queue) -> bool:
+                return any("places" in row for row in ask(queue, "places", {}))
+
             await until(lambda: not places(), "an empty queue", 120)
             code = relay.stop()
         finally:

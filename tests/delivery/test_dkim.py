@@ -94,7 +94,9 @@ async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(folder: Pa
 
 
 def test_keys_that_cannot_be_used(folder: Path) -> None:
-    entry = lambda path: Dkim((DkimKey("example.org", "s", path),))  # noqa: E731
+    def entry(path: Path) -> Dkim:
+        return Dkim((DkimKey("example.org", "s", path),))
+
     with pytest.raises(ConfigError, match=r"none\.pem"):
         load_keys(entry(folder / "none.pem"))
     (folder / "text.pem").write_text("hello")

@@ -120,20 +120,21 @@ class Signer:
 
         ``body_hash`` is asked when somebody signs. What it raises is raised here.
         """
-        known = self._signed.get(message)
+        signed = self._signed  # a new configuration starts another
+        known = signed.get(message)
         if isinstance(known, bytes):
             return known
         if known is None:
-            known = self._signed[message] = asyncio.get_running_loop().create_future()
-            if len(self._signed) > SIGNED_MAX:
-                self._signed.popitem(last=False)
+            known = signed[message] = asyncio.get_running_loop().create_future()
+            if len(signed) > SIGNED_MAX:
+                signed.popitem(last=False)
             try:
                 fields = await self._sign(header, body_hash)
             except BaseException:
-                self._signed.pop(message, None)
+                signed.pop(message, None)
                 known.set_result(None)  # whoever waits tries for itself
                 raise
-            self._signed[message] = fields
+            signed[message] = fields
             known.set_result(None)
             return fields
         await asyncio.shield(known)

@@ -5,15 +5,15 @@ beside the queue or in a process of its own.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
 
 from zonemta_py import clock, faults
-from zonemta_py.codec import Struct, replace
+from zonemta_py.codec import replace
 from zonemta_py.config.schema import PoolAddress, Zone
 from zonemta_py.delivery.dkim import Signer
+from zonemta_py.delivery.order import Errand, Order, Sent
 from zonemta_py.delivery.pools import SessionPool, Way
 from zonemta_py.delivery.ways import Ways, credentials
 from zonemta_py.errors import DestinationFailed, QueueCorrupt, SessionLost
@@ -23,63 +23,10 @@ from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.pipelining import DsnOptions, Mail, Result, SmtpSession
+from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
 from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
 
 log = logging.getLogger(__name__)
-
-
-class Order(Struct, frozen=True, array_like=True):
-    """A transaction to be. ``size`` is the message's, header and empty line included.
-
-    ``dsn`` is None when nobody asked for anything. ``room``: how many sessions may rest in the zone
-    and at the destination meanwhile. ``body_hash`` is DKIM's, empty when it is not known.
-    """
-
-    destination: str
-    message: str
-    domain: str
-    sender: str
-    recipients: Sequence[str]
-    header: bytes
-    size: int
-    eight_bit: bool
-    smtputf8: bool
-    dsn: DsnOptions | None
-    room: tuple[int, int]
-    body_hash: bytes = b""
-
-    def with_room(self, room: tuple[int, int]) -> "Order":
-        """The same with another ``room``."""
-        return replace(self, room=room)
-
-
-class Sent(Struct, frozen=True, array_like=True):
-    """What came of it. ``attempts`` has one entry per recipient, None or missing for those not tried.
-
-    ``failure``: no session could be had, and this is why; ``permanent`` if trying again cannot help.
-    ``held``: other sessions with the destination rest here, so the peer is there.
-    """
-
-    attempts: Sequence[Attempt | None]
-    failure: Attempt | None = None
-    permanent: bool = False
-    held: bool = False
-
-
-class Errand(Protocol):
-    """What a sender asks of the one who holds the lease, while it carries out an order.
-
-    ``started``, once ``opened`` was said, must be awaited before the final dot goes out.
-    """
-
-    started: Awaitable[None]
-
-    def body(self) -> bytes | AsyncIterator[bytes]:
-        """The body: whole, or in chunks. The iterator raises QueueCorrupt before the end of a damaged one."""
-
-    def opened(self) -> None:
-        """There is a session with the destination."""
 
 
 class Sender:

@@ -8,8 +8,8 @@ from zonemta_py import clock
 from zonemta_py.codec import Struct
 from zonemta_py.config.schema import Zone
 from zonemta_py.delivery import report, settle
+from zonemta_py.delivery.order import Errand, Order, Sent
 from zonemta_py.delivery.outbound import Outbound
-from zonemta_py.delivery.sender import Errand, Order, Sent
 from zonemta_py.errors import CarrierLost
 from zonemta_py.model import Attempt
 from zonemta_py.queue.abandoned import cut_off

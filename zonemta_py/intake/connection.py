@@ -21,7 +21,6 @@ from zonemta_py.intake.port import Port
 UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held
 LINGER_S = 5.0  # how long a closing connection may take to send its last words
 IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
-HANDSHAKE_S = 60.0
 COMMAND_MAX = 4096  # octets: RFC 5321 asks for 512, parameters and UTF-8 need more
 
 _FOREIGN = re.compile(
@@ -269,38 +268,3 @@ class Connection(asyncio.Protocol):
         if self._errors >= self._port.settings.max_errors:
             self._reply("421 4.7.0 Too many errors")
             raise Hangup
-
-    # ---- TLS
-
-    def _encrypt(self, then: Callable[[], None]) -> None:
-        """Say 220, shake hands, and take ``then`` under TLS; a handshake that fails ends everything."""
-        assert self.transport is not None
-        self.hold()
-        self._shaking = True
-        self.transport.pause_reading()  # the client's first octets of TLS are not ours
-        self._reply("220 Ready to start TLS")
-        self._flush()
-        self._loop.create_task(self._shake_hands(then))
-
-    async def _shake_hands(self, then: Callable[[], None]) -> None:
-        plain = self.transport
-        assert plain is not None
-        assert self._port.starttls_context is not None
-        limit_s = min(HANDSHAKE_S, self._timeout_s)
-        try:
-            async with asyncio.timeout(limit_s):
-                self.transport = await self._loop.start_tls(
-                    plain, self, self._port.starttls_context, server_side=True, ssl_handshake_timeout=limit_s
-                )  # fmt: skip
-            if self.transport is None or self.transport.is_closing():
-                raise ConnectionError("closed")
-        except Exception as exc:
-            log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
-            self._out.clear()
-            plain.abort()
-            self.connection_lost(None)  # nobody else says so after a handshake that failed
-            return
-        finally:
-            self._shaking = False
-        self._secure = True
-        self.go_on(then)

@@ -4,12 +4,18 @@ Source: RFC 3207 (STARTTLS), RFC 4954 (AUTH).
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
 from functools import partial
 
 from zonemta_py.intake import sasl
 from zonemta_py.intake.commands import Refused
 from zonemta_py.intake.connection import Connection, Hangup
 from zonemta_py.intake.port import Port
+
+HANDSHAKE_S = 60.0
+
+log = logging.getLogger(__name__)
 
 
 class Identified(Connection):
@@ -38,6 +44,39 @@ class Identified(Connection):
             self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
             raise Hangup
         self._encrypt(self._start_again)
+
+    def _encrypt(self, then: Callable[[], None]) -> None:
+        """Say 220, shake hands, and take ``then`` under TLS; a handshake that fails ends everything."""
+        assert self.transport is not None
+        self.hold()
+        self._shaking = True
+        self.transport.pause_reading()  # the client's first octets of TLS are not ours
+        self._reply("220 Ready to start TLS")
+        self._flush()
+        self._loop.create_task(self._shake_hands(then))
+
+    async def _shake_hands(self, then: Callable[[], None]) -> None:
+        plain = self.transport
+        assert plain is not None
+        assert self._port.starttls_context is not None
+        limit_s = min(HANDSHAKE_S, self._timeout_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                self.transport = await self._loop.start_tls(
+                    plain, self, self._port.starttls_context, server_side=True, ssl_handshake_timeout=limit_s
+                )  # fmt: skip
+            if self.transport is None or self.transport.is_closing():
+                raise ConnectionError("closed")
+        except Exception as exc:
+            log.info("TLS handshake with %s failed: %s", self._client_ip, exc.__cause__ or exc)
+            self._out.clear()
+            plain.abort()
+            self.connection_lost(None)  # nobody else says so after a handshake that failed
+            return
+        finally:
+            self._shaking = False
+        self._secure = True
+        self.go_on(then)
 
     def _may_authenticate(self) -> bool:
         return self._port.users is not None and (

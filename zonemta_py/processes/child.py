@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from zonemta_py import clock
-from zonemta_py.delivery.sender import Errand, Order, Sent
+from zonemta_py.delivery.order import Errand, Order, Sent
 from zonemta_py.errors import CarrierLost, QueueCorrupt, QueueUnavailable
 from zonemta_py.processes import frames
 from zonemta_py.processes.link import Link

@@ -11,7 +11,7 @@ from itertools import count
 
 from zonemta_py import clock
 from zonemta_py.config.schema import Config
-from zonemta_py.delivery.sender import Errand, Order, Sent
+from zonemta_py.delivery.order import Errand, Order, Sent
 from zonemta_py.errors import LocalError
 from zonemta_py.processes import frames
 from zonemta_py.processes.child import SenderChild

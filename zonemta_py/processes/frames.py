@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from zonemta_py.codec import Struct, pack, unpacker
-from zonemta_py.delivery.sender import Order, Sent
+from zonemta_py.delivery.order import Order, Sent
 
 BODY_INLINE_MAX = 65_536  # octets: a longer body is asked for, chunk by chunk
 

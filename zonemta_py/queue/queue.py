@@ -30,6 +30,7 @@ from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.messages import read_message, rest_of
 from zonemta_py.queue.operator import Operator
+from zonemta_py.queue.placement import Placement
 from zonemta_py.queue.records import (
     FORMAT,
     Mark,
@@ -40,7 +41,7 @@ from zonemta_py.queue.scan import scan_zone, zones_on_disk
 from zonemta_py.queue.store import Store
 from zonemta_py.queue.submissions import Submissions
 from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
-from zonemta_py.queue.windows import DestinationOf, Placement, Windows
+from zonemta_py.queue.windows import DestinationOf, Windows
 
 ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
 

@@ -12,9 +12,10 @@ from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.lanes import Recipient
+from zonemta_py.queue.placement import Placement
 from zonemta_py.queue.records import read_waiting
 from zonemta_py.queue.store import Store, View
-from zonemta_py.queue.windows import Placement, Windows
+from zonemta_py.queue.windows import Windows
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,12 @@ cannot see it yet.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.lanes import Recipient
+from zonemta_py.queue.placement import Placement, Spill
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.records import read_waiting
 from zonemta_py.queue.store import Store
@@ -27,28 +26,6 @@ DestinationOf = Callable[[str, str], str]  # (zone, domain) → the queue its ma
 OnReady = Callable[[str, str, bool], None]  # (zone, destination, light): there is mail to send
 
 log = logging.getLogger(__name__)
-
-
-class Spill(NamedTuple):
-    """What a ``spill/`` key names, and whose message it is."""
-
-    zone: str
-    destination: str
-    message: str
-    submitter: str
-
-    @property
-    def key(self) -> bytes:
-        """The key."""
-        return keys.spill_key(self.zone, self.destination, self.message)
-
-
-@dataclass(slots=True)
-class Placement:
-    """Where the recipients of one commit will go: groups in the window, and what spills."""
-
-    groups: list[tuple[str, str, list[Recipient]]] = field(default_factory=list)
-    spills: list[Spill] = field(default_factory=list)
 
 
 class Windows:
