@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from zonemta_py import __version__, clock
@@ -22,11 +21,11 @@ from zonemta_py.delivery.worker import Carrier
 from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
-from zonemta_py.intake.listener import Listener
-from zonemta_py.intake.policies import DiskRoom
-from zonemta_py.intake.port import Port, make_policy
+from zonemta_py.intake.intake import Intake
+from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.preflight import verify, warnings
 from zonemta_py.processes.fleet import Fleet, RemoteCarrier
+from zonemta_py.processes.receivers import Receivers
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 from zonemta_py.queue.scan import zones_on_disk
@@ -56,7 +55,8 @@ class Relay:
             poison_after=config.queue.poison_after,
         )
         self._stopped = False
-        self.listeners: list[Listener] = []
+        self.intake: Intake | None = None
+        self.receivers: Receivers | None = None
         self.addresses: list[HostPort] = []
         self.exporter: Exporter | None = None
         self.control: ControlServer | None = None
@@ -101,16 +101,10 @@ class Relay:
         queue.report_on = partial(about_notes, self.outbound)
         self.exporter = Exporter(queue, config.events)
         await self.exporter.start()
-        disk_room = DiskRoom(config.queue.directory, config.queue.min_free_disk)
-        self.listeners = [
-            Listener(Port(make_policy(settings, self.hostname, config, self.router), queue, disk_room))
-            for settings in config.listeners
-        ]
         await queue.begin()
         self.control = ControlServer(config.queue.directory, Operations(queue, self._zones, self.dead))
         await self.control.start()
-        for listener in self.listeners:
-            self.addresses.append(await listener.start())
+        await self._listen()
         log.info(
             "zonemta %s as %s: listening on %s, zones %s",
             __version__,
@@ -118,6 +112,22 @@ class Relay:
             ", ".join(map(str, self.addresses)),
             ", ".join(sorted(config.zones)),
         )
+
+    async def _listen(self) -> None:
+        """Take connections, here or in the receivers' processes."""
+        config, processes = self.config, self.config.processes.receivers
+        listeners = [
+            await listening_sockets(settings.address, processes or 1) for settings in config.listeners
+        ]
+        for settings, copies in zip(config.listeners, listeners, strict=True):
+            self.addresses.append(bound_address(settings.address, copies[0]))
+        places = list(zip(*listeners, strict=True))
+        if processes:
+            self.receivers = Receivers(config, self.hostname, self.queue, places, self.log_level)
+            await self.receivers.start()
+        else:
+            self.intake = Intake(self.queue, places[0])
+            await self.intake.start(config, self.intake.prepare(config, self.hostname, self.router))
 
     def _carrier(self, name: str, zone: Zone) -> Carrier:
         """What carries out the orders of a zone: here, or in the senders' processes."""
@@ -154,10 +164,7 @@ class Relay:
             verify(config)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
-            changes = []
-            for listener, settings in zip(self.listeners, config.listeners, strict=True):
-                bound = replace(settings, address=listener.port.settings.address)
-                changes.append((listener.port, make_policy(bound, hostname, config, router)))
+            policies = self.intake.prepare(config, hostname, router) if self.intake is not None else []
             resolver = MxResolver(config.resolver)
             dkim_keys = load_keys(config.dkim)
         except Exception as exc:  # whatever is wrong with it, the relay goes on with what it has
@@ -179,8 +186,10 @@ class Relay:
                 self._zones[name].look_around()
             else:
                 delivery.configure(zone)
-        for port, policy in changes:
-            port.apply(policy)
+        if self.intake is not None:
+            self.intake.apply(policies)
+        if self.receivers is not None:
+            self.receivers.configure(config, hostname)
         log.info("configuration reloaded")
 
     def _check_reload(self, config: Config) -> None:
@@ -222,9 +231,7 @@ class Relay:
             return
         self._stopped = True
         grace = self.config.shutdown_grace if grace_s is None else grace_s
-        for listener in self.listeners:
-            listener.close()
-        work = [listener.drain(grace) for listener in self.listeners]
+        work = [part.drain(grace) for part in (self.intake, self.receivers) if part is not None]
         work += [zone.close(grace) for zone in self._zones.values()]
         for result in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -232,8 +239,9 @@ class Relay:
         try:
             if self.control is not None:
                 await self.control.close()
-            if self.fleet is not None:
-                await self.fleet.close()
+            for staff in (self.receivers, self.fleet):
+                if staff is not None:
+                    await staff.close()
             if self._signer is not None:
                 self._signer.close()
             if self.exporter is not None:

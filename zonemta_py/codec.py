@@ -37,11 +37,11 @@ to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 to_plain: Callable[[Any], Any] = msgspec.to_builtins
 
 
-def unpacker(kind: type[T]) -> Callable[[bytes], T]:
+def unpacker(kind: type[T]) -> Callable[[bytes | memoryview], T]:
     """A function from msgpack bytes to ``kind``. It raises QueueCorrupt when they are anything else."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
-    def unpack(data: bytes) -> T:
+    def unpack(data: bytes | memoryview) -> T:
         try:
             return decode(data)
         except (msgspec.MsgspecError, ValueError) as exc:  # ValueError: text that is not UTF-8

@@ -12,7 +12,7 @@ from typing import Any
 from tests.conftest import until
 from tests.crash.disk import Disk
 from tests.crash.load import DOMAINS, Load, recipients_of
-from tests.end_to_end.harness import SENDERS, Stage, staged
+from tests.end_to_end.harness import RECEIVERS, SENDERS, Stage, staged
 from tests.queue.harness import everything, problems
 from zonemta_py import faults
 from zonemta_py.admin.control import ask
@@ -110,8 +110,9 @@ class Rounds:
         """Kill a relay at ``point``, under load."""
         times = self._rng.randint(1, 3 if "segment" in point else 20)
         environment = {faults.VARIABLE: f"{point}:{times}"}
-        if SENDERS and point == "dot.answered":
-            await self.at_random(point, **environment)  # that is in a sender, and the relay goes on
+        elsewhere = (SENDERS and point == "dot.answered") or (RECEIVERS and point == "reply.unsent")
+        if elsewhere:
+            await self.at_random(point, **environment)  # a child dies of it, and the relay goes on
             return
         relay = self.start(**environment)
         try:

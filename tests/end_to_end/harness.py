@@ -25,7 +25,8 @@ from zonemta_py.events.segments import read_segment, sealed_segments
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 
 
-SENDERS = int(os.environ.get("ZONEMTA_TEST_SENDERS", "0"))  # the suite runs in every arrangement
+ARRANGEMENT = "ZONEMTA_TEST_PROCESSES"  # "receivers/senders": the suites run in every one
+RECEIVERS, SENDERS = map(int, os.environ.get(ARRANGEMENT, "0/0").split("/"))
 
 
 class Stage:
@@ -69,7 +70,7 @@ class Stage:
             "resolver": {"nameservers": [f"127.0.0.1:{self.dns_port}"], "timeout": "1s"},
             "zones": zones,
             "shutdown_grace": "1s",
-            "processes": {"senders": SENDERS},
+            "processes": {"receivers": RECEIVERS, "senders": SENDERS},
             **changes,
         }
         text = yaml.safe_dump(document)

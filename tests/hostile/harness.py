@@ -38,7 +38,8 @@ class Victim:
 
     @property
     def sessions(self) -> int:
-        return sum(len(listener.port.sessions) for listener in self.relay.listeners)
+        intake = self.relay.intake
+        return sum(len(listener.port.sessions) for listener in intake.listeners) if intake else 0
 
     async def client(self) -> Raw:
         client = await Raw.connect(self.port)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import trustme
 
-from tests.queue.harness import Clock, opened
+from tests.queue.harness import opened
+from zonemta_py import clock
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
 from zonemta_py.intake.auth import hash_password
+from zonemta_py.intake.intake import Intake
 from zonemta_py.intake.listener import Listener
-from zonemta_py.intake.policies import DiskRoom
-from zonemta_py.intake.port import Port, make_policy
+from zonemta_py.intake.sockets import listening_sockets
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 
@@ -61,20 +62,16 @@ def make_config(folder: Path, listener: str = "", rest: str = "") -> Config:
 async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIterator[In]:
     """A listener as ``make_config`` says."""
     config = make_config(folder, listener, rest)
-    async with opened(folder / "queue", Clock()) as queue:
-        from zonemta_py import clock
-
-        queue.now = clock.now_ms
-        room = DiskRoom(folder, 1)
-        made = Listener(
-            Port(make_policy(config.listeners[0], HOSTNAME, config, make_router(config)), queue, room)
-        )
-        address = await made.start()
+    config = replace(config, queue=replace(config.queue, directory=folder, min_free_disk=1))
+    async with opened(folder / "queue", clock.now_ms) as queue:
+        [sockets] = await listening_sockets(config.listeners[0].address, 1)
+        intake = Intake(queue, [sockets])
+        await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
+        [made] = intake.listeners
         try:
-            yield In(queue, made, address)
+            yield In(queue, made, made.port.settings.address)
         finally:
-            made.close()
-            await made.drain(0)
+            await intake.drain(0)
 
 
 def settings_of(which: In, **changes: object) -> None:

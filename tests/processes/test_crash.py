@@ -1,4 +1,4 @@
-"""The crash runner on a relay with two senders: the same promise, and senders end with the relay."""
+"""The crash runner on a relay of five processes: the same promise, and all end with the relay."""
 
 import asyncio
 import json
@@ -6,6 +6,8 @@ import os
 import sys
 
 import pytest
+
+from tests.end_to_end.harness import ARRANGEMENT
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -18,7 +20,7 @@ async def test_kills(request: pytest.FixtureRequest) -> None:
         "tests.crash",
         "--kills=25",
         cwd=request.config.rootpath,
-        env={**os.environ, "ZONEMTA_TEST_SENDERS": "2"},
+        env={**os.environ, ARRANGEMENT: "2/2"},
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await run.communicate()

@@ -15,6 +15,8 @@ from zonemta_py.bench.script import Rule, Step
 from zonemta_py.clock import monotonic_s
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.faults import VARIABLE
+from zonemta_py.processes import sender_frames as frames
+from zonemta_py.processes.sender_child import SenderChild
 from zonemta_py.queue import keys
 
 TWO = {"senders": 2}
@@ -141,8 +143,6 @@ async def test_reload_and_dead_addresses_reach_every_process(folder: Path) -> No
         await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay.fleet is not None
-            from zonemta_py.processes import frames
-
             relay.fleet._address(None, frames.Address("127.0.9.9", 0.5))
             assert [row["ip"] for row in relay.dead.rows(monotonic_s())] == ["127.0.9.9"]
             assert relay.dead.clear() == 1
@@ -169,16 +169,16 @@ async def test_a_sender_that_cannot_start(folder: Path, monkeypatch: pytest.Monk
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay.fleet is not None
-            launch, tries = relay.fleet._launch, 0
+            launch, tries = relay.fleet.staff.launch, 0
 
-            async def failing(place: int) -> None:
+            async def failing(place: int) -> SenderChild:
                 nonlocal tries
                 tries += 1
                 if tries < 3:
                     raise OSError("no more processes")
-                await launch(place)
+                return await launch(place)
 
-            monkeypatch.setattr(relay.fleet, "_launch", failing)
+            monkeypatch.setattr(relay.fleet.staff, "launch", failing)
             os.kill(pids(relay)[0], signal.SIGKILL)
             await send(relay, ["x@a.example"])
             await received(sink, 1)

@@ -1,7 +1,7 @@
 """A queue on a real LevelDB, and the few steps that tests take with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def make_store(folder: Path, kind: str) -> Store:
 
 def make_queue(
     folder: Path,
-    clock: Clock,
+    clock: Callable[[], int],
     *,
     window: int = 1000,
     cache: int = 1 << 20,
@@ -87,7 +87,9 @@ async def begin(queue: Queue) -> None:
 
 
 @asynccontextmanager
-async def opened(folder: Path, clock: Clock | None = None, **options: Any) -> AsyncIterator[Queue]:
+async def opened(
+    folder: Path, clock: Callable[[], int] | None = None, **options: Any
+) -> AsyncIterator[Queue]:
     """A running queue, closed in order at the end."""
     queue = make_queue(folder, clock or Clock(), **options)
     try:

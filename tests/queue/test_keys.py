@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.codec import pack
 from zonemta_py.queue import keys
-from zonemta_py.queue.ids import COUNTER_MAX, MessageIds
+from zonemta_py.queue.ids import LANE_BITS, LANES, MessageIds
 from zonemta_py.queue.records import (
     FORMAT,
     Inflight,
@@ -176,5 +176,24 @@ def test_ids_only_grow(times: list[int]) -> None:
 
 
 def test_ids_overflow_into_the_next_ms() -> None:
-    ids = MessageIds("abcdef", f"{5:012x}{COUNTER_MAX:06x}abcdef")
+    ids = MessageIds("abcdef", f"{5:012x}{(1 << LANE_BITS) - 1:06x}abcdef")
     assert ids.next(5) == f"{6:012x}{0:06x}abcdef"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, LANES - 1), st.integers(0, 2**20)), min_size=1, max_size=80),
+    st.integers(0, 2**20),
+)
+def test_ids_of_many_lanes(turns: list[tuple[int, int]], floor_ms: int) -> None:
+    """Each once, all above what there was when the lane began, and the queue's above all it was told of."""
+    floor = f"{floor_ms:012x}{2**24 - 1:06x}abcdef"
+    lanes: dict[int, MessageIds] = {}
+    main, made = MessageIds("abcdef", floor), []
+    for lane, now_ms in turns:
+        ids = lanes.setdefault(lane, MessageIds("abcdef", floor, lane)) if lane else main
+        made.append(ids.next(now_ms))
+        if lane:
+            main.note(made[-1])
+    assert len(set(made)) == len(made)
+    assert min(made) > floor
+    assert main.next(0) > max(made)

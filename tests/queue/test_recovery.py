@@ -196,9 +196,9 @@ async def test_a_body_without_progress_is_swept_after_a_day(folder: Path) -> Non
         writer = queue.open_message()
         await write(writer, b"b" * 200_000)
         since = now_ms()
-        await queue.cleanup.sweep(queue._writers, since + ABANDONED_MS - 3_600_000)
+        await queue.cleanup.sweep(queue.uploads, since + ABANDONED_MS - 3_600_000)
         assert everything(queue.store) != []
-        await queue.cleanup.sweep(queue._writers, since + ABANDONED_MS + 3_600_000)
+        await queue.cleanup.sweep(queue.uploads, since + ABANDONED_MS + 3_600_000)
         assert everything(queue.store) == []
         new = NewMessage("", b"", [Addressee("a@x.example", "x.example", "default")], ORIGIN)
         with pytest.raises(QueueUnavailable):

@@ -258,7 +258,7 @@ class Admin:
 class Processes:
     """How many processes share the work."""
 
-    receivers: int = later(0, "a relay of several processes")
+    receivers: int = number(0, 0, 64)
     senders: int = number(0, 0, 64)
 
 

@@ -2,34 +2,47 @@
 
 from collections.abc import Sequence
 
+from zonemta_py import clock
+from zonemta_py.errors import QueueUnavailable
 from zonemta_py.intake.commands import Rcpt
+from zonemta_py.intake.door import Keys
 from zonemta_py.queue.records import Submitted
-from zonemta_py.queue.submissions import Submissions, digest_of, not_covered
+from zonemta_py.queue.submissions import Lookup, digest_of, extended, not_covered
 
 
 class Claim:
-    """Claims a key, at MAIL or once the header is known, until the message is accepted or given up."""
+    """Claims a key, at DATA or once the header is known, until the message is accepted or given up."""
 
-    def __init__(self, submissions: Submissions, user: str, window_s: float) -> None:
-        self._submissions = submissions
+    def __init__(self, keys: Keys, user: str, window_s: float) -> None:
+        self._keys = keys
         self._user = user
         self._window_s = window_s
         self._digest = ""
-        self._known: Submitted | None = None
+        self._lookup: Lookup | None = None
+        self._over = False
 
-    def take(self, key: str) -> bool:
-        """Claim ``key``; False: another session has it now."""
+    def take(self, key: str) -> Lookup:
+        """Claim ``key``; the claim is ``taken`` once the promise is kept, unless another session has it."""
         digest = digest_of(self._user, key)
-        if not self._submissions.take(digest):
-            return False
-        self._digest = digest
-        self._known = self._submissions.find(digest)
-        return True
+        self._lookup = lookup = self._keys.take(digest)
+
+        def answered(failure: QueueUnavailable | None) -> None:
+            if failure is None and not lookup.busy:
+                self._digest = digest
+                if self._over:
+                    self.give_up()
+
+        lookup.then(answered)
+        return lookup
 
     @property
     def taken(self) -> bool:
         """Whether a key is claimed."""
         return bool(self._digest)
+
+    @property
+    def _known(self) -> Submitted | None:
+        return self._lookup.known if self._lookup is not None else None
 
     @property
     def first(self) -> str:
@@ -48,12 +61,14 @@ class Claim:
         if not self._digest:
             return None
         addresses = (rcpt.address for rcpt in recipients)
-        record = self._submissions.extended(self._known, message, addresses, self._window_s)
+        expires_ms = clock.now_ms() + int(self._window_s * 1000)
+        record = extended(self._known, message, addresses, expires_ms)
         digest, self._digest = self._digest, ""
         return digest, record
 
     def give_up(self) -> None:
         """The message is not accepted; harmless after ``hand_over``."""
+        self._over = True
         if self._digest:
-            self._submissions.give_back(self._digest)
+            self._keys.give_back(self._digest)
             self._digest = ""

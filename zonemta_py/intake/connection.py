@@ -17,6 +17,7 @@ from typing import Any, ClassVar, cast
 from zonemta_py import clock
 from zonemta_py.intake.commands import Refused
 from zonemta_py.intake.port import Port
+from zonemta_py.queue.promise import Promise
 
 UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held
 LINGER_S = 5.0  # how long a closing connection may take to send its last words
@@ -168,6 +169,14 @@ class Connection(asyncio.Protocol):
     def hold(self) -> None:
         """Nothing more is read until ``go_on``."""
         self._held = True
+
+    def when(self, promise: Promise, step: Callable[..., None], *arguments: Any) -> None:
+        """Take ``step`` when ``promise`` is kept or broken: now, or the dialogue is held until then."""
+        if promise.over:
+            step(*arguments)
+        else:
+            self.hold()
+            promise.then(lambda _: self.go_on(step, *arguments))
 
     def go_on(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
         """What the dialogue was held for is there: take ``step``, then what the client has sent meanwhile."""

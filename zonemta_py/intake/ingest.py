@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
-from zonemta_py import clock
+from zonemta_py import clock, faults
 from zonemta_py.codec import Struct
 from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt
-from zonemta_py.queue.commit import Batch
+from zonemta_py.intake.door import Door
 from zonemta_py.queue.compose import Addressee, NewMessage
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.promise import Promise
 from zonemta_py.queue.records import Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
@@ -55,13 +55,14 @@ class Draft(Struct, frozen=True):
     dkim_domains: Collection[str] = ()
 
 
-class Ingest:
-    """Takes the decoded octets of one message. At the end there is a ``reply`` or a ``refusal``.
+class Ingest(Promise):
+    """Takes the decoded octets of one message; kept when there is a ``reply`` or a ``refusal``.
 
     ``claim`` is its submission key, if the client named one at MAIL or does so in the header.
     """
 
-    def __init__(self, queue: Queue, router: Router, draft: Draft, claim: Claim) -> None:
+    def __init__(self, queue: Door, router: Router, draft: Draft, claim: Claim) -> None:
+        super().__init__()
         self._queue = queue
         self._router = router
         self._draft = draft
@@ -81,8 +82,8 @@ class Ingest:
         """Whether the sender has gone so far past the limit that reading on is of no use."""
         return self._size > GIVE_UP_FACTOR * self._draft.max_size
 
-    def feed(self, data: bytes) -> Batch | None:
-        """Take the next octets of the message; the batch, if any, is to be on disk before more come."""
+    def feed(self, data: bytes) -> Promise | None:
+        """Take the next octets of the message; the promise, if any, is to be kept before more come."""
         self._size += len(data)
         if self.refusal:
             return None
@@ -98,7 +99,7 @@ class Ingest:
             self.abort()
         return wait_for
 
-    def _keep(self, split: Callable[..., bytes], *data: bytes) -> Batch | None:
+    def _keep(self, split: Callable[..., bytes], *data: bytes) -> Promise | None:
         """Write what ``split`` finds to be body; whatever goes wrong becomes the refusal."""
         try:
             began = self._splitter.done
@@ -130,27 +131,60 @@ class Ingest:
         elif check.long:
             self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
 
-    def finish(self) -> Batch | None:
-        """The data has ended. Returns the batch to tell ``stored`` of, or None: refused, or a repeat."""
+    def finish(self) -> None:
+        """The data has ended."""
         if not self.refusal:
             self._check.finish()
             self._judge_lines()
         if not self.refusal:
             self._keep(self._splitter.finish)
-        if not self.refusal and not self._claim.taken:
-            self._claim_by_header()
+        key = "" if self.refusal or self._claim.taken else self._key_in_header()
+        if key:
+            lookup = self._claim.take(key)
+            lookup.then(lambda failure: self._claimed(failure, busy=lookup.busy))
+        else:
+            self._conclude()
+
+    def _key_in_header(self) -> str:
+        """The submission key: the first group of header fields that are all there; empty without one."""
+        header, fields = self._splitter.header, self._splitter.fields
+        present = {field.name for field in fields}
+        for names in self._draft.key_headers:
+            lower = _lower(names)
+            if not present.issuperset(lower):
+                continue
+            values = [_first(header, fields, name) for name in lower]
+            if all(values):
+                return "\0".join([*names, *values])
+        return ""
+
+    def _claimed(self, failure: QueueUnavailable | None, *, busy: bool) -> None:
+        if self._ended:
+            return  # the client has left meanwhile
+        if failure is not None:
+            self.refusal = UNWRITABLE
+        elif busy:
+            self.refusal = UNDER_WAY
+        else:
+            self._fresh = self._claim.fresh(self._draft.recipients)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Hand the message to the queue unless it is refused, or repeats another."""
         if not self.refusal and not self._fresh:
             self._repeated()
-            return None
+            self.end(None)
+            return
         new = None if self.refusal else self._compose()
         if new is None:
             self.abort()
-            return None
+            self.end(None)
+            return
         self._ended = True  # from here on the queue answers for the message, whatever the client does
-        return self._queue.accept(self._writer, new)
+        self._queue.accept(self._writer, new).then(self._stored)
 
-    def stored(self, failure: QueueUnavailable | None) -> None:
-        """The message is on disk, or not: there is ``reply`` or ``refusal`` to the final dot."""
+    def _stored(self, failure: QueueUnavailable | None) -> None:
+        """The message is on disk, or not."""
         first, own = self._claim.first, self._writer.id
         if failure is not None:
             self.refusal = UNWRITABLE
@@ -160,22 +194,8 @@ class Ingest:
             )
         else:
             self.reply = f"250 2.0.0 Ok: queued as {own}"
-
-    def _claim_by_header(self) -> None:
-        """The first group of header fields that are all there is the submission key."""
-        header, fields = self._splitter.header, self._splitter.fields
-        present = {field.name for field in fields}
-        for names in self._draft.key_headers:
-            lower = _lower(names)
-            if not present.issuperset(lower):
-                continue
-            values = [_first(header, fields, name) for name in lower]
-            if all(values):
-                if self._claim.take("\0".join([*names, *values])):
-                    self._fresh = self._claim.fresh(self._draft.recipients)
-                else:
-                    self.refusal = UNDER_WAY
-                return
+        faults.reach("reply.unsent")
+        self.end(None)
 
     def _repeated(self) -> None:
         """Everybody was accepted under this key before: the answer is the first message's."""

@@ -1,49 +1,39 @@
-"""Listening sockets: open them, stop them, wait for the transactions under way."""
+"""One listening address: its sessions, and the wait for the transactions under way at its end."""
 
 import asyncio
-from dataclasses import replace
+import socket
+from collections.abc import Sequence
 
-from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError
 from zonemta_py.intake.port import Port
 from zonemta_py.intake.session import Session
 
-BACKLOG = 1024
 CHECK_EVERY_S = 0.05
 
 
 class Listener:
-    """One listening address and its sessions."""
+    """The sessions of ``port`` on ``sockets``, which listen already and become this object's own."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, sockets: Sequence[socket.socket]) -> None:
         self.port = port
-        self._server: asyncio.Server | None = None
+        self._sockets = sockets
+        self._servers: list[asyncio.Server] = []
 
-    async def start(self) -> HostPort:
-        """Listen; returns the address, with the real port where 0 was asked for. Raises ConfigError."""
-        settings = self.port.settings
-        implicit = self.port.tls_context if settings.tls.mode == "implicit" else None
+    async def start(self) -> None:
+        """Accept connections."""
+        implicit = self.port.tls_context if self.port.settings.tls.mode == "implicit" else None
         loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: Session(self.port),
-                settings.address.host,
-                settings.address.port,
-                ssl=implicit,
-                backlog=BACKLOG,
+        for sock in self._sockets:
+            self._servers.append(
+                await loop.create_server(lambda: Session(self.port), sock=sock, ssl=implicit)
             )
-        except OSError as exc:
-            raise ConfigError(f"cannot listen on {settings.address}: {exc}") from exc
-        bound = HostPort(settings.address.host, self._server.sockets[0].getsockname()[1])
-        self.port.settings = replace(settings, address=bound)
-        self.port.name = str(bound)
-        return bound
 
     def close(self) -> None:
         """Take no more connections, and end the sessions that are idle."""
         self.port.stopping = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
+        for sock in self._sockets:
+            sock.close()
         for session in list(self.port.sessions):
             session.goodbye()
 

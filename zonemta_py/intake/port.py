@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from zonemta_py.config.schema import Config, Listener
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import Users, load_users
+from zonemta_py.intake.door import Door
 from zonemta_py.intake.policies import DiskRoom, is_trusted
-from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def make_policy(settings: Listener, hostname: str, config: Config, router: Route
 class Port:
     """One listening address as its sessions see it. ``apply`` changes it under them."""
 
-    def __init__(self, policy: Policy, queue: Queue, disk_room: DiskRoom) -> None:
+    def __init__(self, policy: Policy, queue: Door, disk_room: DiskRoom) -> None:
         self.loop = asyncio.get_running_loop()  # asked once: before 3.12 it costs a system call
         self.queue = queue
         self.disk_room = disk_room

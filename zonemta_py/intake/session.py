@@ -6,17 +6,16 @@ Source: RFC 5321 section 4.1, RFC 4954 (AUTH), RFC 3207 (STARTTLS), RFC 2920 (pi
 import re
 from functools import partial
 
-from zonemta_py import clock, faults
-from zonemta_py.errors import QueueUnavailable
+from zonemta_py import clock
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.intake.connection import IDLE_COMMANDS_MAX, Hangup
 from zonemta_py.intake.identified import Identified
-from zonemta_py.intake.ingest import UNDER_WAY, Draft, Ingest
+from zonemta_py.intake.ingest import UNDER_WAY, UNWRITABLE, Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
-from zonemta_py.queue.submissions import digest_of
+from zonemta_py.queue.submissions import Lookup, digest_of
 from zonemta_py.smtp.transparency import DotDecoder
 
 _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
@@ -29,6 +28,7 @@ class Session(Identified):
         super().__init__(port)
         self._helo = ""
         self._idle_commands = 0
+        self._claim: Claim | None = None  # while it is asked for
         self._ingest: Ingest | None = None  # while a message comes in, and until it is stored
         self._set_rset_state()
 
@@ -105,8 +105,8 @@ class Session(Identified):
         if self._port.stopping:
             self._reply("421 4.3.2 The relay is stopping")
             raise Hangup
-        if self._port.queue.commits.failure is not None:
-            raise self._rejected("MAIL", "451 4.3.0 The queue cannot be written, try again later")
+        if self._port.queue.failure is not None:
+            raise self._rejected("MAIL", UNWRITABLE)
         if not self._port.disk_room:
             raise self._rejected("MAIL", "452 4.3.1 Not enough disk space, try again later")
         mail = parse_mail(
@@ -114,7 +114,19 @@ class Session(Identified):
         )
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
-        self._reply("250 2.1.0 Ok" + self._known_as())
+        key = self._key()
+        if key:
+            lookup = self._port.queue.submissions.look(digest_of(self._owner, key))
+            self.when(lookup, self._looked, lookup)
+        else:
+            self._reply("250 2.1.0 Ok")
+
+    def _looked(self, lookup: Lookup) -> None:
+        """A client that waits hears of its submission key at once."""
+        if lookup.busy or lookup.failure is not None:
+            self._set_rset_state()
+            raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)
+        self._reply("250 2.1.0 Ok" + (f", duplicate of {lookup.known.message}" if lookup.known else ""))
 
     @property
     def _owner(self) -> str:
@@ -127,18 +139,6 @@ class Session(Identified):
         if not prefix or not self._envid.startswith(prefix):
             return ""
         return self._envid[len(prefix) :]
-
-    def _known_as(self) -> str:
-        """What a client that waits hears of its submission key at once. Raises Refused: not now."""
-        key, submissions = self._key(), self._port.queue.submissions
-        if not key:
-            return ""
-        digest = digest_of(self._owner, key)
-        if submissions.under_way(digest):
-            self._set_rset_state()
-            raise Refused(UNDER_WAY)
-        known = submissions.find(digest)
-        return f", duplicate of {known.message}" if known else ""
 
     def _rcpt(self, argument: str) -> None:
         if self._sender is None:
@@ -162,14 +162,28 @@ class Session(Identified):
             raise Refused("503 5.5.1 Send MAIL first")
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
-        settings, queue = self._port.settings, self._port.queue
-        claim = Claim(queue.submissions, self._owner, settings.submission_key.window)
+        claim = Claim(
+            self._port.queue.submissions, self._owner, self._port.settings.submission_key.window
+        )
         key = self._key()
-        if key and not claim.take(key):
-            raise Refused(UNDER_WAY)
-        self._ingest = Ingest(queue, self._port.router, self._draft(self._sender), claim)
+        if key:
+            self._claim, lookup = claim, claim.take(key)
+            self.when(lookup, self._claimed, claim, lookup)
+        else:
+            self._begin(claim)
+
+    def _claimed(self, claim: Claim, lookup: Lookup) -> None:
+        self._claim = None
+        if not claim.taken:
+            raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)
+        self._begin(claim)
+
+    def _begin(self, claim: Claim) -> None:
+        """Ask for the message."""
+        assert self._sender is not None
+        self._ingest = Ingest(self._port.queue, self._port.router, self._draft(self._sender), claim)
         self._taker = partial(self._receive, self._ingest, DotDecoder())
-        self._data_end_s = clock.monotonic_s() + settings.message_timeout
+        self._data_end_s = clock.monotonic_s() + self._port.settings.message_timeout
         self._reply("354 End data with <CR><LF>.<CR><LF>")
 
     def _receive(self, ingest: Ingest, decoder: DotDecoder, block: bytes) -> None:
@@ -179,12 +193,8 @@ class Session(Identified):
         if decoder.done:
             self._taker = None
             self._unread += decoder.rest
-            stored = ingest.finish()
-            if stored is None:
-                self._answer(ingest)
-            else:
-                self.hold()
-                stored.then(partial(self._stored, ingest))
+            ingest.finish()
+            self.when(ingest, self._answer, ingest)
             return
         if ingest.hopeless:
             self._rejected("DATA", ingest.refusal)
@@ -197,17 +207,10 @@ class Session(Identified):
         if left_s < self._timeout_s:
             self._deadline.set(left_s)
         if ahead is not None:
-            self.hold()
-            ahead.then(self._kept)
+            self.when(ahead, self._kept)
 
-    def _kept(self, failure: QueueUnavailable | None) -> None:
+    def _kept(self) -> None:
         """Some of the body is on disk; what could not be written shows at its end."""
-        self.go_on()
-
-    def _stored(self, ingest: Ingest, failure: QueueUnavailable | None) -> None:
-        ingest.stored(failure)
-        faults.reach("reply.unsent")
-        self.go_on(self._answer, ingest)
 
     def _answer(self, ingest: Ingest) -> None:
         if ingest.refusal:
@@ -221,6 +224,9 @@ class Session(Identified):
     def _abandon(self) -> None:
         """The client has left: what it began leaves nothing behind."""
         self._taker = None
+        if self._claim is not None:
+            self._claim.give_up()
+            self._claim = None
         if self._ingest is not None:
             self._ingest.abort()
             self._ingest = None

@@ -1,73 +1,45 @@
-"""One sender process from outside: its link, the orders under way there, the sessions that rest there."""
+"""A process started here, and this end of the link to it."""
 
 import asyncio
 import logging
 import socket
 import subprocess
 import sys
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from zonemta_py import clock
-from zonemta_py.delivery.order import Errand, Order, Sent
-from zonemta_py.errors import CarrierLost, QueueCorrupt, QueueUnavailable
-from zonemta_py.processes import frames
+from zonemta_py.codec import pack
 from zonemta_py.processes.link import Link
-from zonemta_py.queue.commit import Batch
 
 END_S = 5.0  # from the end of the link to the end of the process
 
 log = logging.getLogger(__name__)
 
 
-class _Pending:
-    """An order under way. ``durable``: its process may have sent the final dot."""
+class Child:
+    """One process. ``lost`` is called with it, once, when it is gone. A subclass handles its frames."""
 
-    __slots__ = ("chunks", "destination", "done", "durable", "errand", "reading", "zone")
-
-    def __init__(self, zone: str, destination: str, errand: Errand) -> None:
-        self.zone = zone
-        self.destination = destination
-        self.errand = errand
-        self.done: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        self.durable = False
-        self.chunks: AsyncIterator[bytes] | None = None
-        self.reading = 0  # of the body, that ``chunks`` is for
-
-
-class SenderChild:
-    """A process started here. ``lost`` is called when it is gone, ``address`` with what it finds dead."""
+    kind = "child"  # as log lines name it
+    module = ""  # what the process runs
 
     def __init__(
-        self,
-        place: int,
-        lost: Callable[["SenderChild"], None],
-        address: Callable[["SenderChild", frames.Address], None],
+        self, place: int, decode: Callable[[bytes | memoryview], Any], lost: Callable[[Any], None]
     ) -> None:
         self.place = place
-        self.resting: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.since_s = clock.monotonic_s()
+        self.gone = False
         self._tell_lost = lost
-        self._tell_address = address
-        self._pending: dict[int, _Pending] = {}
-        self._trims: dict[int, asyncio.Future[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._gone = False
-        self._link = Link(frames.encode, frames.decode, self._handle, self._lost)
+        self._link = Link(pack, decode, self._handle, self._lost)
 
-    @property
-    def active(self) -> int:
-        """Orders under way."""
-        return len(self._pending)
-
-    async def start(self, log_level: str) -> None:
-        """Start the process, with its end of the link. Raises OSError."""
+    async def start(self, log_level: str, fds: Sequence[int] = ()) -> None:
+        """Start the process with its end of the link, and ``fds``. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            fd = str(theirs.fileno())
+            numbers = [str(fd) for fd in (theirs.fileno(), *fds)]
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a moment, and it is waited for in a thread
-                [sys.executable, "-m", "zonemta_py.processes.sender_main", fd, log_level],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", self.module, log_level, *numbers],
+                pass_fds=[theirs.fileno(), *fds],
                 stdin=subprocess.DEVNULL,
             )
         self.pid = self._process.pid
@@ -78,119 +50,25 @@ class SenderChild:
             self._process.kill()
             raise
 
-    def send(self, frame: frames.Frame) -> None:
-        """Send a frame."""
+    def send(self, frame: Any) -> None:
+        """Send a frame; nothing happens when the process is gone."""
         self._link.send(frame)
 
-    async def carry(self, number: int, zone: str, order: Order, errand: Errand) -> Sent:
-        """Have an order carried out. Raises CarrierLost."""
-        if self._gone:
-            raise CarrierLost(f"sender {self.place} ended", uncertain=False)
-        pending = self._pending[number] = _Pending(zone, order.destination, errand)
-        body = None
-        try:
-            whole = errand.body()
-            if isinstance(whole, bytes) and len(whole) <= frames.BODY_INLINE_MAX:
-                body = whole
-        except QueueCorrupt:
-            pass  # found again, and told, when it is asked for
-        self.send(frames.Deliver(number, zone, order, body))
-        try:
-            return await pending.done
-        except asyncio.CancelledError:
-            self.send(frames.GiveUp(number))
-            raise
+    def send_now(self, frame: Any) -> None:
+        """Send a frame before anything else happens: whoever connects after this meets its effect."""
+        self._link.send(frame)
+        self._link.flush()
 
-    def trim(self, frame: frames.Trim) -> "asyncio.Future[None]":
-        """Let sessions go; done when they are gone."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._gone:
-            done.set_result(None)
-            return done
-        self._trims[frame.number] = done
-        self.send(frame)
-        return done
+    def _handle(self, frame: Any) -> None:
+        raise NotImplementedError
 
-    def _handle(self, frame: frames.Frame) -> None:
-        match frame:
-            case frames.Opened():
-                self._opened(frame.number)
-            case frames.More():
-                self._more(frame)
-            case frames.Done():
-                self._done(frame)
-            case frames.Resting():
-                self._rests(frame.zone, frame.destination, frame.count)
-            case frames.Trimmed():
-                trimmed = self._trims.pop(frame.number, None)
-                if trimmed is not None and not trimmed.done():
-                    trimmed.set_result(None)
-            case frames.Address():
-                self._tell_address(self, frame)
-
-    def _rests(self, zone: str, destination: str, count: int) -> None:
-        if count:
-            self.resting[zone][destination] = count
-        else:
-            self.resting[zone].pop(destination, None)
-
-    def _opened(self, number: int) -> None:
-        pending = self._pending.get(number)
-        if pending is None:
-            return
-        pending.errand.opened()
-        started = pending.errand.started
-        assert isinstance(started, Batch)
-
-        def written(failure: QueueUnavailable | None) -> None:
-            pending.durable = failure is None
-            self.send(frames.GiveUp(number) if failure else frames.Durable(number))
-
-        started.then(written)
-
-    def _more(self, frame: frames.More) -> None:
-        pending = self._pending.get(frame.number)
-        if pending is not None:
-            task = asyncio.ensure_future(self._chunk(frame, pending))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _chunk(self, frame: frames.More, pending: _Pending) -> None:
-        try:
-            if frame.reading != pending.reading or pending.chunks is None:
-                pending.reading = frame.reading
-                body = pending.errand.body()
-                pending.chunks = _one(body) if isinstance(body, bytes) else body
-            data = await anext(pending.chunks, None)
-        except QueueCorrupt as exc:
-            self.send(frames.Chunk(frame.number, frame.reading, b"", True, str(exc)))
-        else:
-            self.send(frames.Chunk(frame.number, frame.reading, data or b"", data is None))
-
-    def _done(self, frame: frames.Done) -> None:
-        pending = self._pending.pop(frame.number, None)
-        if pending is None:
-            return
-        self._rests(pending.zone, pending.destination, frame.resting)
-        if pending.done.done():
-            return
-        if frame.sent is not None:
-            pending.done.set_result(frame.sent)
-        else:
-            pending.done.set_exception(RuntimeError(f"sender {self.place}: {frame.problem}"))
+    def _give_up(self) -> None:
+        """The process is gone: end what was under way there."""
+        raise NotImplementedError
 
     def _lost(self) -> None:
-        """The process is gone."""
-        self._gone = True
-        for pending in self._pending.values():
-            if not pending.done.done():
-                pending.done.set_exception(CarrierLost(f"sender {self.place} ended", uncertain=pending.durable))  # fmt: skip
-        self._pending.clear()
-        for trimmed in self._trims.values():
-            if not trimmed.done():
-                trimmed.set_result(None)
-        self._trims.clear()
-        self.resting.clear()
+        self.gone = True
+        self._give_up()
         asyncio.get_running_loop().run_in_executor(None, self._reap)
         self._tell_lost(self)
 
@@ -198,7 +76,7 @@ class SenderChild:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            log.error("sender %d (pid %d) does not end: killed", self.place, self.pid)
+            log.error("%s %d (pid %d) does not end: killed", self.kind, self.place, self.pid)
             self._process.kill()
             self._process.wait()
 
@@ -206,7 +84,3 @@ class SenderChild:
         """End the process."""
         self._link.close()
         await asyncio.get_running_loop().run_in_executor(None, self._reap)
-
-
-async def _one(body: bytes) -> AsyncIterator[bytes]:
-    yield body

@@ -6,6 +6,7 @@ is nothing to negotiate; a frame that cannot be read ends the link.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ class Link(asyncio.Protocol):
     def __init__(
         self,
         encode: Callable[[Any], bytes],
-        decode: Callable[[bytes], Any],
+        decode: Callable[[bytes | memoryview], Any],
         handle: Handle,
         lost: Callable[[], None],
     ) -> None:
@@ -33,13 +34,20 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._unread = bytearray()
+        self._needed = 4  # octets, to be worth looking at
         self._out: list[bytes] = []
+
+    async def connect(self, fd: int) -> None:
+        """Take over an inherited socket."""
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        await self._loop.create_unix_connection(lambda: self, sock=sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The other end is there."""
         self._transport = cast(asyncio.Transport, transport)
         if self._out:
-            self._flush()
+            self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other end is gone, and with it what was on its way."""
@@ -53,24 +61,30 @@ class Link(asyncio.Protocol):
         self._out.append(len(data).to_bytes(4))
         self._out.append(data)
         if len(self._out) == 2 and self._transport is not None:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what waits for the end of the turn."""
         if self._transport is not None and self._out:
             self._transport.write(b"".join(self._out))
             self._out.clear()
 
     def data_received(self, data: bytes) -> None:
         """Whole frames are handled, the rest waits."""
-        unread = self._unread
-        unread += data
-        at = 0
-        while len(unread) - at >= 4:
-            end = at + 4 + int.from_bytes(unread[at : at + 4])
-            if len(unread) < end:
+        if self._unread:
+            self._unread += data
+            if len(self._unread) < self._needed:
+                return
+            data = bytes(self._unread)
+            self._unread.clear()
+        whole, at, length = memoryview(data), 0, len(data)
+        while length - at >= 4:
+            end = at + 4 + int.from_bytes(whole[at : at + 4])
+            if length < end:
+                self._needed = end - at
                 break
             try:
-                frame = self._decode(bytes(unread[at + 4 : end]))
+                frame = self._decode(whole[at + 4 : end])
             except QueueCorrupt as exc:
                 log.critical("a frame cannot be read: %s", exc)
                 self.close()
@@ -80,7 +94,9 @@ class Link(asyncio.Protocol):
                 self._handle(frame)
             except Exception:
                 log.exception("a frame was not handled: %.200r", frame)
-        del unread[:at]
+        else:
+            self._needed = 4
+        self._unread += whole[at:]
 
     def close(self) -> None:
         """End the link."""

@@ -1,23 +1,19 @@
 """A sender's process: orders come in over the link, sessions and DNS are here, results go back.
 
-``python -m zonemta_py.processes.sender_main FD LEVEL``. It ends when the link does: without the queue's
+``python -m zonemta_py.processes.sender_main LEVEL LINK_FD``. It ends when the link does: without the queue's
 process nobody could settle what it sends.
 """
 
 import asyncio
-import gc
 import logging
-import os
-import signal
-import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Generator
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from zonemta_py import clock, faults
+from zonemta_py import clock
+from zonemta_py.codec import pack
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, Dkim
 from zonemta_py.delivery.dkim import Signer, load_keys
@@ -25,10 +21,9 @@ from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.sender import Sender
 from zonemta_py.delivery.ways import Ways
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.loop import loop_factory
-from zonemta_py.processes import frames
+from zonemta_py.processes import sender_frames as frames
+from zonemta_py.processes.child_main import child_main
 from zonemta_py.processes.link import Link
-from zonemta_py.processes.logs import configure_logs
 from zonemta_py.schedule.dead import DeadAddresses
 
 log = logging.getLogger(__name__)
@@ -118,7 +113,7 @@ class SenderProcess:
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
-        self._link = Link(frames.encode, frames.decode, self._handle, self.over.set)
+        self._link = Link(pack, frames.decode, self._handle, self.over.set)
         self._errands: dict[int, _Errand] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._senders: dict[str, Sender] = {}
@@ -128,9 +123,7 @@ class SenderProcess:
 
     async def connect(self, fd: int) -> None:
         """Take over the inherited socket."""
-        sock = socket.socket(fileno=fd)
-        sock.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=sock)
+        await self._link.connect(fd)
 
     def _handle(self, frame: frames.Frame) -> None:
         match frame:
@@ -197,28 +190,12 @@ class SenderProcess:
         self._link.send(frames.Done(deliver.number, sent, problem, resting))
 
 
-async def run(fd: int) -> None:
+async def run(link_fd: int, *_: int) -> None:
     """Until the link ends."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        loop.add_signal_handler(number, lambda: None)  # meant for the queue's process, which decides
     process = SenderProcess()
-    await process.connect(fd)
-    gc.collect()
-    gc.freeze()  # what lives now lives until the end
-    gc.set_threshold(50_000, 20, 100)
+    await process.connect(link_fd)
     await process.over.wait()
 
 
-def main() -> None:
-    """The command line."""
-    configure_logs(sys.argv[2])
-    if faults.VARIABLE in os.environ:
-        faults.arm(os.environ[faults.VARIABLE])
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run(int(sys.argv[1])))
-    os._exit(0)  # sessions in the middle of something end with us
-
-
 if __name__ == "__main__":
-    main()
+    child_main(run)

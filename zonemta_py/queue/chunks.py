@@ -7,16 +7,52 @@ with its first chunk, so that a crash leaves nothing that cannot be swept.
 import zlib
 from collections import deque
 from collections.abc import Iterator, MutableMapping
+from typing import Protocol
 
 from zonemta_py.clock import now_ms
 from zonemta_py.codec import pack
-from zonemta_py.errors import LocalError, QueueCorrupt
-from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueUnavailable
+from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
 from zonemta_py.queue.records import FORMAT, Mark, Open
 from zonemta_py.queue.store import View
 
 WRITES_AHEAD = 4  # chunks on their way to disk per message: bounds memory, keeps the disk busy
+
+
+class Upload(Protocol):
+    """A body on its way in, as the queue knows it.
+
+    ``abandoned``: swept after a day without progress, so it cannot be accepted any more.
+    """
+
+    @property
+    def id(self) -> str:
+        """The message."""
+
+    abandoned: bool
+
+    @property
+    def chunks(self) -> int:
+        """How many are written or on their way."""
+
+    @property
+    def last(self) -> bytes:
+        """The chunk that remains for the accept batch, or empty."""
+
+    def mark(self, created_ms: int) -> Mark:
+        """The marker of the finished body."""
+
+
+class Commits(Protocol):
+    """Where a writer puts its batches, in order."""
+
+    @property
+    def failure(self) -> QueueUnavailable | None:
+        """Why nothing can be written any more."""
+
+    def submit(self, batch: Batch) -> Batch:
+        """Have ``batch`` written."""
 
 
 class MessageWriter:
@@ -26,12 +62,12 @@ class MessageWriter:
         self,
         message: str,
         boot: int,
-        commits: GroupCommit,
-        register: MutableMapping[str, "MessageWriter"],
+        commits: Commits,
+        register: MutableMapping[str, Upload],
     ) -> None:
         self.id = message
-        self.abandoned = False  # swept after a day without progress: it cannot be accepted any more
-        self.chunks = 0  # written or on their way
+        self.abandoned = False
+        self.chunks = 0
         self.size = 0
         self.crc = 0
         self._boot = boot

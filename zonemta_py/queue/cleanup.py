@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from zonemta_py.queue import keys
-from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.queue.chunks import Upload
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.records import read_open
 from zonemta_py.queue.store import Store
@@ -76,14 +76,14 @@ class Cleanup:
             if found < CHUNKS_AT_ONCE:
                 return
 
-    async def sweep(self, writers: Mapping[str, MessageWriter], now_ms: int) -> None:
+    async def sweep(self, uploads: Mapping[str, Upload], now_ms: int) -> None:
         """Remove bodies that a living session has not got further with for a day. Younger ones stay."""
         for key, value in list(self._store.scan(keys.OPEN, keys.end_of(keys.OPEN))):
             message = keys.owner_of(key)
             if now_ms - read_open(value).progress_ms >= ABANDONED_MS:
-                writer = writers.get(message)
-                if writer is not None:
-                    writer.abandoned = True
+                upload = uploads.get(message)
+                if upload is not None:
+                    upload.abandoned = True
                 log.warning("%s: a body without progress for a day is removed", message)
                 await self.remove_chunks(message)
 

@@ -8,44 +8,38 @@ also puts them under one ``outbox/`` key, so the ledger can neither miss nor inv
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from zonemta_py import faults
 from zonemta_py.errors import QueueUnavailable
 from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.ids import MessageIds
 from zonemta_py.queue.keys import META_IDS, outbox_key
+from zonemta_py.queue.promise import Promise
 from zonemta_py.queue.store import Op, Store
 from zonemta_py.threads import Threads
 
 GROUP_OPS_MAX = 2048  # a group that takes long to build makes everybody wait
 GROUP_BYTES_MAX = 2 << 20
 
-Then = Callable[[QueueUnavailable | None], None]
-
 log = logging.getLogger(__name__)
 
 
-class Batch:
+class Batch(Promise):
     """What one transition writes, all of it or none; and the promise of that, once submitted.
 
-    Awaiting it raises QueueUnavailable when it was not written; giving up on the wait changes
-    nothing. ``kinds`` names it for ``faults``.
+    ``kinds`` names it for ``faults``.
     """
 
-    __slots__ = ("_then", "events", "failure", "kinds", "ops", "over", "size")
+    __slots__ = ("events", "kinds", "ops", "size")
 
     def __init__(self) -> None:
+        super().__init__()
         self.ops: list[Op] = []
         self.events: list[bytes] = []
         self.kinds: list[str] = []
         self.size = 0
-        self.over = False
-        self.failure: QueueUnavailable | None = None
-        self._then: list[Then] = []
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write ``value`` under ``key``."""
@@ -59,35 +53,6 @@ class Batch:
     def record(self, event: Event) -> None:
         """Put a fact into the same write."""
         self.events.append(encode(event))
-
-    def then(self, call: Then) -> None:
-        """Call ``call`` when this is on disk, or with the failure. In the order of submission.
-
-        A plain call: a future and a turn of the loop for each of three batches a message cost a
-        tenth of its delivery.
-        """
-        if self.over:
-            call(self.failure)
-        else:
-            self._then.append(call)
-
-    def end(self, failure: QueueUnavailable | None) -> None:
-        """It is on disk, or never will be; for the writer."""
-        self.over, self.failure = True, failure
-        calls, self._then = self._then, []
-        for call in calls:
-            try:
-                call(failure)
-            except Exception:  # a defect in one must not keep the others waiting
-                log.exception("what follows a batch failed")
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if not self.over:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._then.append(lambda _: None if done.done() else done.set_result(None))
-            yield from done
-        if self.failure is not None:
-            raise self.failure
 
 
 class GroupCommit:

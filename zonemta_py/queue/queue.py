@@ -20,9 +20,9 @@ from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
 from zonemta_py.queue.background import Background
-from zonemta_py.queue.chunks import MessageWriter, read_body
+from zonemta_py.queue.chunks import MessageWriter, Upload, read_body
 from zonemta_py.queue.cleanup import Cleanup
-from zonemta_py.queue.commit import Batch, GroupCommit, Then
+from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.ids import MessageIds
@@ -31,6 +31,7 @@ from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.messages import read_message, rest_of
 from zonemta_py.queue.operator import Operator
 from zonemta_py.queue.placement import Placement
+from zonemta_py.queue.promise import Then
 from zonemta_py.queue.records import (
     FORMAT,
     Mark,
@@ -83,7 +84,7 @@ class Queue:
         self._live = LiveMessages(body_cache_bytes)
         self.operator = Operator(self)
         self.report_on: ReportOn = _nobody_reports
-        self._writers: WeakValueDictionary[str, MessageWriter] = WeakValueDictionary()
+        self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
         self._transactions = 0
         self.background = Background()
 
@@ -109,18 +110,23 @@ class Queue:
         """How many zones the start-up scan has still to go through."""
         return self.background.running("scan-")
 
+    @property
+    def failure(self) -> QueueUnavailable | None:
+        """Why nothing can be written any more."""
+        return self.commits.failure
+
     # ---- intake
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
-        return MessageWriter(self._ids.next(self.now()), self.boot, self.commits, self._writers)
+        return MessageWriter(self._ids.next(self.now()), self.boot, self.commits, self.uploads)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            await self.cleanup.sweep(self._writers, self.now())
+            await self.cleanup.sweep(self.uploads, self.now())
 
-    def accept(self, writer: MessageWriter, new: NewMessage) -> Batch:
+    def accept(self, writer: Upload, new: NewMessage) -> Batch:
         """Take responsibility: when the batch is on disk, so is the whole message.
 
         Its chunks went before it, and nothing is written behind a failed write.
@@ -174,7 +180,16 @@ class Queue:
         """A message id, for a report."""
         return self._ids.next(self.now())
 
-    def abort(self, writer: MessageWriter) -> Batch | None:
+    @property
+    def newest_id(self) -> str:
+        """The highest id that this queue has seen."""
+        return self._ids.last
+
+    def note_id(self, message: str) -> None:
+        """An id was issued in another process."""
+        self._ids.note(message)
+
+    def abort(self, writer: Upload) -> Batch | None:
         """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""
         if not writer.chunks:
             return None

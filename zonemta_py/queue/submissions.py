@@ -11,6 +11,7 @@ from itertools import islice
 
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
+from zonemta_py.queue.promise import Promise
 from zonemta_py.queue.records import FORMAT, Submitted, read_submitted
 from zonemta_py.queue.store import Store
 
@@ -24,6 +25,25 @@ def digest_of(user: str, key: str) -> str:
     return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
+class Lookup(Promise):
+    """What is known of a key, once it is known.
+
+    ``busy``: a session is at it. ``known``: what was accepted under it within its window.
+    """
+
+    __slots__ = ("busy", "known")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = False
+        self.known: Submitted | None = None
+
+    def answer(self, busy: bool, known: Submitted | None) -> None:
+        """It is known now."""
+        self.busy, self.known = busy, known
+        self.end(None)
+
+
 class Submissions:
     """The submission keys of a queue. ``now`` gives unix ms."""
 
@@ -33,37 +53,30 @@ class Submissions:
         self._now = now
         self._under_way: set[str] = set()
 
-    def under_way(self, digest: str) -> bool:
-        """Whether a session has taken the key and is not done with it."""
-        return digest in self._under_way
+    def look(self, digest: str) -> Lookup:
+        """What is known of a key, which stays free."""
+        lookup = Lookup()
+        busy = digest in self._under_way
+        lookup.answer(busy, None if busy else self._find(digest))
+        return lookup
 
-    def take(self, digest: str) -> bool:
-        """Take the key for a session; False: another has it. ``give_back`` follows, or the commit does it."""
-        if digest in self._under_way:
-            return False
-        self._under_way.add(digest)
-        return True
+    def take(self, digest: str) -> Lookup:
+        """Take the key for a session unless another has it. ``give_back`` follows, or the commit does it."""
+        lookup = self.look(digest)
+        if not lookup.busy:
+            self._under_way.add(digest)
+        return lookup
 
     def give_back(self, digest: str) -> None:
         """The session is done with the key."""
         self._under_way.discard(digest)
 
-    def find(self, digest: str) -> Submitted | None:
-        """What was accepted under the key within its window."""
+    def _find(self, digest: str) -> Submitted | None:
         value = self._store.get(keys.submitted_key(digest))
         if value is None:
             return None
         found = read_submitted(value)
         return found if found.expires_ms > self._now() else None
-
-    def extended(
-        self, known: Submitted | None, message: str, addresses: Iterable[str], window_s: float
-    ) -> Submitted:
-        """``known`` with ``addresses`` accepted by ``message``."""
-        added = b"".join(_digest(address) for address in addresses)
-        if known is not None:
-            return known._replace(recipients=known.recipients + added)
-        return Submitted(FORMAT, self._now() + int(window_s * 1000), message, added)
 
     async def run(self) -> None:
         """Remove keys whose window is over, now and every hour."""
@@ -83,6 +96,16 @@ class Submissions:
                     break
                 await asyncio.sleep(0)
             await asyncio.sleep(SWEEP_EVERY_S)
+
+
+def extended(
+    known: Submitted | None, message: str, addresses: Iterable[str], expires_ms: int
+) -> Submitted:
+    """``known`` with ``addresses`` accepted by ``message``; a new key counts until ``expires_ms``."""
+    added = b"".join(_digest(address) for address in addresses)
+    if known is not None:
+        return known._replace(recipients=known.recipients + added)
+    return Submitted(FORMAT, expires_ms, message, added)
 
 
 def not_covered(known: Submitted | None, addresses: Iterable[str]) -> list[str]:

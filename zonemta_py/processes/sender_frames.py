@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, cast
 
-from zonemta_py.codec import Struct, pack, unpacker
+from zonemta_py.codec import Struct, unpacker
 from zonemta_py.delivery.order import Order, Sent
 
 BODY_INLINE_MAX = 65_536  # octets: a longer body is asked for, chunk by chunk
@@ -118,5 +118,4 @@ Frame = (
     | Opened | More | Done | Resting | Trimmed
 )  # fmt: skip
 
-encode = pack
-decode: Callable[[bytes], Frame] = unpacker(cast(Any, Frame))  # a union, which is no class
+decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union, which is no class

@@ -1,0 +1,36 @@
+"""What every process beside the queue's does the same way: logs, fault points, the loop, its end."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from zonemta_py import faults
+from zonemta_py.loop import loop_factory
+from zonemta_py.processes.logs import configure_logs
+
+
+def child_main(serve: Callable[..., Awaitable[None]]) -> None:
+    """``LEVEL FD…``: run ``serve`` with the inherited descriptors until it returns, then end at once.
+
+    Signals are meant for the queue's process, which decides; a child ends when its link does.
+    """
+    configure_logs(sys.argv[1])
+    if faults.VARIABLE in os.environ:
+        faults.arm(os.environ[faults.VARIABLE])
+    fds = [int(text) for text in sys.argv[2:]]
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+            loop.add_signal_handler(number, lambda: None)
+        gc.collect()
+        gc.freeze()  # what lives now lives until the end
+        gc.set_threshold(50_000, 20, 100)
+        await serve(*fds)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run())
+    os._exit(0)  # sessions in the middle of something end with us
