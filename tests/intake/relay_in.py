@@ -1,5 +1,7 @@
 """A live listener on a real queue, without the way out."""
 
+import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,19 +10,24 @@ from pathlib import Path
 
 import trustme
 
+from tests.conftest import until
 from tests.queue.harness import opened
 from zonemta_py import clock
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
 from zonemta_py.intake.auth import hash_password
+from zonemta_py.intake.door import Door
 from zonemta_py.intake.intake import Intake
 from zonemta_py.intake.listener import Listener
 from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.processes.receiver_child import ReceiverChild
+from zonemta_py.processes.receiver_main import ReceiverProcess
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 
 HOSTNAME = "relay.example"
+way = "direct"  # to the queue; the fixture in conftest.py changes it
 
 
 def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
@@ -65,13 +72,44 @@ async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIt
     config = replace(config, queue=replace(config.queue, directory=folder, min_free_disk=1))
     async with opened(folder / "queue", clock.now_ms) as queue:
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
-        intake = Intake(queue, [sockets])
-        await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
-        [made] = intake.listeners
-        try:
-            yield In(queue, made, made.port.settings.address)
-        finally:
-            await intake.drain(0)
+        async with door_to(queue) as door:
+            intake = Intake(door, [sockets])
+            await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
+            [made] = intake.listeners
+            try:
+                yield In(queue, made, made.port.settings.address)
+            finally:
+                await intake.drain(0)
+
+
+@asynccontextmanager
+async def door_to(queue: Queue) -> AsyncIterator[Door]:
+    """The queue itself, or what a receiver's process has of it, with a real link between."""
+    if way == "direct":
+        yield queue
+        return
+    ours, theirs = socket.socketpair()
+    there = Receiver(0, queue, lambda _: None)
+    await there.attach(ours)
+    process = ReceiverProcess([])
+    await process.link.connect(theirs.detach())
+    there.welcome()
+    await until(lambda: process.queue is not None, "a welcome")
+    assert process.queue is not None
+    yield process.queue
+    process.link.close()
+    await until(lambda: there.gone, "the end of the link")
+
+
+class Receiver(ReceiverChild):
+    """The queue's side, without a process of its own at the other end."""
+
+    async def attach(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=sock)
+
+    def _reap(self) -> None:
+        pass
 
 
 def settings_of(which: In, **changes: object) -> None:

@@ -28,17 +28,17 @@ class ReceiverProcess:
         self.over = asyncio.Event()
         self.link = Link(pack, frames.decode, self._handle, self.over.set)
         self._sockets = iter(sockets)
-        self._queue: RemoteQueue | None = None
+        self.queue: RemoteQueue | None = None
         self._intake: Intake | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _handle(self, frame: frames.Frame) -> None:
         match frame:
             case frames.Ended() | frames.Known():
-                assert self._queue is not None
-                self._queue.handle(frame)
+                assert self.queue is not None
+                self.queue.handle(frame)
             case frames.Welcome():
-                self._queue = RemoteQueue(self.link, frame)
+                self.queue = RemoteQueue(self.link, frame)
             case frames.Configure():
                 self._configure(frame)
             case frames.Stop():
@@ -55,9 +55,9 @@ class ReceiverProcess:
         if self._intake is not None:
             self._intake.apply(self._intake.prepare(config, frame.hostname, router))
             return
-        assert self._queue is not None
+        assert self.queue is not None
         sockets = [list(islice(self._sockets, size)) for size in frame.sockets]
-        self._intake = intake = Intake(self._queue, sockets, frame.place, frame.receivers)
+        self._intake = intake = Intake(self.queue, sockets, frame.place, frame.receivers)
         policies = intake.prepare(config, frame.hostname, router)
 
         async def start() -> None:

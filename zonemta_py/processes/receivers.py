@@ -37,12 +37,8 @@ class Receivers:
         self.staff = Staff("receiver", len(sockets), self._launch)
 
     async def start(self) -> None:
-        """Start them all, and wait until they accept connections. Raises OSError."""
+        """Start them all; they accept connections then. Raises LocalError."""
         await self.staff.start()
-        ready = [child.ready for child in self.staff.children]
-        done, late = await asyncio.wait(ready, timeout=START_S)
-        if late or len(done) < len(self._sockets) or not all(future.result() for future in done):
-            raise OSError("a receiver's process did not start; its log says why")
 
     async def _launch(self, place: int) -> ReceiverChild:
         child = ReceiverChild(place, self._queue, self.staff.lost)
@@ -50,6 +46,10 @@ class Receivers:
         await child.start(self._log_level, descriptors)
         child.welcome()
         child.send(self._configuration(place))
+        await asyncio.wait([child.ready], timeout=START_S)
+        if not child.ready.done() or not child.ready.result():
+            await child.close()
+            raise OSError(f"process {child.pid} did not get ready")
         return child
 
     def _configuration(self, place: int) -> frames.Configure:

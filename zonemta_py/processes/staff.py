@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from zonemta_py import clock
+from zonemta_py.errors import LocalError
 from zonemta_py.processes.child import Child
 
 BACK_OFF_S = 0.1
@@ -30,9 +31,13 @@ class Staff(Generic[C]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start them all. Raises OSError."""
-        for place in range(len(self._back_off_s)):
-            await self._launch(place)
+        """Start them all. Raises LocalError when one cannot be started."""
+        places = range(len(self._back_off_s))
+        for result in await asyncio.gather(*map(self._launch, places), return_exceptions=True):
+            if isinstance(result, OSError):
+                raise LocalError(f"a {self._kind}'s process cannot be started: {result}") from result
+            if result is not None:
+                raise result
 
     async def _launch(self, place: int) -> None:
         child = await self.launch(place)

@@ -1,0 +1,250 @@
+"""Receivers in processes of their own: the same answers, exact keys, and nothing left of one that is killed."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.intake.raw import Raw
+from zonemta_py.app import Relay
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.units import HostPort
+from zonemta_py.errors import ConfigError, LocalError, QueueUnavailable
+from zonemta_py.intake.sockets import listening_sockets
+from zonemta_py.processes.receiver_child import ReceiverChild
+from zonemta_py.queue import keys
+
+TWO = {"receivers": 2}
+LARGE = b"Subject: large\r\n\r\n" + (b"." + b"y" * 75 + b"\r\n") * 20_000
+
+
+def pids(relay: Relay) -> list[int]:
+    assert relay.receivers is not None
+    return relay.receivers.pids
+
+
+async def client_of(relay: Relay) -> Raw:
+    client = await Raw.connect(relay.addresses[0].port)
+    await client.ehlo()
+    return client
+
+
+async def test_mail_through_both(folder: Path) -> None:
+    """Small and large, by many clients: ids are unique, every octet arrives, the ledger agrees."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            assert len(pids(relay)) == 2
+            await asyncio.gather(*(send(relay, [f"{n}@a.example"]) for n in range(40)))
+            await send(relay, ["large@a.example"], LARGE)
+            await received(sink, 41)
+            await empty(relay)
+        large = next(m for m in sink.messages if m.recipients == ["large@a.example"])
+        assert large.data.partition(b"\r\n\r\n")[2] == LARGE.partition(b"\r\n\r\n")[2].replace(
+            b"\r\n..", b"\r\n."
+        )
+        accepted = facts(folder, "accepted")
+        assert len({fact["message"] for fact in accepted}) == 41
+        lanes = {int(fact["message"][12:18], 16) >> 17 for fact in accepted}
+        assert lanes == {1, 2}, "both took some"
+        account = ledger(folder)
+        assert account.total("delivered") == account.total("accepted") == 41
+
+
+async def test_a_submission_key_is_one_for_all(folder: Path) -> None:
+    """Of many sessions at once with one key, in both processes, one is new."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            clients = [await client_of(relay) for _ in range(12)]
+            data = b"X-Submission-Key: k\r\n\r\nhello\r\n.\r\n"
+            replies = await asyncio.gather(*(c.message(data, "x@a.example") for c in clients))
+            new = [r for r in replies if r.startswith("250") and "duplicate" not in r]
+            assert len(new) == 1
+            assert all(r.startswith("450") or "duplicate" in r or r in new for r in replies)
+            message = new[0].rpartition(" ")[2]
+            for client in clients:
+                again = await client.command("MAIL FROM:<s@sender.example> ENVID=k")
+                assert again.startswith("250")
+                assert (await client.command("RSET")).startswith("250")
+                reply = await client.message(data, "x@a.example")
+                assert reply == f"250 2.0.0 Ok: queued as {message} duplicate"
+                client.close()
+            await received(sink, 1)
+            await empty_but_keys(relay)
+        assert len(sink.messages) == 1
+
+
+async def empty_but_keys(relay: Relay) -> None:
+    spaces = (keys.WAITING, keys.DEFERRED, keys.MESSAGE, keys.OPEN, keys.CLEANUP, keys.INFLIGHT)
+    store = relay.queue.store
+    await until(
+        lambda: not any(next(store.keys(space, keys.end_of(space)), None) for space in spaces),
+        "an empty queue",
+    )
+
+
+async def test_envid_keys(folder: Path) -> None:
+    """A key named at MAIL is known there, and busy while another session writes under it."""
+    listener = {"address": "127.0.0.1:0", "submission_key": {"envid_prefix": "key:"}}
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(listeners=[listener], processes=TWO)) as relay:
+            one, other = await client_of(relay), await client_of(relay)
+            mail = "MAIL FROM:<s@sender.example> ENVID=key:7"
+            for line in (mail, "RCPT TO:<x@a.example>", "DATA"):
+                assert (await one.command(line))[0] in "23"
+            await until_busy(other, mail)
+            one.reset()  # its claim goes with it
+            await until_free(other, mail)
+            assert (await other.command("RCPT TO:<x@a.example>")).startswith("250")
+            assert (await other.command("DATA")).startswith("354")
+            await other.send(b"\r\nhello\r\n.\r\n")
+            message = (await other.reply()).rpartition(" ")[2]
+            assert await other.command(mail) == f"250 2.1.0 Ok, duplicate of {message}"
+            other.close()
+            await received(sink, 1)
+
+
+async def until_busy(client: Raw, mail: str) -> None:
+    assert (await client.command(mail)).startswith("450")
+
+
+async def until_free(client: Raw, mail: str) -> None:
+    reply = "450"
+    for _ in range(1000):
+        reply = await client.command(mail)
+        if reply.startswith("250"):
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(reply)
+
+
+async def test_a_killed_receiver(folder: Path) -> None:
+    """Its sessions end, their bodies leave nothing, others go on, and another takes its place."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            clients = [await client_of(relay) for _ in range(30)]
+            for client in clients:
+                assert (await client.envelope("x@a.example")).startswith("354")
+                await client.send(LARGE[:200_000])
+            await until(lambda: len(open_bodies(relay)) == 30, "every body to be begun")
+            first, second = pids(relay)
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: first not in pids(relay), "its end")
+            ended = 0
+            for client in clients:
+                await client.send(b"\r\n.\r\n")
+                ended += not (await client.reply()).startswith("250")
+                client.close()
+            assert 0 < ended < 30
+            await until(lambda: len(pids(relay)) == 2, "another receiver")
+            assert second in pids(relay)
+            for n in range(12):
+                await send(relay, [f"{n}@a.example"])
+            await received(sink, 12 + 30 - ended)
+            await empty(relay)
+            assert sound(relay)
+
+
+def open_bodies(relay: Relay) -> list[bytes]:
+    return list(relay.queue.store.keys(keys.OPEN, keys.end_of(keys.OPEN)))
+
+
+async def test_stopping_in_order(folder: Path) -> None:
+    """A transaction under way may finish; idle sessions are told; no process is left."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        relay = Relay(stage.config(processes=TWO, shutdown_grace="20s"))
+        await relay.start()
+        busy, idle = await client_of(relay), await client_of(relay)
+        assert (await busy.envelope("x@a.example")).startswith("354")
+        children = pids(relay)
+        stop = asyncio.ensure_future(relay.stop())
+        assert (await idle.reply()).startswith("421")
+        await busy.send(b"\r\nhello\r\n.\r\n")
+        assert (await busy.reply()).startswith("250")
+        await stop
+        busy.close()
+        idle.close()
+        for pid in children:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        async with relaying(stage.config()) as relay:
+            await received(sink, 1)
+
+
+async def test_a_reload_and_max_sessions(folder: Path) -> None:
+    """Each has its part of ``max_sessions``; a reload reaches both, a bad one neither."""
+
+    def config(most: int) -> dict[str, object]:
+        return {"listeners": [{"address": "127.0.0.1:0", "max_sessions": most}], "processes": TWO}
+
+    async with staged(folder) as stage, relaying(stage.config(**config(3))) as relay:
+        held, refused = await sessions(relay, 30)
+        assert 2 <= held <= 3, "one has two places, the other one"
+        assert refused == 30 - held
+        relay.reload(lambda: stage.config(**config(8)))
+        await until_sessions(relay, 7, 8)
+        relay.reload(lambda: parse_config("listeners: 7", Path("z.yaml")))
+        await until_sessions(relay, 7, 8)
+
+
+async def sessions(relay: Relay, tries: int) -> tuple[int, int]:
+    """How many of so many connections at once are greeted, and how many turned away."""
+    clients = [await Raw.connect(relay.addresses[0].port, greeting=False) for _ in range(tries)]
+    replies = [await client.reply() for client in clients]
+    for client in clients:
+        client.reset()
+    return sum(r.startswith("220") for r in replies), sum(r.startswith("421") for r in replies)
+
+
+async def until_sessions(relay: Relay, least: int, most: int) -> None:
+    held = -1
+    for _ in range(200):
+        held, _ = await sessions(relay, 40)
+        if least <= held <= most:
+            return
+    raise AssertionError(held)
+
+
+async def test_a_failed_write_is_told_and_final(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be written is refused at the dot; from then on at MAIL."""
+    async with staged(folder) as stage, relaying(stage.config(processes={"receivers": 1})) as relay:
+        client = await client_of(relay)
+
+        def failing(batch: object) -> None:
+            raise QueueUnavailable("disk")
+
+        monkeypatch.setattr(relay.queue.commits._store, "write", failing)
+        assert (await client.message(b"\r\nx\r\n.\r\n")).startswith("451 4.3.0")
+        assert (await client.command("MAIL FROM:<s@sender.example>")).startswith("451 4.3.0")
+        client.close()
+
+
+async def test_another_relay_on_the_same_address(folder: Path) -> None:
+    """SO_REUSEPORT would let both have it, and half of the mail go to the wrong queue."""
+    [first], [second] = await listening_sockets(HostPort("127.0.0.1", 0), 2)
+    address = HostPort("127.0.0.1", first.getsockname()[1])
+    assert second.getsockname() == first.getsockname()
+    try:
+        for copies in (1, 2):
+            with pytest.raises(ConfigError, match="cannot listen on"):
+                await listening_sockets(address, copies)
+    finally:
+        first.close()
+        second.close()
+
+
+async def test_a_receiver_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay says so and stops in order; nothing stays behind."""
+    monkeypatch.setattr(ReceiverChild, "module", "zonemta_py.nothing_here")
+    async with staged(folder) as stage:
+        relay = Relay(stage.config(processes={"receivers": 1}))
+        with pytest.raises(LocalError, match="a receiver's process cannot be started"):
+            await relay.start()
