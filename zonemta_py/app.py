@@ -24,6 +24,7 @@ from zonemta_py.events.export import Exporter
 from zonemta_py.intake.intake import Intake
 from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.preflight import verify, warnings
+from zonemta_py.processes.arrangement import arrangement, cores
 from zonemta_py.processes.fleet import Fleet, RemoteCarrier
 from zonemta_py.processes.receivers import Receivers
 from zonemta_py.queue.queue import Queue
@@ -89,10 +90,9 @@ class Relay:
         self.resolver = MxResolver(config.resolver)
         self._ways = Ways(config, self.hostname, self.resolver, self.outbound.rng)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
-        if config.processes.senders:
-            self.fleet = Fleet(
-                config, self.hostname, self.dead, config.processes.senders, self.log_level
-            )
+        receivers, senders = arrangement(config, cores())
+        if senders:
+            self.fleet = Fleet(config, self.hostname, self.dead, senders, self.log_level)
             await self.fleet.start()
             self.dead.cleared = self.fleet.forget
         for name, zone in config.zones.items():
@@ -104,18 +104,20 @@ class Relay:
         await queue.begin()
         self.control = ControlServer(config.queue.directory, Operations(queue, self._zones, self.dead))
         await self.control.start()
-        await self._listen()
+        await self._listen(receivers)
         log.info(
-            "zonemta %s as %s: listening on %s, zones %s",
+            "zonemta %s as %s: listening on %s, zones %s, %d receivers and %d senders of their own",
             __version__,
             self.hostname,
             ", ".join(map(str, self.addresses)),
             ", ".join(sorted(config.zones)),
+            receivers,
+            senders,
         )
 
-    async def _listen(self) -> None:
-        """Take connections, here or in the receivers' processes."""
-        config, processes = self.config, self.config.processes.receivers
+    async def _listen(self, processes: int) -> None:
+        """Take connections: here, or in so many receivers' processes."""
+        config = self.config
         listeners = [
             await listening_sockets(settings.address, processes or 1) for settings in config.listeners
         ]

@@ -75,7 +75,6 @@ def test_values() -> None:
         ("queue:\n  store: redis\n", "z.yaml:2: queue.store: 'redis' is not available in this version"),
         ("queue: {durability: maybe}", "z.yaml:1: queue.durability: found 'maybe', allowed: sync, none"),
         ("zones: {default: {tls: dane}}", "zones.default.tls: 'dane' is not available"),
-        ("processes: {receivers: 2}", "processes.receivers: arrives with a relay of several processes"),
         ("listeners: [{address: localhost}]", "listeners[0].address: found 'localhost', expected host:port"),
         ("listeners: {}", "listeners: found a mapping, expected a list"),
         ("listeners: []", "listeners: at least one is needed"),

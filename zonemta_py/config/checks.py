@@ -31,6 +31,12 @@ def check(config: Config, complain: Complain) -> None:
     seen = set()
     for i, listener in enumerate(config.listeners):
         _listener(listener, f"listeners[{i}]", complain)
+        if config.processes.receivers > listener.max_sessions:
+            complain(
+                "processes.receivers",
+                f"found {config.processes.receivers}: more than listeners[{i}].max_sessions, "
+                f"{listener.max_sessions}, of which each takes its part",
+            )
         if listener.address.port and listener.address in seen:
             complain(f"listeners[{i}].address", f"{listener.address} stands twice")
         seen.add(listener.address)

@@ -20,11 +20,13 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.units import (
     HostPort,
     NameServer,
+    ProcessCount,
     Rate,
     Seconds,
     Size,
     duration,
     host_port,
+    process_count,
     rate,
     size,
 )
@@ -36,6 +38,7 @@ _PARSERS: dict[Any, Any] = {
     Rate: rate,
     HostPort: host_port,
     NameServer: lambda value: host_port(value, 53),
+    ProcessCount: process_count,
 }
 
 

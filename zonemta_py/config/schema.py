@@ -10,7 +10,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.config.units import HostPort, NameServer, Rate, Seconds, Size
+from zonemta_py.config.units import HostPort, NameServer, ProcessCount, Rate, Seconds, Size
 
 Network = IPv4Network | IPv6Network
 
@@ -256,10 +256,10 @@ class Admin:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """How many processes share the work."""
+    """How many processes share the work; AUTO leaves it to the number of cores."""
 
-    receivers: int = number(0, 0, 64)
-    senders: int = number(0, 0, 64)
+    receivers: ProcessCount = ProcessCount(0)
+    senders: ProcessCount = ProcessCount(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,10 @@ from typing import NamedTuple, NewType
 
 Seconds = NewType("Seconds", float)
 Size = NewType("Size", int)
+ProcessCount = NewType("ProcessCount", int)
+
+AUTO = ProcessCount(-1)  # as many as the processor's cores suggest
+PROCESSES_MAX = 64
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES = {
@@ -110,3 +114,12 @@ def host_port(value: object, default_port: int | None = None) -> HostPort:
     if port is None or port > 65535:
         raise ValueError(allowed)
     return HostPort(match[1] or match[2], port)
+
+
+def process_count(value: object) -> ProcessCount:
+    """``0`` to ``64``, or ``auto``, which is AUTO."""
+    if value == "auto":
+        return AUTO
+    if type(value) is not int or not 0 <= value <= PROCESSES_MAX:
+        raise ValueError(f"a number from 0 to {PROCESSES_MAX}, or auto")
+    return ProcessCount(value)

@@ -19,6 +19,7 @@ from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.events.schema import Event
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys, transitions
+from zonemta_py.queue.acceptance import Acceptance
 from zonemta_py.queue.background import Background
 from zonemta_py.queue.chunks import MessageWriter, Upload, read_body
 from zonemta_py.queue.cleanup import Cleanup
@@ -30,7 +31,6 @@ from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.messages import read_message, rest_of
 from zonemta_py.queue.operator import Operator
-from zonemta_py.queue.placement import Placement
 from zonemta_py.queue.promise import Then
 from zonemta_py.queue.records import (
     FORMAT,
@@ -82,6 +82,7 @@ class Queue:
         self.cleanup = Cleanup(store, self.commits)
         self.submissions = Submissions(store, self.commits, now)
         self._live = LiveMessages(body_cache_bytes)
+        self.acceptance = Acceptance(self.windows, self._live, self.submissions, now)
         self.operator = Operator(self)
         self.report_on: ReportOn = _nobody_reports
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
@@ -126,48 +127,19 @@ class Queue:
             await asyncio.sleep(SWEEP_EVERY_S)
             await self.cleanup.sweep(self.uploads, self.now())
 
-    def accept(self, writer: Upload, new: NewMessage) -> Batch:
+    def accept(self, upload: Upload, new: NewMessage) -> Batch:
         """Take responsibility: when the batch is on disk, so is the whole message.
 
         Its chunks went before it, and nothing is written behind a failed write.
         """
-        if writer.abandoned:
-            batch = Batch()
-            batch.end(QueueUnavailable(f"{writer.id}: its chunks were swept"))
-            return batch
-        last = writer.last
-        tail = [last] if last else []
-        submission = compose(writer.id, new, writer.mark(self.now()), tail)
         batch = Batch()
-        batch.then(partial(self._accepted, submission, self._plan_accept(batch, submission)))
+        if upload.abandoned:
+            batch.end(QueueUnavailable(f"{upload.id}: its chunks were swept"))
+            return batch
+        last = upload.last
+        tail = [last] if last else []
+        batch.then(self.acceptance.plan(batch, compose(upload.id, new, upload.mark(self.now()), tail)))
         return self.commits.submit(batch)
-
-    def _plan_accept(self, batch: Batch, submission: Submission) -> Placement:
-        placement = self.windows.plan(submission.recipients)
-        transitions.accept(batch, submission, self.now())
-        for spill in placement.spills:
-            batch.put(spill.key, b"")
-        # There before the commit is: whoever leases it the moment it is on disk must count with this.
-        body = b"".join(submission.tail) if submission.mark.chunks <= 1 else None
-        live = LiveMessage(
-            submission.message, submission.meta, submission.mark, body, len(submission.recipients)
-        )
-        live.leases = 1  # until the commit is over
-        self._live.add(live)
-        return placement
-
-    def _accepted(self, new: Submission, placement: Placement, failure: QueueUnavailable | None) -> None:
-        if new.key is not None:
-            self.submissions.give_back(new.key[0])
-        live = self._live.get(new.message)
-        assert live is not None
-        if failure is not None:
-            live.remaining = 0
-            self._live.unpin(live)
-            self.windows.abandon(placement)
-            return
-        self._live.unpin(live)
-        self.windows.place(placement)
 
     def compose_report(self, message: str, new: NewMessage, body: bytes) -> Submission:
         """A message made here, to be accepted in the batch of the settle that causes it."""
@@ -189,14 +161,14 @@ class Queue:
         """An id was issued in another process."""
         self._ids.note(message)
 
-    def abort(self, writer: Upload) -> Batch | None:
+    def abort(self, upload: Upload) -> Batch | None:
         """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""
-        if not writer.chunks:
+        if not upload.chunks:
             return None
         batch = Batch()
-        batch.delete(keys.open_key(writer.id))
-        batch.put(keys.cleanup_key(writer.id), b"")
-        batch.then(lambda failure: self.cleanup.add(writer.id) if failure is None else None)
+        batch.delete(keys.open_key(upload.id))
+        batch.put(keys.cleanup_key(upload.id), b"")
+        batch.then(lambda failure: self.cleanup.add(upload.id) if failure is None else None)
         return self.commits.submit(batch)
 
     def record(self, event: Event) -> None:
@@ -285,7 +257,7 @@ class Queue:
             live.notes += after.notes
             for failure in after.notes:
                 transitions.note(batch, live.id, failure)
-        placements = [self._plan_accept(batch, report) for report in after.reports]
+        reports = [self.acceptance.plan(batch, report) for report in after.reports]
         settled = {outcome.recipient.key for outcome in outcomes}
         untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
         if untried:
@@ -293,8 +265,8 @@ class Queue:
         for due in transitions.due_keys(outcomes):
             self.deferral.expect(due)
         batch.then(partial(self._settled, lease, outcomes))
-        for report, placement in zip(after.reports, placements, strict=True):
-            batch.then(partial(self._accepted, report, placement))
+        for then in reports:
+            batch.then(then)
         return self.commits.submit(batch)
 
     @staticmethod
@@ -331,9 +303,7 @@ class Queue:
         for fact in after.facts:
             batch.record(fact)
         transitions.last(batch, live.id, live.mark.chunks, live.notes)
-        return [
-            partial(self._accepted, report, self._plan_accept(batch, report)) for report in after.reports
-        ]
+        return [self.acceptance.plan(batch, report) for report in after.reports]
 
     def narrow(self, lease: Lease, most: int) -> None:
         """Give all but the first ``most`` recipients of a lease back. Before it is started."""
