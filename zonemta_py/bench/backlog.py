@@ -1,4 +1,4 @@
-"""A queue with a backlog, written straight into the store: what months of a blocked domain leave."""
+"""Queues with a past, written straight into the store: a blocked domain's backlog, or what came and went."""
 
 import zlib
 from pathlib import Path
@@ -27,7 +27,7 @@ def fill(directory: Path, recipients: int) -> None:
     due_ms = start_ms + 86_400_000
     ops: list[Op] = []
     for number in range(recipients):
-        message = f"{start_ms + number // 1000:012x}{number % 1000:06x}0000ff"
+        message = _message_id(start_ms, number)
         blocked = number % BLOCKED != 0
         zone, domain = (
             ("blocked", "blocked.example") if blocked else ("default", f"d{number % 500}.example")
@@ -58,3 +58,26 @@ def fill(directory: Path, recipients: int) -> None:
             ops.clear()
     store.write(store.batch(ops, sync=True))
     store.close()
+
+
+def churn(directory: Path, recipients: int) -> None:
+    """Put ``recipients`` into the queue, fifty to a message, and take them out again.
+
+    Nothing is compacted but what LevelDB does by itself: the most that can lie in a scan's way.
+    """
+    store = LevelStore(directory / "db")
+    start_ms = clock.now_ms() - 3_600_000
+    record = pack(new_waiting(0, "gone.example", _ORIGIN.submitter))
+    for first in range(0, recipients, OPS_AT_ONCE):
+        stored = [
+            keys.waiting_key("default", _message_id(start_ms, number // 50), f"{number}@gone.example")
+            for number in range(first, min(first + OPS_AT_ONCE, recipients))
+        ]
+        store.write(store.batch([(key, record) for key in stored], sync=False))
+        store.write(store.batch([(key, None) for key in stored], sync=False))
+    store.write(store.batch([], sync=True))
+    store.close()
+
+
+def _message_id(start_ms: int, number: int) -> str:
+    return f"{start_ms + number // 1000:012x}{number % 1000:06x}0000ff"

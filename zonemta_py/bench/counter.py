@@ -1,6 +1,6 @@
 """The light sink of benchmarks, in a process of its own: counts every recipient, and when it came.
 
-``counter PORT FOLDER [--delay-ms N]``. Recipients are numbers (``17@sink.example``), so that each can
+``counter PORT FOLDER [--delay-ms N] [--tls FILE]``. Recipients are numbers (``17@sink.example``), so that each can
 be counted once and timed. FOLDER/count grows while it runs; at the end FOLDER/deliveries holds what
 ``Deliveries`` reads. With a delay every reply goes out so much later, as over a longer way.
 """
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import os
 import signal
+import ssl
 from array import array
 from pathlib import Path
 from time import monotonic
@@ -19,7 +20,7 @@ from zonemta_py.loop import loop_factory
 
 EVERY_S = 0.01
 _GREETING = b"220 sink.example ESMTP\r\n"
-_EHLO = b"250-sink.example\r\n250-PIPELINING\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 SIZE 0\r\n"
+_EHLO = b"250-sink.example\r\n%b250-PIPELINING\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 SIZE 0\r\n"
 
 
 class Deliveries:
@@ -60,7 +61,10 @@ class Deliveries:
 class CountingSession(asyncio.Protocol):
     """One connection: pipelined commands answered in one write, nothing kept, nothing checked."""
 
-    def __init__(self, deliveries: Deliveries, delay_s: float) -> None:
+    def __init__(
+        self, deliveries: Deliveries, delay_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls  # to begin with STARTTLS
         self._deliveries = deliveries
         self._delay_s = delay_s
         self._buffer = b""
@@ -111,8 +115,19 @@ class CountingSession(asyncio.Protocol):
             self._transport.close()
             return b""
         if verb == b"EHLO":
-            return _EHLO
+            return _EHLO % (b"250-STARTTLS\r\n" if self._tls else b"")
+        if verb == b"STAR" and self._tls:
+            self._transport.pause_reading()
+            self._handshake = asyncio.ensure_future(self._encrypt(self._tls))
+            return b"220 Go on\r\n"
         return b"250 2.0.0 Ok\r\n"
+
+    async def _encrypt(self, tls: ssl.SSLContext) -> None:
+        self._tls = None
+        loop = asyncio.get_running_loop()
+        encrypted = await loop.start_tls(self._transport, self, tls, server_side=True)
+        if encrypted is not None:
+            self._transport = encrypted
 
     def _answer(self, replies: bytes) -> None:
         if not replies or self._transport.is_closing():
@@ -127,14 +142,14 @@ class CountingSession(asyncio.Protocol):
             self._transport.write(replies)
 
 
-async def run(port: int, folder: Path, delay_s: float) -> None:
+async def run(port: int, folder: Path, delay_s: float, tls: ssl.SSLContext | None) -> None:
     """Count until SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     deliveries = Deliveries()
     server = await loop.create_server(
-        lambda: CountingSession(deliveries, delay_s), "127.0.0.1", port, backlog=1024
+        lambda: CountingSession(deliveries, delay_s, tls), "127.0.0.1", port, backlog=1024
     )
     print("ready", flush=True)
     shown = -1
@@ -155,9 +170,14 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--delay-ms", type=float, default=0.0)
+    parser.add_argument("--tls", help="offer STARTTLS, with TLS.pem and TLS.key")
     options = parser.parse_args()
+    tls = None
+    if options.tls:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(f"{options.tls}.pem", f"{options.tls}.key")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run(options.port, options.folder, options.delay_ms / 1000))
+        runner.run(run(options.port, options.folder, options.delay_ms / 1000, tls))
 
 
 if __name__ == "__main__":

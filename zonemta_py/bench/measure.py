@@ -9,9 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from zonemta_py.bench.children import Child, cpu_seconds, free_port, rss_anon_bytes, written_bytes
+from zonemta_py.bench.children import Child, cpu_seconds, free_port, written_bytes
 from zonemta_py.bench.counter import Deliveries
+from zonemta_py.bench.openssl import make_certificate
+from zonemta_py.bench.sampler import Sampler
 from zonemta_py.bench.scenarios import Scenario
+from zonemta_py.bench.spans import Span, share, spans
 from zonemta_py.codec import from_json
 from zonemta_py.errors import LocalError
 
@@ -43,6 +46,7 @@ class Measurement:
     p50_ms: float
     p95_ms: float
     p99_ms: float
+    over_time: tuple[Span, ...] = ()  # of a soak
 
     def row(self) -> dict[str, object]:
         """For programs."""
@@ -66,10 +70,13 @@ class Subject(Protocol):
 class SinkProcess:
     """The counting sink in its own process, asked through its files."""
 
-    def __init__(self, folder: Path, delay_ms: int) -> None:
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.port = free_port()
         self._folder = folder
-        arguments = [str(self.port), str(folder), f"--delay-ms={delay_ms}"]
+        arguments = [str(self.port), str(folder), f"--delay-ms={scenario.delay_ms}"]
+        if scenario.tls:
+            make_certificate(folder / "tls.pem", folder / "tls.key")
+            arguments.append(f"--tls={folder / 'tls'}")
         self._child = Child(arguments, folder / "sink.log", module="zonemta_py.bench.counter")
         self._child.wait_ready()
         self.pid = self._child.pid
@@ -110,6 +117,7 @@ def source(
         f"--first={first}",
         f"--times={times}",
         *(["--keep"] if scenario.keep else []),
+        *(["--tls"] if scenario.tls else []),
         *options,
     ]
     with (folder / "source.log").open("ab") as log:
@@ -117,7 +125,7 @@ def source(
             [sys.executable, "-m", "zonemta_py.bench.source", *arguments],
             stdout=subprocess.PIPE,
             stderr=log,
-            timeout=DELIVER_TIMEOUT_S,
+            timeout=DELIVER_TIMEOUT_S + (messages / scenario.per_second if scenario.per_second else 0),
             check=False,
         )
     if done.returncode != 0:
@@ -134,7 +142,7 @@ def measure(
     scenario: Scenario, folder: Path, make: Callable[[Path, int], Subject], pulse: Callable[[int], None]
 ) -> Measurement:
     """Warm up, run, wait for the last delivery. ``pulse`` is told of deliveries as they come."""
-    sink = SinkProcess(folder, scenario.delay_ms)
+    sink = SinkProcess(folder, scenario)
     run = None
     try:
         relay = make(folder, sink.port)
@@ -161,7 +169,6 @@ class _Run:
         self._relay = relay
         self._pulse = pulse
         self._warm = min(WARM_UP, scenario.messages) if scenario.size < 1 << 20 else scenario.sessions
-        self._peak = 0
 
     def warm_up(self) -> None:
         """Connections, caches, first files; then the flood, which is only waited for to be accepted."""
@@ -185,6 +192,7 @@ class _Run:
         before = self._warm * scenario.recipients + scenario.flood
         cpu_s, fsyncs, written = cpu_seconds(relay.pid), relay.fsyncs(), written_bytes(relay.pid)
         sink_cpu_s, began_s = cpu_seconds(sink.pid), time.monotonic()
+        sampler = Sampler(relay.pid, self._folder)
         paced = (f"--per-second={scenario.per_second}",) if scenario.per_second else ()
         first = self._warm * scenario.recipients
         self._submitted = source(
@@ -192,6 +200,7 @@ class _Run:
         )
         self._wait(before + wanted, self._pulse, before)
         self._took_s = time.monotonic() - began_s
+        self._samples = sampler.stop()
         self._cpu_s = cpu_seconds(relay.pid) - cpu_s
         self._tools_cpu_s = cpu_seconds(sink.pid) - sink_cpu_s + self._submitted.cpu_seconds
         after = relay.fsyncs()
@@ -207,7 +216,6 @@ class _Run:
             now = self._sink.recipients()
             pulse(max(0, now - got))
             got = max(got, now)
-            self._peak = max(self._peak, rss_anon_bytes(self._relay.pid))
             if got >= wanted:
                 return
             time.sleep(0.02)
@@ -226,11 +234,12 @@ class _Run:
             raise LocalError(
                 f"{scenario.name}: {missing} recipients missing, {repeated} delivered twice"
             )
-        waited_ms = sorted(
+        waits_ms = [
             max(0.0, deliveries.times[first + n] - self._submitted.accepted_s[n // scenario.recipients])
             * 1000
             for n in range(wanted)
-        )
+        ]
+        waited_ms = sorted(waits_ms)
         return Measurement(
             scenario=scenario.name,
             relay=self._relay.name,
@@ -239,15 +248,12 @@ class _Run:
             per_second=round(wanted / self._took_s, 1),
             cpu_ms=round(self._cpu_s * 1000 / wanted, 4),
             tools_cpu_ms=round(self._tools_cpu_s * 1000 / wanted, 4),
-            rss_anon_mb=round(self._peak / 1e6, 1),
+            rss_anon_mb=max(sample.rss_anon_mb for sample in self._samples),
             fsyncs=round(self._fsyncs, 3),
             written_kb=round(self._written / 1000, 2) if self._written >= 0 else -1.0,
             mb_per_second=round(scenario.messages * scenario.size / self._took_s / 1e6, 1),
-            p50_ms=_share(waited_ms, 0.50),
-            p95_ms=_share(waited_ms, 0.95),
-            p99_ms=_share(waited_ms, 0.99),
+            p50_ms=share(waited_ms, 0.50),
+            p95_ms=share(waited_ms, 0.95),
+            p99_ms=share(waited_ms, 0.99),
+            over_time=spans(self._samples, waits_ms, scenario.per_second) if scenario.soak else (),
         )
-
-
-def _share(ordered: list[float], share: float) -> float:
-    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 2)

@@ -1,13 +1,12 @@
 """zonemta as the relay under test: a fresh queue in a folder, set up as a scenario asks."""
 
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.backlog import fill
+from zonemta_py.bench.backlog import churn, fill
 from zonemta_py.bench.children import Child
+from zonemta_py.bench.openssl import make_dkim_key
 from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.clock import monotonic_s
 from zonemta_py.errors import LocalError
@@ -15,7 +14,8 @@ from zonemta_py.errors import LocalError
 CONFIG = """\
 hostname: relay.bench.example
 allow_private_destinations: true
-listeners: [{{address: "127.0.0.1:0"}}]
+listeners: [{{address: "127.0.0.1:0"{tls}}}]
+processes: {processes}
 queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}}}
 events: {{directory: events}}
 resolver: {{nameservers: ["127.0.0.1:9"], timeout: 1s}}
@@ -25,6 +25,7 @@ zones:
 {dkim}
 """
 SETTLE_TIMEOUT_S = 300.0
+TLS = ", tls: {mode: implicit, certificate: tls.pem, key: tls.key}"
 DKIM = "dkim: {keys: [{domain: source.example, selector: bench, key_file: dkim.pem}]}"
 
 
@@ -32,27 +33,39 @@ class OurRelay:
     """zonemta, ready for ``scenario``."""
 
     def __init__(
-        self, folder: Path, sink_port: int, scenario: Scenario, *, durable: bool = True
+        self,
+        folder: Path,
+        sink_port: int,
+        scenario: Scenario,
+        *,
+        name: str = "zonemta",
+        processes: str = "auto/auto",
+        durable: bool = True,
     ) -> None:
-        self.name = "zonemta" if durable else "zonemta, no fsync"
+        self.name = name
         self._folder = folder
         if scenario.dkim:
-            _make_key(folder / "dkim.pem")
+            make_dkim_key(folder / "dkim.pem")
         if scenario.backlog:
             fill(folder / "queue", scenario.backlog)
+        if scenario.churn:
+            churn(folder / "queue", scenario.churn)
+        receivers, _, senders = processes.partition("/")
         (folder / "zonemta.yaml").write_text(
             CONFIG.format(
                 sink_port=sink_port,
                 connections=scenario.connections,
                 durability="sync" if durable else "none",
                 dkim=DKIM if scenario.dkim else "",
+                tls=TLS if scenario.tls else "",
+                processes=f"{{receivers: {receivers}, senders: {senders}}}",
             )
         )
         arguments = ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"]
         self._child = Child(arguments, folder / "relay.log")
         self.target = self._child.wait_ready()[0]
         self.pid = self._child.pid
-        if scenario.backlog:
+        if scenario.backlog or scenario.churn:
             self.wait_settled()
 
     def fsyncs(self) -> int:
@@ -70,11 +83,3 @@ class OurRelay:
     def stop(self) -> None:
         """End it in order."""
         self._child.stop()
-
-
-def _make_key(path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        raise LocalError("openssl is needed to make a key for this scenario")
-    options = ["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", str(path)]
-    subprocess.run([openssl, *options], check=True, capture_output=True)

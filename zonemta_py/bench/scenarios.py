@@ -10,7 +10,9 @@ class Scenario:
     ``keep``: one connection for many messages. ``per_second``: paced, 0 is as fast as they are taken.
     ``delay_ms``: the sink answers so much later. ``connections``: the zone's. ``flood``: so many messages of another submitter go
     in before and stand in line; they are not counted. ``backlog``: so many recipients wait in the queue
-    when it starts, nine of ten for a domain that does not answer. ``dkim``: signed with RSA-2048.
+    when it starts, nine of ten for a domain that does not answer. ``dkim``: signed with RSA-2048. ``tls``: encrypted on
+    both sides. ``soak``: watched over time. ``churn``: so many recipients were put into the queue and taken out
+    before it starts.
     """
 
     name: str
@@ -26,11 +28,14 @@ class Scenario:
     flood: int = 0
     backlog: int = 0
     dkim: bool = False
+    tls: bool = False
+    soak: bool = False
+    churn: int = 0
 
     @property
     def for_peers(self) -> bool:
         """Whether another relay can run it without more set-up."""
-        return not (self.dkim or self.backlog)
+        return not (self.dkim or self.backlog or self.tls or self.churn)
 
     def scaled(self, factor: float) -> "Scenario":
         """The same with ``factor`` times as many messages, at least as many as sessions."""
@@ -39,6 +44,7 @@ class Scenario:
             messages=max(self.sessions, int(self.messages * factor)),
             flood=int(self.flood * factor),
             backlog=int(self.backlog * factor),
+            churn=int(self.churn * factor),
         )
 
 
@@ -50,6 +56,8 @@ SCENARIOS = (
     Scenario("64k", "64 KB, kept sessions", 4_000, 20, size=65_536),
     Scenario("20m", "20 MB, kept sessions", 20, 10, size=20 << 20),
     Scenario("dkim", "4 KB, DKIM with RSA-2048", 8_000, 30, dkim=True),
+    Scenario("tls", "4 KB, TLS in and out", 8_000, 30, tls=True),
+    Scenario("tls-connect", "4 KB, a TLS handshake each", 3_000, 30, keep=False, tls=True),
     Scenario("delay", "4 KB, 20 ms to the receiver", 5_000, 30, delay_ms=20),
     Scenario("idle", "single messages, idle relay", 200, 1, per_second=20),
     Scenario(
@@ -63,5 +71,7 @@ SCENARIOS = (
         flood=8_000,
     ),
     Scenario("deep", "4 KB, a blocked backlog", 20_000, 30, backlog=1_000_000),
+    Scenario("churned", "4 KB, 5 million came and went", 20_000, 30, churn=5_000_000),
+    Scenario("soak", "1,000 a second, over time", 60_000, 30, per_second=1000, soak=True),
 )
 STANDARD = ("kept", "connect", "list50", "64k", "20m")

@@ -7,9 +7,11 @@ One step at a time, no pipelining, recipients numbered so that a sink can tell t
 import argparse
 import asyncio
 import os
+import ssl
 import time
 from array import array
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -32,6 +34,7 @@ class Load:
     first: int = 0  # the number of the first recipient
     per_second: int = 0
     client: str = ""  # the address it comes from
+    tls: bool = False  # from the first octet on
     began_s: float = 0.0
     sent: int = 0
     failed: str = ""
@@ -124,12 +127,25 @@ def make_body(size: int) -> bytes:
     return header + b"".join(lines) + b".\r\n"
 
 
+@cache
+def _trusting() -> ssl.SSLContext:
+    """For a server whose certificate nobody knows."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
     """One connection, to its end."""
     done: asyncio.Future[None] = loop.create_future()
     local = (load.client, 0) if load.client else None
     await loop.create_connection(
-        lambda: SourceSession(load, body, done), load.target.host, load.target.port, local_addr=local
+        lambda: SourceSession(load, body, done),
+        load.target.host,
+        load.target.port,
+        local_addr=local,
+        ssl=_trusting() if load.tls else None,
     )
     await done
 
@@ -165,6 +181,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--per-second", type=int, default=0)
     parser.add_argument("--client", default="")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--times", type=Path, help="write when each message was accepted")
     options = parser.parse_args()
     load = Load(
@@ -178,6 +195,7 @@ def main() -> None:
         options.first,
         options.per_second,
         options.client,
+        options.tls,
     )
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         result = runner.run(run(load))

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -9,21 +10,30 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from zonemta_py import __version__
-from zonemta_py.bench import picture, postfix
+from zonemta_py.bench import picture
 from zonemta_py.bench.measure import Measurement, Subject, measure
 from zonemta_py.bench.ours import OurRelay
-from zonemta_py.bench.plot import bars
+from zonemta_py.bench.peers import PEERS
+from zonemta_py.bench.peers.peer import PeerMaker
 from zonemta_py.bench.scenarios import SCENARIOS, STANDARD, Scenario
-from zonemta_py.cli.common import fail, json_option, print_json, reports_errors
+from zonemta_py.cli.bench_table import print_results
+from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.clock import now_ms, utc
 from zonemta_py.codec import to_json
 
 Make = Callable[[Path, int, Scenario], Subject]
+
+
+def _arrangements(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    """Each as ``receivers/senders``, ``auto`` for both or either."""
+    found = ["auto/auto" if value == "auto" else value for value in values]
+    for value in found:
+        if re.fullmatch(r"(auto|\d+)/(auto|\d+)", value) is None:
+            raise click.BadParameter(f"'{value}' is not like 0/0, 2/2 or auto", context, option)
+    return found
 
 
 @click.command()
@@ -47,7 +57,21 @@ Make = Callable[[Path, int, Scenario], Subject]
     show_default=True,
     help="So many times as many messages.",
 )
-@click.option("--vs", type=click.Choice(["postfix"]), help="Run this peer beside it, in turn.")
+@click.option(
+    "--vs",
+    type=click.Choice(sorted(PEERS)),
+    multiple=True,
+    help="Run this peer beside it, in turn; may be given more than once.",
+)
+@click.option(
+    "--processes",
+    callback=_arrangements,
+    multiple=True,
+    default=["auto"],
+    show_default=True,
+    metavar="RECEIVERS/SENDERS",
+    help="The relay's processes: 0/0, 2/2, auto; may be given more than once, to compare.",
+)
 @click.option("--no-fsync", is_flag=True, help="Also measure with durability: none.")
 @click.option(
     "--directory",
@@ -70,7 +94,8 @@ def bench(
     scenarios: tuple[str, ...],
     runs: int,
     scale: float,
-    vs: str | None,
+    vs: tuple[str, ...],
+    processes: list[str],
     no_fsync: bool,
     directory: Path | None,
     output: Path | None,
@@ -90,24 +115,22 @@ def bench(
       list50, list1000   so many recipients a message
       64k, 20m           larger messages
       dkim               signed with RSA-2048
+      tls, tls-connect   encrypted on both sides, on kept sessions or with a handshake each
       delay              the receiver answers 20 ms later
       idle, mixed        single messages alone, and beside another submitter's flood
       deep               beside a million waiting recipients, most for a domain that does not answer
+      churned            after five million recipients came and went
+      soak               1,000 a second for a minute (--scale 60: an hour), memory, files, disk and latency over time
       standard, all      several of them
 
     \b
     Examples:
       zonemta bench kept
       zonemta bench --runs 5 --vs postfix
+      zonemta bench kept --processes 0/0 --processes 1/0 --processes 2/2
       zonemta bench idle mixed --output latency.json
     """
-    makers: dict[str, Make] = {"zonemta": OurRelay}
-    if no_fsync:
-        makers["zonemta, no fsync"] = partial(OurRelay, durable=False)
-    if vs == "postfix":
-        if missing := postfix.available():
-            fail(missing)
-        makers["postfix"] = lambda folder, port, _: postfix.PostfixRelay(folder, port)
+    makers = _makers(processes, vs, no_fsync=no_fsync)
     chosen = [s.scaled(scale) for s in SCENARIOS if _is_chosen(s.name, scenarios)]
     every: list[Measurement] = []
     results = [
@@ -123,7 +146,28 @@ def bench(
         note = f"{_machine()['system']}, {os.cpu_count()} cores, Python {platform.python_version()}, median of {runs}"
         picture.save(plot, results, titles, note)
     if not as_json:
-        _print(results, chosen, runs)
+        print_results(results, chosen, runs)
+
+
+def _makers(processes: list[str], vs: tuple[str, ...], *, no_fsync: bool) -> dict[str, Make]:
+    """What takes turns, by name. A peer that cannot run here is left out, with a word."""
+    makers: dict[str, Make] = {}
+    for each in processes:
+        name = "zonemta" if len(processes) == 1 else f"zonemta {each.replace('auto/auto', 'auto')}"
+        makers[name] = partial(OurRelay, name=name, processes=each)
+    if no_fsync:
+        name = "zonemta, no fsync"
+        makers[name] = partial(OurRelay, name=name, processes=processes[0], durable=False)
+    for peer in vs:
+        if missing := PEERS[peer].missing():
+            click.echo(f"{peer} is left out: {missing}", err=True)
+        else:
+            makers[peer] = partial(_peer, PEERS[peer])
+    return makers
+
+
+def _peer(make: PeerMaker, folder: Path, sink_port: int, scenario: Scenario) -> Subject:
+    return make(folder, sink_port)
 
 
 def _is_chosen(name: str, scenarios: tuple[str, ...]) -> bool:
@@ -152,7 +196,7 @@ def _compare(
     as_json: bool,
 ) -> list[Measurement]:
     """The median run of each relay; they take turns, so that the machine's moods hit all alike."""
-    able = {name: make for name, make in makers.items() if scenario.for_peers or name != "postfix"}
+    able = {name: make for name, make in makers.items() if scenario.for_peers or name not in PEERS}
     found: dict[str, list[Measurement]] = {name: [] for name in able}
     total = scenario.messages * scenario.recipients * runs * len(able)
     with progress_bar(scenario.title, total) as advance:
@@ -175,54 +219,3 @@ def _made(make: Make, scenario: Scenario, folder: Path, sink_port: int) -> Subje
 def _median(measurements: list[Measurement]) -> Measurement:
     middle = statistics.median_low(m.per_second for m in measurements)
     return next(m for m in measurements if m.per_second == middle)
-
-
-def _print(results: list[Measurement], chosen: list[Scenario], runs: int) -> None:
-    click.echo(f"{platform.machine()}, Python {platform.python_version()}, median of {runs} runs\n")
-    table = Table(box=None, pad_edge=False)
-    columns = (
-        "scenario",
-        "relay",
-        "deliveries/s",
-        "CPU ms each",
-        "MB/s",
-        "RssAnon MB",
-        "fsyncs",
-        "KB written",
-        "p50 ms",
-        "p99 ms",
-        "tools CPU",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("scenario", "relay") else "right")
-    titles = {scenario.name: scenario.title for scenario in chosen}
-    for m in results:
-        table.add_row(
-            titles[m.scenario],
-            m.relay,
-            f"{m.per_second:,.0f}",
-            f"{m.cpu_ms:.3f}",
-            f"{m.mb_per_second:,.0f}",
-            f"{m.rss_anon_mb:,.0f}",
-            f"{m.fsyncs:.2f}" if m.fsyncs >= 0 else "-",
-            f"{m.written_kb:,.1f}" if m.written_kb >= 0 else "-",
-            f"{m.p50_ms:,.1f}",
-            f"{m.p99_ms:,.1f}",
-            f"{m.tools_cpu_ms:.3f}",
-        )
-    Console(highlight=False, width=130).print(table)
-    click.echo(
-        "fsyncs and KB written are per message; p50 and p99 from the 250 to the receiver's final dot; "
-        "tools CPU is of source and sink, ms per delivery"
-    )
-    click.echo()
-    for scenario in chosen:
-        of_it = [m for m in results if m.scenario == scenario.name]
-        click.echo(bars(scenario.title, [(m.relay, m.per_second) for m in of_it], "deliveries/s"))
-        if len(of_it) > 1:
-            first = of_it[0]
-            for other in of_it[1:]:
-                click.echo(
-                    f"  {first.relay}: {first.per_second / other.per_second:.1f} times the rate, "
-                    f"1/{other.cpu_ms / first.cpu_ms:.1f} of the CPU of {other.relay}"
-                )

@@ -4,16 +4,11 @@ Tuned as far as its documentation goes for this work: no delay on input, full co
 start, connection cache for the next hop, no name look-ups, no rate accounting.
 """
 
-import grp
 import os
 import pwd
-import shutil
-import socket
 import subprocess
-from pathlib import Path
 
-from zonemta_py.bench.children import free_port
-from zonemta_py.clock import monotonic_s
+from zonemta_py.bench.peers.peer import Peer, find
 from zonemta_py.errors import LocalError
 
 MAIN_CF = """\
@@ -68,66 +63,39 @@ postlog unix-dgram n - n - 1 postlogd
 """
 
 
-def available() -> str:
-    """Empty when Postfix can be run here, else what is missing."""
-    if shutil.which("postfix", path="/usr/sbin:/usr/bin:" + os.environ.get("PATH", "")) is None:
-        return "Postfix is not installed (Debian: apt-get install postfix)"
-    if os.geteuid() != 0:
-        return "Postfix needs root to start"
-    return ""
-
-
-class PostfixRelay:
+class PostfixRelay(Peer):
     """A Postfix instance that relays everything to a sink."""
 
-    def __init__(self, folder: Path, sink_port: int) -> None:
-        self.name = "postfix"
-        self._folder = folder
-        port = free_port()
-        self.target = f"127.0.0.1:{port}"
-        self._config = folder / "postfix"
-        self._config.mkdir()
+    name = "postfix"
+
+    @classmethod
+    def missing(cls) -> str:
+        """What Postfix needs here."""
+        if find("postfix") is None:
+            return "it is not installed (Debian: apt-get install postfix)"
+        return "" if os.geteuid() == 0 else "it needs root to start"
+
+    def start(self) -> None:
+        """Set up an instance of its own and start it."""
+        folder = self.folder
         for name in ("spool", "data", "log"):
             (folder / name).mkdir()
-        owner = pwd.getpwnam("postfix")
-        os.chown(folder / "data", owner.pw_uid, owner.pw_gid)
-        grp.getgrnam("postdrop")
-        (self._config / "main.cf").write_text(
-            MAIN_CF.format(
-                folder=folder, sink_port=sink_port, sbin="/usr/sbin", libexec="/usr/lib/postfix/sbin"
-            )
-        )
-        (self._config / "master.cf").write_text(MASTER_CF.format(port=port))
-        folder.chmod(0o755)
+        os.chown(folder / "data", pwd.getpwnam("postfix").pw_uid, -1)
+        directories = {"folder": folder, "sbin": "/usr/sbin", "libexec": "/usr/lib/postfix/sbin"}
+        self.write("postfix/main.cf", MAIN_CF.format(sink_port=self.sink_port, **directories))
+        self.write("postfix/master.cf", MASTER_CF.format(port=self.port))
         self._command("start")
         self.pid = int((folder / "spool/pid/master.pid").read_text())
-        self._wait_for(port)
 
     def _command(self, verb: str) -> None:
         done = subprocess.run(
-            ["/usr/sbin/postfix", "-c", str(self._config), verb],
+            [find("postfix") or "postfix", "-c", str(self.folder / "postfix"), verb],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
             raise LocalError(f"postfix {verb} failed: {done.stderr.strip()[-500:]}")
-
-    @staticmethod
-    def _wait_for(port: int) -> None:
-        end_s = monotonic_s() + 20
-        while monotonic_s() < end_s:
-            try:
-                with socket.create_connection(("127.0.0.1", port), 1) as sock:
-                    if sock.recv(3) == b"220":
-                        return
-            except OSError:
-                continue
-        raise LocalError("postfix does not answer")
-
-    def fsyncs(self) -> int:
-        """Not known from outside."""
-        return -1
 
     def stop(self) -> None:
         """End it."""

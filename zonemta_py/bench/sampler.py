@@ -1,0 +1,70 @@
+"""What a relay takes while it runs, looked at again and again from outside."""
+
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from zonemta_py.bench.children import family, rss_anon_bytes
+
+EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look, ``at_s`` after the first; ``queue_mb`` is the queue's folder, without the event log."""
+
+    at_s: float
+    rss_anon_mb: float
+    open_files: int
+    queue_mb: float
+
+
+class Sampler:
+    """Looks at the processes of ``pid`` and the queue in ``folder`` until it is stopped."""
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        self.samples: list[Sample] = []
+        self._pid = pid
+        self._queue = folder / "queue"
+        self._over = threading.Event()
+        self._began_s = time.monotonic()
+        self._thread = threading.Thread(target=self._look_on, name="sampler", daemon=True)
+        self._thread.start()
+
+    def _look_on(self) -> None:
+        while not self._over.is_set():
+            self.samples.append(self._look())
+            self._over.wait(EVERY_S)
+
+    def _look(self) -> Sample:
+        return Sample(
+            round(time.monotonic() - self._began_s, 2),
+            round(rss_anon_bytes(self._pid) / 1e6, 1),
+            sum(map(_open_files, family(self._pid))),
+            round(_size_bytes(self._queue) / 1e6, 1),
+        )
+
+    def stop(self) -> list[Sample]:
+        """No more looks; those there were."""
+        self._over.set()
+        self._thread.join()
+        return self.samples
+
+
+def _open_files(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def _size_bytes(folder: Path) -> int:
+    """The files below ``folder``; those that go while we look do not count."""
+    total = 0
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total

@@ -1,0 +1,80 @@
+"""What ``zonemta bench`` shows on a terminal."""
+
+import platform
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from zonemta_py.bench.measure import Measurement
+from zonemta_py.bench.plot import bars
+from zonemta_py.bench.scenarios import Scenario
+
+WIDTH = 150
+
+
+def print_results(results: list[Measurement], chosen: list[Scenario], runs: int) -> None:
+    """The medians, and how the first relay compares with each other one."""
+    click.echo(f"{platform.machine()}, Python {platform.python_version()}, median of {runs} runs\n")
+    table = Table(box=None, pad_edge=False)
+    columns = (
+        "scenario",
+        "relay",
+        "deliveries/s",
+        "CPU ms each",
+        "MB/s",
+        "RssAnon MB",
+        "fsyncs",
+        "KB written",
+        "p50 ms",
+        "p99 ms",
+        "tools CPU",
+    )
+    for column in columns:
+        table.add_column(
+            column, justify="left" if column in ("scenario", "relay") else "right", no_wrap=True
+        )
+    titles = {scenario.name: scenario.title for scenario in chosen}
+    for m in results:
+        table.add_row(
+            titles[m.scenario],
+            m.relay,
+            f"{m.per_second:,.0f}",
+            f"{m.cpu_ms:.3f}",
+            f"{m.mb_per_second:,.0f}",
+            f"{m.rss_anon_mb:,.0f}",
+            f"{m.fsyncs:.2f}" if m.fsyncs >= 0 else "-",
+            f"{m.written_kb:,.1f}" if m.written_kb >= 0 else "-",
+            f"{m.p50_ms:,.1f}",
+            f"{m.p99_ms:,.1f}",
+            f"{m.tools_cpu_ms:.3f}",
+        )
+    Console(highlight=False, width=WIDTH).print(table)
+    click.echo(
+        "fsyncs and KB written are per message; p50 and p99 from the 250 to the receiver's final dot; "
+        "tools CPU is of source and sink, ms per delivery"
+    )
+    click.echo()
+    for scenario in chosen:
+        of_it = [m for m in results if m.scenario == scenario.name]
+        click.echo(bars(scenario.title, [(m.relay, m.per_second) for m in of_it], "deliveries/s"))
+        if len(of_it) > 1:
+            first = of_it[0]
+            for other in of_it[1:]:
+                click.echo(
+                    f"  {first.relay}: {first.per_second / other.per_second:.1f} times the rate, "
+                    f"1/{other.cpu_ms / first.cpu_ms:.1f} of the CPU of {other.relay}"
+                )
+        for m in of_it:
+            if m.over_time:
+                click.echo(_over_time(m))
+
+
+def _over_time(measurement: Measurement) -> str:
+    """A long run, part by part."""
+    head = f"{'from s':>8}{'RssAnon MB':>12}{'open files':>12}{'queue MB':>10}{'p50 ms':>8}{'p99 ms':>8}"
+    rows = [
+        f"{s.from_s:>8,.0f}{s.rss_anon_mb:>12.1f}{s.open_files:>12}{s.queue_mb:>10.1f}{s.p50_ms:>8.1f}{s.p99_ms:>8.1f}"
+        for s in measurement.over_time
+    ]
+    return "\n".join([head, *rows])
