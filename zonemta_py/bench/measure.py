@@ -121,13 +121,17 @@ def source(
         *options,
     ]
     with (folder / "source.log").open("ab") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", "zonemta_py.bench.source", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            timeout=DELIVER_TIMEOUT_S + (messages / scenario.per_second if scenario.per_second else 0),
-            check=False,
-        )
+        limit_s = DELIVER_TIMEOUT_S + (messages / scenario.per_second if scenario.per_second else 0)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "zonemta_py.bench.source", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise LocalError(f"{target} did not take {messages} messages in {limit_s:.0f} s") from exc
     if done.returncode != 0:
         raise LocalError(f"the source failed: {(folder / 'source.log').read_text()[-500:]}")
     result = from_json(done.stdout)

@@ -1,6 +1,5 @@
 """What a relay takes while it runs, looked at again and again from outside."""
 
-import os
 import threading
 import time
 from contextlib import suppress
@@ -56,7 +55,7 @@ class Sampler:
 
 def _open_files(pid: int) -> int:
     try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
         return 0
 

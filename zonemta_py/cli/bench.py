@@ -23,6 +23,7 @@ from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.clock import now_ms, utc
 from zonemta_py.codec import to_json
+from zonemta_py.errors import LocalError
 
 Make = Callable[[Path, int, Scenario], Subject]
 
@@ -201,10 +202,16 @@ def _compare(
     total = scenario.messages * scenario.recipients * runs * len(able)
     with progress_bar(scenario.title, total) as advance:
         for _ in range(runs):
-            for name, make in able.items():
-                with tempfile.TemporaryDirectory(dir=directory, prefix="zonemta-bench-") as folder:
-                    here = partial(_made, make, scenario)
-                    one = measure(scenario, Path(folder), here, advance)
+            for name, make in list(able.items()):
+                try:
+                    with tempfile.TemporaryDirectory(dir=directory, prefix="zonemta-bench-") as folder:
+                        one = measure(scenario, Path(folder), partial(_made, make, scenario), advance)
+                except LocalError as exc:
+                    if name not in PEERS:
+                        raise
+                    click.echo(f"{name} is left out of {scenario.name}: {exc}", err=True)
+                    del able[name], found[name]
+                    continue
                 found[name].append(one)
                 every.append(one)
                 if as_json:
