@@ -92,7 +92,7 @@ async def door_to(queue: Queue) -> AsyncIterator[Door]:
     there = Receiver(0, queue, lambda _: None)
     await there.attach(ours)
     process = ReceiverProcess([])
-    await process.link.connect(theirs.detach())
+    await process.link.connect(theirs.detach(), 60)
     there.welcome()
     await until(lambda: process.queue is not None, "a welcome")
     assert process.queue is not None

@@ -16,6 +16,7 @@ from zonemta_py.clock import monotonic_s
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.faults import VARIABLE
 from zonemta_py.processes import sender_frames as frames
+from zonemta_py.processes.child import Child
 from zonemta_py.processes.sender_child import SenderChild
 from zonemta_py.queue import keys
 
@@ -232,3 +233,21 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
     server.close()
     assert connections == 2
     assert got[1].partition(b"\r\n\r\n")[2] == body + b".\r\n"
+
+
+async def test_a_hung_sender_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives and says nothing: its orders go to another. One that works stays."""
+    monkeypatch.setattr(Child, "beat_s", 0.05)
+    monkeypatch.setattr(Child, "silent_s", 1.0)
+    async with staged(folder) as stage:
+        sink = await stage.receiver("a.example")
+        async with relaying(stage.config(processes=TWO)) as relay:
+            hung, well = pids(relay)
+            os.kill(hung, signal.SIGSTOP)
+            for n in range(6):
+                await send(relay, [f"{n}@a.example"])
+            await received(sink, 6)
+            await until(lambda: hung not in pids(relay) and len(pids(relay)) == 2, "another sender")
+            assert well in pids(relay)
+            await empty(relay)
+        assert ledger(folder).total("delivered") == 6

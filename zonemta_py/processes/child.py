@@ -22,6 +22,8 @@ class Child:
 
     kind = "child"  # as log lines name it
     module = ""  # what the process runs
+    beat_s = 5.0  # between two of its signs of life
+    silent_s = 60.0  # without one, it hangs
 
     def __init__(
         self, place: int, decode: Callable[[bytes | memoryview], Any], lost: Callable[[Any], None]
@@ -29,6 +31,7 @@ class Child:
         self.place = place
         self.since_s = clock.monotonic_s()
         self.gone = False
+        self._silent = False
         self._tell_lost = lost
         self._link = Link(pack, decode, self._handle, self._lost)
 
@@ -38,7 +41,7 @@ class Child:
         with theirs:
             numbers = [str(fd) for fd in (theirs.fileno(), *fds)]
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a moment, and it is waited for in a thread
-                [sys.executable, "-m", self.module, log_level, *numbers],
+                [sys.executable, "-m", self.module, log_level, str(self.beat_s), *numbers],
                 pass_fds=[theirs.fileno(), *fds],
                 stdin=subprocess.DEVNULL,
             )
@@ -65,6 +68,23 @@ class Child:
     def _give_up(self) -> None:
         """The process is gone: end what was under way there."""
         raise NotImplementedError
+
+    def look(self) -> None:
+        """Kill the process if it has shown no life for long, at this look and at the one before.
+
+        Two looks: after a pause of this process itself, what the other said meanwhile is still unread.
+        """
+        silent_s = clock.monotonic_s() - self._link.heard_s
+        if silent_s < self.silent_s:
+            self._silent = False
+        elif not self._silent:
+            self._silent = True
+        else:
+            log.error(
+                "%s %d (pid %d) has said nothing for %.0f s: killed",
+                self.kind, self.place, self.pid, silent_s,
+            )  # fmt: skip
+            self._process.kill()
 
     def _lost(self) -> None:
         self.gone = True

@@ -13,14 +13,14 @@ from zonemta_py.processes.logs import configure_logs
 
 
 def child_main(serve: Callable[..., Awaitable[None]]) -> None:
-    """``LEVEL FD…``: run ``serve`` with the inherited descriptors until it returns, then end at once.
+    """``LEVEL BEAT_S FD…``: run ``serve`` until it returns, then end at once.
 
     Signals are meant for the queue's process, which decides; a child ends when its link does.
     """
     configure_logs(sys.argv[1])
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
-    fds = [int(text) for text in sys.argv[2:]]
+    beat_s, fds = float(sys.argv[2]), [int(text) for text in sys.argv[3:]]
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ def child_main(serve: Callable[..., Awaitable[None]]) -> None:
         gc.collect()
         gc.freeze()  # what lives now lives until the end
         gc.set_threshold(50_000, 20, 100)
-        await serve(*fds)
+        await serve(beat_s, *fds)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())

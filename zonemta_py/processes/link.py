@@ -1,6 +1,6 @@
 """Frames between two processes of the relay, over a Unix socket: those of one turn in one write.
 
-Layout: 4 octets length (big-endian), then msgpack. Both ends are ours and of one version, so there
+Layout: 4 octets length (big-endian), then msgpack; length 0 is a sign of life. Both ends are ours and of one version, so there
 is nothing to negotiate; a frame that cannot be read ends the link.
 """
 
@@ -10,11 +10,14 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
+from zonemta_py import clock
 from zonemta_py.errors import QueueCorrupt
 
 log = logging.getLogger(__name__)
 
 Handle = Callable[[Any], None]
+
+_BEAT = bytes(4)
 
 
 class Link(asyncio.Protocol):
@@ -35,13 +38,20 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unread = bytearray()
         self._needed = 4  # octets, to be worth looking at
+        self.heard_s = clock.monotonic_s()  # when the other end last said anything
         self._out: list[bytes] = []
 
-    async def connect(self, fd: int) -> None:
-        """Take over an inherited socket."""
+    async def connect(self, fd: int, beat_s: float) -> None:
+        """Take over an inherited socket, and show every ``beat_s`` that this process lives."""
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         await self._loop.create_unix_connection(lambda: self, sock=sock)
+        self._beat(beat_s)
+
+    def _beat(self, beat_s: float) -> None:
+        if self._transport is not None:
+            self._transport.write(_BEAT)
+            self._loop.call_later(beat_s, self._beat, beat_s)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The other end is there."""
@@ -71,6 +81,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Whole frames are handled, the rest waits."""
+        self.heard_s = clock.monotonic_s()
         if self._unread:
             self._unread += data
             if len(self._unread) < self._needed:
@@ -83,6 +94,9 @@ class Link(asyncio.Protocol):
             if length < end:
                 self._needed = end - at
                 break
+            if end == at + 4:
+                at = end
+                continue
             try:
                 frame = self._decode(whole[at + 4 : end])
             except QueueCorrupt as exc:

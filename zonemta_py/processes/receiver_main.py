@@ -1,6 +1,6 @@
 """A receiver's process: listeners and sessions are here, what they store goes over the link.
 
-``python -m zonemta_py.processes.receiver_main LEVEL LINK_FD LISTENING_FD…``. It ends when the link does:
+``python -m zonemta_py.processes.receiver_main LEVEL BEAT_S LINK_FD LISTENING_FD…``. It ends when the link does:
 without the queue's process nothing can be promised to a client.
 """
 
@@ -72,10 +72,10 @@ class ReceiverProcess:
         self.link.send(frames.Drained())
 
 
-async def run(link_fd: int, *listening_fds: int) -> None:
+async def run(beat_s: float, link_fd: int, *listening_fds: int) -> None:
     """Until the link ends."""
     process = ReceiverProcess(socket.socket(fileno=fd) for fd in listening_fds)
-    await process.link.connect(link_fd)
+    await process.link.connect(link_fd, beat_s)
     await process.over.wait()
 
 

@@ -1,6 +1,6 @@
 """A sender's process: orders come in over the link, sessions and DNS are here, results go back.
 
-``python -m zonemta_py.processes.sender_main LEVEL LINK_FD``. It ends when the link does: without the queue's
+``python -m zonemta_py.processes.sender_main LEVEL BEAT_S LINK_FD``. It ends when the link does: without the queue's
 process nobody could settle what it sends.
 """
 
@@ -34,7 +34,7 @@ class _Errand:
 
     def __init__(self, link: Link, number: int, body: bytes | None) -> None:
         loop = asyncio.get_running_loop()
-        self._link = link
+        self.link = link
         self._number = number
         self._body = body
         self._chunks: asyncio.Queue[frames.Chunk] = asyncio.Queue()
@@ -48,7 +48,7 @@ class _Errand:
 
     async def _fetch(self) -> AsyncIterator[bytes]:
         self._reading += 1
-        self._link.send(frames.More(self._number, self._reading))
+        self.link.send(frames.More(self._number, self._reading))
         while True:
             chunk = await self._chunks.get()
             if chunk.reading != self._reading:
@@ -56,14 +56,14 @@ class _Errand:
             if chunk.problem:
                 raise QueueCorrupt(chunk.problem)
             if not chunk.last:
-                self._link.send(frames.More(self._number, self._reading))
+                self.link.send(frames.More(self._number, self._reading))
             yield chunk.data
             if chunk.last:
                 return
 
     def opened(self) -> None:
         """There is a session; the queue's process writes the beginning."""
-        self._link.send(frames.Opened(self._number))
+        self.link.send(frames.Opened(self._number))
 
     def durable(self) -> None:
         """It is on disk."""
@@ -113,17 +113,13 @@ class SenderProcess:
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
-        self._link = Link(pack, frames.decode, self._handle, self.over.set)
+        self.link = Link(pack, frames.decode, self._handle, self.over.set)
         self._errands: dict[int, _Errand] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._senders: dict[str, Sender] = {}
-        self._dead = _Dead(self._link)
+        self._dead = _Dead(self.link)
         self._rng = Random()
         self._signer = Signer(Dkim(), {})
-
-    async def connect(self, fd: int) -> None:
-        """Take over the inherited socket."""
-        await self._link.connect(fd)
 
     def _handle(self, frame: frames.Frame) -> None:
         match frame:
@@ -144,7 +140,7 @@ class SenderProcess:
                 sender = self._senders.get(frame.zone)
                 if sender is not None:
                     sender.pool.make_room(frame.destination, frame.in_zone, frame.at_destination)
-                self._link.send(frames.Trimmed(frame.number))
+                self.link.send(frames.Trimmed(frame.number))
             case frames.Address():
                 self._address(frame)
             case frames.Forget():
@@ -173,10 +169,10 @@ class SenderProcess:
 
     def _rested(self, zone: str, sender: Sender, destination: str) -> None:
         """Sessions at rest ended."""
-        self._link.send(frames.Resting(zone, destination, sender.pool.at(destination)))
+        self.link.send(frames.Resting(zone, destination, sender.pool.at(destination)))
 
     async def _deliver(self, deliver: frames.Deliver) -> None:
-        errand = self._errands[deliver.number] = _Errand(self._link, deliver.number, deliver.body)
+        errand = self._errands[deliver.number] = _Errand(self.link, deliver.number, deliver.body)
         sent, problem, resting = None, "", 0
         try:
             sender = self._senders[deliver.zone]
@@ -187,13 +183,13 @@ class SenderProcess:
             problem = repr(exc)
         finally:
             del self._errands[deliver.number]
-        self._link.send(frames.Done(deliver.number, sent, problem, resting))
+        self.link.send(frames.Done(deliver.number, sent, problem, resting))
 
 
-async def run(link_fd: int, *_: int) -> None:
+async def run(beat_s: float, link_fd: int) -> None:
     """Until the link ends."""
     process = SenderProcess()
-    await process.connect(link_fd)
+    await process.link.connect(link_fd, beat_s)
     await process.over.wait()
 
 

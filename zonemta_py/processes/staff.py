@@ -1,9 +1,9 @@
-"""So many places with a process each: one that ends is started again, after a growing pause."""
+"""So many places with a process each: one that ends or hangs is replaced, after a growing pause."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from zonemta_py import clock
 from zonemta_py.errors import LocalError
@@ -38,6 +38,18 @@ class Staff(Generic[C]):
                 raise LocalError(f"a {self._kind}'s process cannot be started: {result}") from result
             if result is not None:
                 raise result
+        self._keep(self._watch())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(Child.beat_s)
+            for child in self.children:
+                child.look()
 
     async def _launch(self, place: int) -> None:
         child = await self.launch(place)
@@ -63,9 +75,7 @@ class Staff(Generic[C]):
         steady = clock.monotonic_s() - child.since_s >= STEADY_S
         self._back_off_s[place] = BACK_OFF_S if steady else min(2 * wait_s, BACK_OFF_MAX_S)
         log.error("%s %d (pid %d) ended; another starts in %.1f s", self._kind, place, child.pid, wait_s)
-        task = asyncio.ensure_future(self._relaunch(place, wait_s))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(self._relaunch(place, wait_s))
 
     async def _relaunch(self, place: int, wait_s: float) -> None:
         while True:
