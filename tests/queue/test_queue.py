@@ -27,6 +27,7 @@ from tests.queue.harness import (
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
+from zonemta_py.queue.chunks import WRITES_AHEAD
 from zonemta_py.queue.compose import Addressee, NewMessage
 from zonemta_py.queue.transitions import Outcome
 
@@ -324,3 +325,26 @@ async def test_deferral_to_an_earlier_time_than_the_cursor(folder: Path) -> None
         await until(lambda: queue.windows.zone("default").waiting("y.example") == 1, "the wake")
         assert lease(queue, "y.example")
         assert LATER.code == 451
+
+
+async def test_large_bodies_wait_for_a_store_that_is_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their chunks are on disk and the writer is not told; everybody else is."""
+    async with opened(folder) as queue:
+        behind = True
+        monkeypatch.setattr(queue.store, "is_behind", lambda: behind)
+        writer = queue.open_message()
+        waits = [writer.write(b"x" * 65_536) for _ in range(WRITES_AHEAD + 2)]
+        assert waits[-1] is not None
+        await accept(queue, "a@x.example")
+        await until(lambda: next(queue.store.keys(*chunks_of(writer.id)), None) is not None, "a chunk")
+        await accept(queue, "b@x.example")
+        assert not waits[-1].over
+        behind = False
+        await waits[-1]
+        queue.abort(writer)
+
+
+def chunks_of(message: str) -> tuple[bytes, bytes]:
+    return keys.message_prefix(message), keys.end_of(keys.message_prefix(message))

@@ -87,6 +87,7 @@ class ReceiverChild(Child):
         body.chunks += 1
         batch = Batch()
         batch.kinds.append("chunk")
+        batch.patient = True
         for key, value in frame.ops:
             batch.put(key, value)
         self._answer(frame.number, self._queue.commits.submit(batch))

@@ -108,6 +108,7 @@ class MessageWriter:
             raise LocalError("the body has too many chunks")
         batch = Batch()
         batch.kinds.append("chunk")
+        batch.patient = True
         batch.put(chunk_key(self.id, self.chunks), chunk)
         if self.chunks == 1:
             self._register[self.id] = self

@@ -22,6 +22,7 @@ from zonemta_py.threads import Threads
 
 GROUP_OPS_MAX = 2048  # a group that takes long to build makes everybody wait
 GROUP_BYTES_MAX = 2 << 20
+CATCH_UP_S = 0.01  # between two looks at a store that is behind
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,14 @@ log = logging.getLogger(__name__)
 class Batch(Promise):
     """What one transition writes, all of it or none; and the promise of that, once submitted.
 
-    ``kinds`` names it for ``faults``.
+    ``kinds`` names it for ``faults``. ``patient``: who waits for it can wait a little longer.
     """
 
-    __slots__ = ("events", "kinds", "ops", "size")
+    __slots__ = ("events", "kinds", "ops", "patient", "size")
 
     def __init__(self) -> None:
         super().__init__()
+        self.patient = False
         self.ops: list[Op] = []
         self.events: list[bytes] = []
         self.kinds: list[str] = []
@@ -67,6 +69,7 @@ class GroupCommit:
         self._sync = sync
         self._waiting: deque[Batch] = deque()
         self._group: list[Batch] = []  # being written
+        self._slowed: list[Batch] = []  # on disk, and nobody knows yet
         self._begins = False  # a look at what waits is on its way
         self._thread: Threads | None = None
         self._ids_written = ids.last
@@ -121,7 +124,24 @@ class GroupCommit:
             self.written_seq = self._next_seq - 1
             self.outbox_grew.set()
         self._begin()  # the thread works while the loop tells who waited
+        if any(batch.patient for batch in group) and self._store.is_behind():
+            self._slow_down([batch for batch in group if batch.patient])
+            group = [batch for batch in group if not batch.patient]
         for batch in group:
+            batch.end(None)
+
+    def _slow_down(self, batches: list[Batch]) -> None:
+        """Tell who brings large bodies only when the store has caught up (decision 38)."""
+        if not self._slowed:
+            self._loop.call_later(CATCH_UP_S, self._catch_up)
+        self._slowed += batches
+
+    def _catch_up(self) -> None:
+        if self._thread is not None and self._store.is_behind():
+            self._loop.call_later(CATCH_UP_S, self._catch_up)
+            return
+        slowed, self._slowed = self._slowed, []
+        for batch in slowed:
             batch.end(None)
 
     def _take(self) -> list[Batch]:
@@ -167,3 +187,4 @@ class GroupCommit:
                 await self.submit(Batch())
         await self._loop.run_in_executor(None, self._thread.close)
         self._thread = None
+        self._catch_up()

@@ -17,6 +17,7 @@ from zonemta_py.queue.store import Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # rate against reopen time and retained disk, see decision 6
 CACHE_BYTES = 32 << 20
+LEVEL0_FILES = 6  # it slows writes down at 8, and stops them at 12
 
 _leveldb: Any = plyvel  # it comes without types
 
@@ -110,6 +111,10 @@ class LevelStore(LevelView):
         """Roughly what the database takes on disk, without its log."""
         sizes: list[int] = self._db.approximate_sizes((b"\x00", b"\xff\xff"))
         return sizes[0]
+
+    def is_behind(self) -> bool:
+        """Whether compaction has so much to do that LevelDB will soon stop all writes."""
+        return int(self._db.get_property(b"leveldb.num-files-at-level0")) >= LEVEL0_FILES
 
     def close(self) -> None:
         """Close; nobody may be reading or writing, or the process dies."""

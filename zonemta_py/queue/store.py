@@ -48,5 +48,8 @@ class Store(View, Protocol):
     def size_bytes(self) -> int:
         """Roughly what the store takes."""
 
+    def is_behind(self) -> bool:
+        """Whether more large writes now would make every later write wait."""
+
     def close(self) -> None:
         """Close; nobody may be reading or writing."""

@@ -76,5 +76,9 @@ class MemoryStore:
         with self._lock:
             return sum(map(len, self._values.values()))
 
+    def is_behind(self) -> bool:
+        """Never: nothing is put off."""
+        return False
+
     def close(self) -> None:
         """The values stay, for whoever holds the object."""
