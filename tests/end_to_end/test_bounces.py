@@ -8,6 +8,7 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import Any, cast
 
+from tests.conftest import until
 from tests.end_to_end.harness import Stage, empty, facts, ledger, received, relaying, send, staged
 from zonemta_py.app import Relay
 from zonemta_py.bench.script import Rule, Step
@@ -231,15 +232,16 @@ async def test_one_warning_per_message(folder: Path) -> None:
         retry = {"delays": ["200ms"], "warn_after": "1ms", "give_up_after": "1h"}
         async with relaying(stage.config(zones={"default": {"retry": retry}})) as relay:
             await send(relay, ["never1@a.example", "never2@a.example", "never3@b.example"])
-            from tests.conftest import until
-
             await until(lambda: len(home.messages) >= 1, "a warning")
-            attempts = lambda: sum(s.tally.refused for s in stage.sinks.values())  # noqa: E731
-            before = attempts()
-            await until(lambda: attempts() >= before + 6, "more attempts")
+            before = attempts(stage)
+            await until(lambda: attempts(stage) >= before + 6, "more attempts")
             assert len(home.messages) == 1
             actions = {g["Action"] for g in groups(home.messages[0])[1:]}
             assert actions == {"delayed"}
+
+
+def attempts(stage: Stage) -> int:
+    return sum(sink.tally.refused for sink in stage.sinks.values())
 
 
 async def test_verp(folder: Path) -> None:

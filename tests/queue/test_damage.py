@@ -11,8 +11,13 @@ from zonemta_py.errors import QueueCorrupt
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.queue.queue import Queue
 
 MESSAGES = 400
+
+
+def waiting(queue: Queue) -> int:
+    return sum(1 for _ in queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)))
 
 
 async def _fill(folder: Path, clock: Clock, *, deferred: bool) -> None:
@@ -56,8 +61,9 @@ async def test_mail_beyond_the_damage_is_delivered(
             clock.ms += 5000
             while await queue.deferral.wake_due(clock.ms):
                 pass
-            rows = lambda: sum(1 for _ in queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)))  # noqa: E731
-            await until(lambda: rows() > MESSAGES * 3 // 4 and not queue.deferral.moving, "the wake")
+            await until(
+                lambda: waiting(queue) > MESSAGES * 3 // 4 and not queue.deferral.moving, "the wake"
+            )
         delivered: list[str] = []
         while True:
             try:

@@ -265,15 +265,20 @@ async def test_the_dot_waits_for_the_queue() -> None:
     """The final dot does not go out before ``before_dot`` is done."""
     seen: list[str] = []
 
+    may_go = asyncio.Event()
+
     async def before() -> None:
-        await asyncio.sleep(0.05)
+        await may_go.wait()  # by now the peer could have had the dot
         seen.append("durable")
+
+    def invited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asyncio.get_running_loop().call_later(0.01, may_go.set)
 
     def at_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.append("dot")
 
     async with peer(
-        "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", at_end, "250 ok\r\n"
+        "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", invited, ".", at_end, "250 ok\r\n"
     ) as (port, _):
         session = await _open(port)
         await session.transact(_mail(), before())

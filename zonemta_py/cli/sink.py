@@ -15,7 +15,7 @@ from zonemta_py.errors import ConfigError
 from zonemta_py.loop import loop_factory
 
 
-class HostPortParam(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class HostPortParam(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.2
     """``host:port`` on the command line."""
 
     name = "HOST:PORT"
