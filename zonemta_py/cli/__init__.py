@@ -10,6 +10,7 @@ from zonemta_py.cli.check import check
 from zonemta_py.cli.demo import demo
 from zonemta_py.cli.dkim import dkim
 from zonemta_py.cli.password import password
+from zonemta_py.cli.pipeline import pipeline
 from zonemta_py.cli.queue import queue
 from zonemta_py.cli.serve import serve
 from zonemta_py.cli.sink import sink
@@ -32,5 +33,5 @@ def main() -> None:
 
 
 assert queue_change  # it adds to the group ``queue``
-for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password):
+for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
     main.add_command(command)

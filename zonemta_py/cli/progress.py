@@ -47,3 +47,13 @@ def spinner(title: str) -> Iterator[None]:
         return
     with Console(stderr=True).status(title):
         yield
+
+
+@contextmanager
+def step_shower() -> Iterator[Callable[[str], None]]:
+    """A function that is told what begins; it is shown with a sign of life where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status("") as status:
+        yield status.update

@@ -1,0 +1,1 @@
+"""The jobs: read, a chain of transforms, write. What is decided is in ``transforms``."""

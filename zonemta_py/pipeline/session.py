@@ -1,0 +1,41 @@
+"""The Spark session of a job: on this machine unless told otherwise, quiet, in UTC."""
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from zonemta_py.errors import LocalError
+from zonemta_py.pipeline.java import find_java
+
+DEFAULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # The default of 128 groups makes every quantile over more of them sort.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+    # Sending twice is what submission keys are for, but not a plan.
+    "spark.speculation": "false",
+    # What a task has written counts when the task is done, not when the job is.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+}
+
+
+def open_session(master: str, heap: str = "2g", **settings: str) -> SparkSession:
+    """A session on ``master`` (``local[*]``, ``spark://…``). Raises LocalError without Java."""
+    java = find_java()
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "conf"))
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Workers must run this interpreter, and not the first one in PATH.
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName("zonemta")
+    for name, value in {**DEFAULTS, "spark.driver.memory": heap, **settings}.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as exc:  # whatever the gateway raises, its first line is what helps
+        raise LocalError(f"Spark does not start on {master}: {str(exc).splitlines()[0]}") from exc

@@ -1,0 +1,53 @@
+"""Suppression files: an address, or a whole domain (``@example.org`` or ``example.org``), on a line.
+
+``#`` begins a comment; what follows a comma or a tab is the reason. A line that is neither is counted
+and shown, and costs nothing else. Pure but for reading the file.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zonemta_py.errors import LocalError
+from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
+
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class Suppression:
+    """``entries``: normalised address or domain, and the reason. ``bad``: lines that are neither."""
+
+    entries: dict[str, str] = field(default_factory=dict)
+    bad: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, line: str, where: str) -> None:
+        """Take a line."""
+        text = line.partition("#")[0].strip()
+        if not text:
+            return
+        entry, _, reason = text.replace("\t", ",").partition(",")
+        entry = entry.strip()
+        try:
+            bare = entry.lstrip("@")
+            key = normalise(entry) if "@" in bare else normalise_domain(bare)
+        except AddressError as exc:
+            self.bad += 1
+            if len(self.shown) < SHOWN:
+                self.shown.append(f"{where}: '{entry[:100]}': {exc}")
+            return
+        self.entries.setdefault(key, reason.strip() or "suppressed")
+
+
+def read_suppression(paths: Iterator[Path]) -> Suppression:
+    """All of ``paths`` together. Raises LocalError for a file that cannot be read."""
+    found = Suppression()
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for number, line in enumerate(file, 1):
+                    found.add(line, f"{path}:{number}")
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+    return found
