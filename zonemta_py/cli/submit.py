@@ -130,7 +130,7 @@ def submit(
         ip=_address_of(relay),
         ehlo=socket.getfqdn(),
         tls=tls,
-        credentials=_credentials(user, password_file),
+        credentials=read_credentials(user, password_file),
         connections=connections,
         recipients_per_message=recipients_per_message,
         resend_uncertain=resend_uncertain,
@@ -193,7 +193,8 @@ def _address_of(relay: HostPort) -> str:
     return str(found[0][4][0])
 
 
-def _credentials(user: str | None, password_file: Path | None) -> tuple[str, str] | None:
+def read_credentials(user: str | None, password_file: Path | None) -> tuple[str, str] | None:
+    """Name and password for AUTH, None without a user. Raises ConfigError."""
     if user is None:
         return None
     if password_file is None:

@@ -16,9 +16,13 @@ def submission_key(campaign: str, addresses: Iterable[str]) -> str:
     return blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 
 
-def relay_of(key: str, relays: Sequence[str]) -> str:
-    """The relay that ``key`` belongs to: the highest of their hashes with it (rendezvous hashing).
+def relays_of(key: str, relays: Sequence[str]) -> list[str]:
+    """``relays`` in the order in which ``key`` prefers them (rendezvous hashing); it belongs to the first.
 
     When a relay is added or taken away, only the keys that it wins or had change their place.
     """
-    return max(relays, key=lambda relay: blake2b(f"{relay}\0{key}".encode(), digest_size=8).digest())
+    return sorted(relays, key=lambda relay: _weight(relay, key), reverse=True)
+
+
+def _weight(relay: str, key: str) -> bytes:
+    return blake2b(f"{relay}\0{key}".encode(), digest_size=8).digest()

@@ -46,13 +46,15 @@ LEDGER = _struct(
     key=StringType(),
     relay=StringType(),
     address=StringType(),
-    state=StringType(),  # accepted, refused, deferred or uncertain
+    state=StringType(),  # accepted, refused, or deferred: resume tries those again
     code=IntegerType(),
     reply=StringType(),
-    message=StringType(),  # the relay's id, of the first message when this was a repeat
+    messages=ArrayType(StringType()),  # the relay's ids; two when some recipients of a repeat were new
     repeated=BooleanType(),
     time_ms=LongType(),
 )
+
+LEDGER_RUNS = StructType([*LEDGER.fields, StructField("run", IntegerType())])  # all runs together
 
 MESSAGE = _struct(octets=BinaryType())
 
