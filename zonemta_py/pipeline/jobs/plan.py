@@ -84,10 +84,10 @@ def make_plan(spark: SparkSession, request: Request, step: Step) -> Manifest:
             f"{request.place}: the message needs the column {', '.join(missing)}; "
             f"columns: {', '.join(rows.columns)}"
         )
+    if rows.isEmpty():
+        raise LocalError(f"{request.place}: the list is empty")
     judged, read = _judge(spark, request, rows, email, merge_fields, step)
     counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
-    if not counts:
-        raise LocalError(f"{request.place}: the list is empty")
     envelopes = _write_envelopes(spark, request, judged, template, step)
     sums = {kind: counts.get(kind, 0) for kind in (PLANNED, REJECTED, DUPLICATE, SUPPRESSED)}
     written = envelopes.agg(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 
 from zonemta_py.pipeline.keys import submission_key
 
@@ -26,7 +26,7 @@ def packed(campaign: str, per_envelope: int, slots: int) -> Callable[[DataFrame]
     def keys(addresses: pa.Array) -> pa.Array:
         return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
 
-    key_of = arrow_udf(keys, "string", ArrowUDFType.SCALAR)
+    key_of = arrow_udf(keys, "string")  # type: ignore[call-overload]  # the hints say its kind
 
     def transform(rows: DataFrame) -> DataFrame:
         sizes = rows.groupBy("provider").agg(F.count("*").alias("size"))

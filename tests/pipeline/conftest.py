@@ -1,0 +1,49 @@
+"""One Spark for all tests of the pipeline; they are skipped where there is no Java."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zonemta_py.errors import LocalError
+from zonemta_py.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """A session that starts fast; ``local[2,4]`` tries a failed task again."""
+    pytest.importorskip("pyspark")
+    try:
+        find_java()
+    except LocalError as exc:
+        pytest.skip(str(exc))
+    from zonemta_py.pipeline.session import open_session
+
+    session = open_session(
+        "local[2,4]",
+        "1g",
+        **{
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.extraJavaOptions": FAST_START,
+            "spark.python.worker.reuse": "true",
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def spark_is_noisy(request: pytest.FixtureRequest) -> None:
+    """Sockets and files of Spark's own client are closed when it likes."""
+    for category in (
+        "ResourceWarning",
+        "DeprecationWarning",
+        "FutureWarning",
+        "pytest.PytestUnraisableExceptionWarning",
+    ):
+        request.node.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))

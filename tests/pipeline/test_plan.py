@@ -1,0 +1,199 @@
+"""A list becomes a plan: every row has its place, and the sums are right whatever the list holds."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zonemta_py.config.load import parse_config
+from zonemta_py.errors import ConfigError, LocalError
+from zonemta_py.pipeline.keys import submission_key
+from zonemta_py.pipeline.suppression import Suppression
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from zonemta_py.pipeline.jobs.plan import Manifest
+
+LETTER = b"From: n@example.com\r\nSubject: hi\r\n\r\nhello\r\n"
+PERSONAL = b"From: n@example.com\r\nSubject: hi {{name}}\r\n\r\nhello {{ name }}\r\n"
+
+
+def plan(spark: "SparkSession", place: Path, output: Path, **changes: Any) -> "Manifest":
+    from zonemta_py.pipeline.jobs.plan import Request, make_plan
+
+    settings: dict[str, Any] = {
+        "campaign": "june", "sender": "n@example.com", "message": LETTER, "slots": 4,
+        "config": parse_config("{}", Path("z.yaml")), "suppression": Suppression(), **changes,
+    }  # fmt: skip
+    return make_plan(spark, Request(place=str(place), output=str(output), **settings), lambda text: None)
+
+
+def write_list(path: Path, rows: list[list[str]], head: tuple[str, ...] = ("email", "name")) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(rows)
+    return path
+
+
+def envelopes(spark: "SparkSession", output: Path) -> list[Any]:
+    return spark.read.parquet(f"{output}/envelopes").collect()
+
+
+def left_out(spark: "SparkSession", output: Path) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for row in spark.read.parquet(f"{output}/left_out").collect():
+        found.setdefault(row["kind"], []).append((row["address"], row["reason"]))
+    return found
+
+
+def test_every_row_has_its_place(spark: "SparkSession", tmp_path: Path) -> None:
+    rows = [
+        ["a@Example.org", "A"], ["b@example.org", "B"], ["a@EXAMPLE.org", "again"], ["nobody", "C"], ["", "D"],
+        ["x@bücher.example", "E"], ["x@xn--bcher-kva.example", "the same"], ["s@gone.example", "F"],
+        ["t@suppressed.example", "G"], ['"quoted, comma"@x.example', "H"], ["l" * 70 + "@x.example", "I"],
+        ["n@x.example", "a\nline and a \"quote\", a comma"], ["bad\ufffd@x.example", "J"], ["y" * 300_000, "K"],
+    ]  # fmt: skip
+    suppression = Suppression()
+    suppression.add("s@gone.example, bounced", "s:1")
+    suppression.add("@suppressed.example", "s:2")
+    listed = write_list(tmp_path / "list.csv", rows)
+    manifest = plan(spark, listed, tmp_path / "plan", suppression=suppression)
+    assert (manifest.input, manifest.planned) == (14, 5)
+    assert (manifest.rejected, manifest.duplicate, manifest.suppressed) == (5, 2, 2)
+    planned = {r["address"] for e in envelopes(spark, tmp_path / "plan") for r in e["recipients"]}
+    assert planned == {
+        "a@example.org", "b@example.org", "x@xn--bcher-kva.example", '"quoted, comma"@x.example', "n@x.example",
+    }  # fmt: skip
+    out = left_out(spark, tmp_path / "plan")
+    assert sorted(out["suppressed"]) == [
+        ("s@gone.example", "bounced"), ("t@suppressed.example", "suppressed"),
+    ]  # fmt: skip
+    reasons = {address[:20]: reason for address, reason in out["rejected"]}
+    assert reasons["nobody"] == "an address is local@domain"
+    assert reasons[""] == "no address"
+    assert "local part over 64 octets" in reasons["l" * 20]
+    assert reasons["bad\ufffd@x.example"] == "not valid UTF-8"
+    assert {address for address, _ in out["duplicate"]} == {"a@EXAMPLE.org", "x@xn--bcher-kva.example"}
+
+
+def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
+    """At most so many recipients each; large providers by themselves; keys of recipients; zones by the relay."""
+    rows = [[f"{n}@gmail.com", ""] for n in range(500)] + [[f"{n}@d{n}.example", ""] for n in range(300)]
+    rows += [[f"{n}@news.example", ""] for n in range(40)]
+    config = parse_config(
+        "zones: {default: {}, news: {}}\nrouting: [{recipient_domain: news.example, zone: news}]\n",
+        Path("z.yaml"),
+    )
+    listed = write_list(tmp_path / "list.csv", rows)
+    manifest = plan(spark, listed, tmp_path / "plan", per_envelope=20, config=config)
+    found = envelopes(spark, tmp_path / "plan")
+    assert len(found) == manifest.envelopes
+    assert sum(len(e["recipients"]) for e in found) == manifest.planned == 840
+    for envelope in found:
+        members = [r["address"] for r in envelope["recipients"]]
+        assert 1 <= len(members) <= 20
+        assert members == sorted(members)
+        assert envelope["key"] == submission_key("june", members)
+        assert 0 <= envelope["slot"] < 4
+        assert {m.endswith("@news.example") for m in members} == {envelope["zone"] == "news"}
+        if envelope["provider"] == "google":
+            assert all(m.endswith("@gmail.com") for m in members)
+    assert sum(e["provider"] == "google" for e in found) == 25
+    again = plan(spark, listed, tmp_path / "again", per_envelope=20, config=config)
+    assert again.envelopes == manifest.envelopes
+    assert sorted(e["key"] for e in envelopes(spark, tmp_path / "again")) == sorted(
+        e["key"] for e in found
+    )
+
+
+def test_providers_take_turns(spark: "SparkSession", tmp_path: Path) -> None:
+    """In every tenth of a slot a provider has about a tenth of its envelopes."""
+    rows = [[f"{n}@gmail.com", ""] for n in range(3000)] + [[f"{n}@web.de", ""] for n in range(1500)]
+    plan(spark, write_list(tmp_path / "l.csv", rows), tmp_path / "plan", per_envelope=5, slots=2)
+    for slot in (0, 1):
+        here = sorted(
+            (e for e in envelopes(spark, tmp_path / "plan") if e["slot"] == slot),
+            key=lambda e: e["turn"],
+        )
+        tenth = len(here) // 10
+        for part in range(10):
+            counts = Counter(e["provider"] for e in here[part * tenth : (part + 1) * tenth])
+            assert 0.5 < counts["google"] / tenth < 0.85
+
+
+def test_personal_messages(spark: "SparkSession", tmp_path: Path) -> None:
+    """One envelope each, with the fields; a row that lacks one is rejected."""
+    listed = tmp_path / "list.jsonl"
+    listed.write_text(
+        '{"email":"a@x.example","name":"Änne"}\n{"email":"b@x.example","name":null}\n{"email":"c@x.example"}\n'
+    )
+    manifest = plan(spark, listed, tmp_path / "plan", message=PERSONAL)
+    assert (manifest.planned, manifest.rejected, manifest.personal) == (1, 2, True)
+    [envelope] = envelopes(spark, tmp_path / "plan")
+    assert [(r["address"], r["fields"]) for r in envelope["recipients"]] == [
+        ("a@x.example", {"name": "Änne"})
+    ]
+    assert {reason for _, reason in left_out(spark, tmp_path / "plan")["rejected"]} == {
+        "no value for 'name'"
+    }
+
+
+def test_a_million_times_one_address(spark: "SparkSession", tmp_path: Path) -> None:
+    listed = tmp_path / "list.parquet"
+    spark.range(200_000).selectExpr("'same@x.example' as email").write.parquet(str(listed))
+    manifest = plan(spark, listed, tmp_path / "plan")
+    assert (manifest.planned, manifest.duplicate) == (1, 199_999)
+
+
+def test_jdbc(spark: "SparkSession", tmp_path: Path) -> None:
+    url = f"jdbc:derby:{tmp_path}/db;create=true"
+    rows = spark.createDataFrame([("a@x.example",), ("wrong",)], "email string")
+    rows.write.format("jdbc").options(url=url, dbtable="people").save()
+    manifest = plan(spark, Path(url), tmp_path / "plan", options={"dbtable": "people"})
+    assert (manifest.planned, manifest.rejected) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("l.csv", "mail\na@x.example\n", "no column email or address or recipient; columns: mail"),
+        ("l.csv", "", "the list is empty"),
+        ("l.csv", "email\n", "the list is empty"),
+        ("l.xls", "x", "expected .csv, .jsonl, .parquet or jdbc:"),
+    ],
+)
+def test_no_list(spark: "SparkSession", tmp_path: Path, name: str, content: str, problem: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises((LocalError, ConfigError), match=problem):
+        plan(spark, tmp_path / name, tmp_path / "plan")
+    with pytest.raises(LocalError, match="there is no plan here"):
+        from zonemta_py.pipeline.jobs.plan import read_manifest
+
+        read_manifest(spark, str(tmp_path / "plan"))
+
+
+def test_a_plan_is_never_written_over(spark: "SparkSession", tmp_path: Path) -> None:
+    listed = write_list(tmp_path / "list.csv", [["a@x.example", ""]])
+    plan(spark, listed, tmp_path / "plan")
+    with pytest.raises(LocalError, match="there is a plan already"):
+        plan(spark, listed, tmp_path / "plan")
+
+
+def test_a_message_that_needs_a_column(spark: "SparkSession", tmp_path: Path) -> None:
+    listed = write_list(tmp_path / "list.csv", [["a@x.example"]], head=("email",))
+    with pytest.raises(LocalError, match="the message needs the column name"):
+        plan(spark, listed, tmp_path / "plan", message=PERSONAL)
+
+
+def test_another_encoding_and_separator(spark: "SparkSession", tmp_path: Path) -> None:
+    listed = tmp_path / "list.csv"
+    listed.write_bytes("email;name\na@x.example;Jörg\njörg@x.example;J\n".encode("latin-1"))
+    options = {"encoding": "ISO-8859-1", "sep": ";"}
+    manifest = plan(spark, listed, tmp_path / "plan", options=options, message=PERSONAL)
+    assert (manifest.planned, manifest.rejected) == (2, 0)
+    fields = {r["address"]: r["fields"]["name"] for e in envelopes(spark, tmp_path / "plan") for r in e["recipients"]}  # fmt: skip
+    assert fields == {"a@x.example": "Jörg", "jörg@x.example": "J"}
