@@ -17,9 +17,9 @@ _DOMAINS = {
     "qq": "qq.com foxmail.com",
     "netease": "163.com 126.com yeah.net",
 }
-_PROVIDERS = {domain: name for name, domains in _DOMAINS.items() for domain in domains.split()}
+PROVIDERS = {domain: name for name, domains in _DOMAINS.items() for domain in domains.split()}
 
 
 def provider_of(domain: str) -> str:
     """The provider of a normalised domain: a name, or the domain itself."""
-    return _PROVIDERS.get(domain, domain)
+    return PROVIDERS.get(domain, domain)

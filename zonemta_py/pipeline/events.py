@@ -1,0 +1,48 @@
+"""The relay's event log as a DataFrame: its schema comes from the relay's own records.
+
+Lists inside a record (``recipients``) stay JSON text, because their form differs from event to
+event. Fields of a newer relay that are not known here are left out; its new events are rows like others.
+"""
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from zonemta_py.codec import fields_of
+from zonemta_py.errors import LocalError
+from zonemta_py.events.schema import EVENTS
+
+IDENTITY = ("node", "seq", "position")
+_TYPES: dict[object, DataType] = {int: LongType(), str: StringType(), bool: BooleanType()}
+
+
+def event_schema() -> StructType:
+    """Every field of every event, each with one type; ``date`` and ``hour`` of the segment."""
+    found: dict[str, DataType] = {
+        "node": StringType(), "seq": LongType(), "position": LongType(), "event": StringType(),
+    }  # fmt: skip
+    for event in EVENTS:
+        for field in fields_of(event):
+            kind = _TYPES.get(field.type, StringType())
+            if found.setdefault(field.name, kind) != kind:
+                found[field.name] = StringType()
+    segment: dict[str, DataType] = {"date": DateType(), "hour": IntegerType()}
+    return StructType([StructField(name, kind) for name, kind in {**found, **segment}.items()])
+
+
+def read_events(spark: SparkSession, folder: str) -> DataFrame:
+    """The sealed segments in ``folder``, each record once. Raises LocalError when there are none."""
+    try:
+        rows = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst").json(folder)
+    except AnalysisException as exc:
+        raise LocalError(f"{folder}: no event log here: {str(exc).splitlines()[0]}") from exc
+    return rows.dropDuplicates(list(IDENTITY))

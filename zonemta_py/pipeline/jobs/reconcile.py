@@ -1,0 +1,41 @@
+"""Plan, ledger and events together: the one outcome of every recipient of a campaign, and the sums."""
+
+from collections.abc import Callable
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from zonemta_py.errors import LocalError
+from zonemta_py.pipeline import schema
+from zonemta_py.pipeline.events import read_events
+from zonemta_py.pipeline.jobs.plan import read_manifest
+from zonemta_py.pipeline.jobs.send import read_ledger
+from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, outcomes
+
+Step = Callable[[str], None]
+
+
+def reconcile(
+    spark: SparkSession, plan: str, events: str, output: str | None, step: Step
+) -> dict[str, int]:
+    """How many recipients had which outcome. Raises LocalError, for sums that are wrong too."""
+    manifest = read_manifest(spark, plan)
+    step("matching plan, ledger and events")
+    found = (
+        spark.read.schema(schema.ENVELOPE)
+        .parquet(f"{plan}/envelopes")
+        .transform(outcomes(read_ledger(spark, plan), read_events(spark, events)))
+    )
+    try:
+        if output is not None:
+            found.write.parquet(output)
+            found = spark.read.parquet(output)
+        rows = found.groupBy("outcome").count().collect()
+    except PySparkException as exc:
+        raise LocalError(f"{events}: {str(exc).splitlines()[0]}") from exc
+    counts = {row["outcome"]: row["count"] for row in rows}
+    if sum(counts.values()) != manifest.planned:
+        raise LocalError(
+            f"{plan}: {manifest.planned} were planned, {sum(counts.values())} have an outcome"
+        )
+    return {name: counts.get(name, 0) for name in OUTCOMES}

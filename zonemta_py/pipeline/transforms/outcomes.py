@@ -1,0 +1,65 @@
+"""What became of each recipient of a plan: plan, then ledger, then events; exactly one outcome each."""
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED
+
+FINALS = ("delivered", "bounced", "expired", "deleted", "lost")
+WAITING, UNSENT = "waiting", "unsent"
+SUBMISSION = {REFUSED: "refused by the relay", DEFERRED: "deferred by the relay"}
+OUTCOMES = (*FINALS, WAITING, *SUBMISSION.values(), UNSENT)
+
+
+def outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame], DataFrame]:
+    """``address``, ``key``, ``outcome`` and ``detail`` of every recipient of the plan's envelopes.
+
+    ``waiting``: accepted by a relay, and its end is in none of the events.
+    """
+
+    def transform(envelopes: DataFrame) -> DataFrame:
+        planned = envelopes.select("key", F.explode("recipients.address").alias("address"))
+        if ledger is None:
+            return planned.select(
+                "key", "address", F.lit(UNSENT).alias("outcome"), F.lit("").alias("detail")
+            )
+        submitted = ledger.groupBy("key", "address").agg(
+            F.max_by(F.struct("state", "reply", "messages"), F.struct(F.col("state") != DEFERRED, "run")).alias("last")
+        )  # fmt: skip
+        ends = (
+            submitted.select("key", "address", F.explode("last.messages").alias("message"))
+            .join(
+                events.where(F.col("event").isin(*FINALS)).select(
+                    "message",
+                    F.col("recipient").alias("address"),
+                    F.col("event").alias("end"),
+                    F.concat_ws(" ", F.col("code"), "status", "reply").alias("said"),
+                ),
+                ["message", "address"],
+            )
+            # Two messages of one key never hold one recipient; a defect there must not make a row twice.
+            .groupBy("key", "address")
+            .agg(F.min_by(F.struct("end", "said"), "message").alias("end"))
+        )
+        state = F.col("last.state")
+        outcome = (
+            F.when(F.col("end").isNotNull(), F.col("end.end"))
+            .when(state == ACCEPTED, WAITING)
+            .when(state == REFUSED, SUBMISSION[REFUSED])
+            .when(state == DEFERRED, SUBMISSION[DEFERRED])
+            .otherwise(UNSENT)
+        )
+        return (
+            planned.join(submitted, ["key", "address"], "left")
+            .join(ends, ["key", "address"], "left")
+            .select(
+                "key",
+                "address",
+                outcome.alias("outcome"),
+                F.coalesce("end.said", "last.reply", F.lit("")).alias("detail"),
+            )
+        )
+
+    return transform
