@@ -103,11 +103,11 @@ async def test_a_relay_that_says_not_now(folder: Path) -> None:
     """4xx is back-pressure: the message is tried again until it is taken, or patience is over."""
     async with staged(folder) as stage:
         relay = await stage.receiver(
-            "relay.example", Rule(Step.MAIL, reply="450 4.3.2 not now", times=2)
+            "relay.example", Rule(Step.RCPT, reply="450 4.3.2 not now", times=2)
         )
         target = f"127.0.1.1:{stage.port}"
         [row] = await submitted(manners(target), personal(1))
-        assert (row.state, relay.tally.messages) == ("accepted", 1)
+        assert (row.state, relay.tally.recipients) == ("accepted", 1)
         await stage.receiver("never.example", Rule(Step.RCPT, reply="450 4.3.2 never"))
         [row] = await submitted(manners(f"127.0.1.2:{stage.port}", patience_s=0.5), personal(1))
         assert (row.state, row.code) == ("deferred", 450)

@@ -16,6 +16,7 @@ from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import host_port
 from zonemta_py.errors import DestinationFailed, SessionLost
 from zonemta_py.pipeline.keys import relays_of
+from zonemta_py.queue.promise import Promise
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.merge import Template
@@ -29,6 +30,9 @@ PAUSE_MAX_S = 30.0
 FAILOVER_S = 10.0  # a relay that cannot be reached for so long gives its keys to the next
 
 ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
+
+_NOTHING = Promise()  # has to be on disk before the final dot: a repeat is harmless
+_NOTHING.end(None)
 
 _QUEUED = re.compile(r"queued as (\w+)( duplicate)?(?:, \d+ new recipients as (\w+))?")
 
@@ -151,7 +155,7 @@ class _Sending:
         """Submit once; who is still open, and the last reply that left somebody so."""
         session = await self._session()
         addresses = pending[: session.recipients_max] if session.recipients_max else pending
-        result = await session.transact(self._mail(session, addresses), _nothing())
+        result = await session.transact(self._mail(session, addresses), _NOTHING)
         self._reached_s = clock.monotonic_s()
         if session.usable:
             self._resting[self._relay].append(session)
@@ -209,7 +213,3 @@ class _Sending:
                     repeated, now_ms,
                 )
             )  # fmt: skip
-
-
-async def _nothing() -> None:
-    """Nothing has to be on disk before the final dot: a repeat is harmless."""
