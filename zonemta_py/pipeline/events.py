@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 from zonemta_py.codec import fields_of
 from zonemta_py.errors import LocalError
 from zonemta_py.events.schema import EVENTS
+from zonemta_py.pipeline.failures import line_of
 
 IDENTITY = ("node", "seq", "position")
 _TYPES: dict[object, DataType] = {int: LongType(), str: StringType(), bool: BooleanType()}
@@ -44,5 +45,5 @@ def read_events(spark: SparkSession, folder: str) -> DataFrame:
     try:
         rows = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst").json(folder)
     except AnalysisException as exc:
-        raise LocalError(f"{folder}: no event log here: {str(exc).splitlines()[0]}") from exc
+        raise LocalError(f"{folder}: no event log here: {line_of(str(exc))}") from exc
     return rows.dropDuplicates(list(IDENTITY))

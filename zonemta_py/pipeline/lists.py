@@ -7,6 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from zonemta_py.errors import ConfigError, LocalError
+from zonemta_py.pipeline.failures import line_of
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS
 
 CELL_MAX = 1 << 20  # characters of a CSV cell
@@ -32,7 +33,7 @@ def read_list(spark: SparkSession, place: str, options: Mapping[str, str]) -> Da
                 ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
             )  # fmt: skip
     except AnalysisException as exc:
-        raise LocalError(f"{place}: {str(exc).splitlines()[0]}") from exc
+        raise LocalError(f"{place}: {line_of(str(exc))}") from exc
     raise ConfigError(
         f"{place}: found '{Path(name).suffix or name}', expected .csv, .jsonl, .parquet or jdbc:"
     )

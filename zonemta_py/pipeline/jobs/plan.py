@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -17,6 +17,7 @@ from zonemta_py import clock
 from zonemta_py.config.schema import Config
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline import schema
+from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.lists import address_column, read_list
 from zonemta_py.pipeline.suppression import Suppression
 from zonemta_py.pipeline.transforms.classify import DUPLICATE, PLANNED, REJECTED, SUPPRESSED, classified
@@ -134,15 +135,13 @@ def _judge(
         suppression = spark.createDataFrame(entries, "entry string, reason string")
     router = make_router(request.config)
     place = f"{request.output}/{WORK}"
-    try:
+    with told(request.place):
         (
             rows.observe(seen, F.count(F.lit(1)).alias("rows"))
             .transform(normalised(email, merge_fields, router, domain_of(request.sender)))
             .transform(classified(suppression))
             .write.parquet(place)
         )
-    except PySparkException as exc:
-        raise LocalError(f"{request.place}: {str(exc).splitlines()[0]}") from exc
     return spark.read.parquet(place), int(seen.get["rows"])
 
 

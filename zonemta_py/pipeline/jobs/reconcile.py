@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline import schema
 from zonemta_py.pipeline.events import read_events
+from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, outcomes
@@ -26,13 +26,11 @@ def reconcile(
         .parquet(f"{plan}/envelopes")
         .transform(outcomes(read_ledger(spark, plan), read_events(spark, events)))
     )
-    try:
+    with told(events):
         if output is not None:
             found.write.parquet(output)
             found = spark.read.parquet(output)
         rows = found.groupBy("outcome").count().collect()
-    except PySparkException as exc:
-        raise LocalError(f"{events}: {str(exc).splitlines()[0]}") from exc
     counts = {row["outcome"]: row["count"] for row in rows}
     if sum(counts.values()) != manifest.planned:
         raise LocalError(

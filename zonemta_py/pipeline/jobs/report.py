@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline import html
 from zonemta_py.pipeline.events import read_events
+from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.transforms import rates
 
@@ -41,7 +41,7 @@ def make_report(spark: SparkSession, request: Request, step: Step) -> dict[str, 
     if Path(request.output).exists():
         raise LocalError(f"{request.output}: there is something already; choose another folder")
     step("reading the event log")
-    try:
+    with told(request.events):
         rows = read_events(spark, request.events).transform(
             rates.attempts(campaigns_of(spark, request.plans))
         )
@@ -57,8 +57,6 @@ def make_report(spark: SparkSession, request: Request, step: Step) -> dict[str, 
         for name, table in tables.items():
             step(f"computing {name}")
             table.coalesce(1).write.parquet(f"{request.output}/{name}")
-    except PySparkException as exc:
-        raise LocalError(f"{request.events}: {str(exc).splitlines()[0]}") from exc
     step("drawing the page")
     written = {name: spark.read.parquet(f"{request.output}/{name}") for name in tables}
     sums = written["rates"].where("dimension = 'all'").first()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from zonemta_py.errors import LocalError
 from zonemta_py.loop import loop_factory
 from zonemta_py.pipeline import schema
+from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Envelope, Manners, Submission
 
@@ -59,7 +59,7 @@ def send_plan(spark: SparkSession, plan: str, manners: Manners, step: Step) -> S
         envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED)))
     run = 1 if ledger is None else 1 + _last_run(ledger)
     step(f"sending, run {run}")
-    try:
+    with told(f"{plan}: run {run} broke off, resume it"):
         (
             envelopes.repartitionByRange(manifest.slots, "slot")
             .sortWithinPartitions("slot", "turn")
@@ -67,8 +67,6 @@ def send_plan(spark: SparkSession, plan: str, manners: Manners, step: Step) -> S
             .mapInArrow(_sending(manifest.campaign, manners), schema.LEDGER)
             .write.parquet(f"{plan}/ledger/run={run}")
         )
-    except PySparkException as exc:
-        raise LocalError(f"{plan}: run {run} broke off, resume it: {str(exc).splitlines()[0]}") from exc
     step("counting")
     return sums_of(spark, plan)
 

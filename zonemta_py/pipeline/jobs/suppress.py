@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from zonemta_py import clock
-from zonemta_py.errors import LocalError
 from zonemta_py.pipeline.events import read_events
+from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.transforms.bounces import HARD, hard_bounces
 
 DAY_MS = 86_400_000
@@ -35,7 +34,7 @@ def make_suppression(spark: SparkSession, request: Request, step: Step) -> int:
     count = 0
     temporary = request.output.with_name(f".{request.output.name}.part")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with told(request.events), temporary.open("w", encoding="utf-8") as file:
             file.write(
                 f"# made by zonemta pipeline suppress, {clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC\n"
             )
@@ -43,8 +42,6 @@ def make_suppression(spark: SparkSession, request: Request, step: Step) -> int:
                 file.write(f"{row['entry']}, {row['reason']}\n")
                 count += 1
         temporary.replace(request.output)
-    except PySparkException as exc:
-        raise LocalError(f"{request.events}: {str(exc).splitlines()[0]}") from exc
     finally:
         temporary.unlink(missing_ok=True)
     return count
