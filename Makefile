@@ -42,8 +42,9 @@ $(STAMP): pyproject.toml setup-venv
 	./setup-venv $(VENV) .
 	touch $@
 
-$(STAMP)-test: pyproject.toml setup-venv
-	./setup-venv $(VENV) '.[test]'
+$(STAMP)-test: pyproject.toml setup-venv setup-java
+	./setup-venv $(VENV) '.[test,pipeline]'
+	./setup-java
 	touch $@ $(STAMP)
 
 clean:

@@ -1,6 +1,7 @@
 """The tools that measure us are measured too: sink, scripts, source, name server, a whole small bench."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ import pytest
 from zonemta_py.bench.measure import measure
 from zonemta_py.bench.ours import OurRelay
 from zonemta_py.bench.plot import bars
-from zonemta_py.bench.scenarios import SCENARIOS
+from zonemta_py.bench.sampler import Sample
+from zonemta_py.bench.scenarios import SCENARIOS, Scenario
 from zonemta_py.bench.script import Rule, Script, Step, load_script
 from zonemta_py.bench.sink import Sink
 from zonemta_py.bench.source import Load, make_body, run
+from zonemta_py.bench.spans import Span, share, spans
 from zonemta_py.config.units import HostPort
 from zonemta_py.errors import ConfigError
 
@@ -124,3 +127,53 @@ def test_a_bench_measures(folder: Path) -> None:
     assert result.written_kb > 1
     assert 0 <= result.p50_ms <= result.p95_ms <= result.p99_ms
     assert "zonemta" in bars("t", [(result.relay, result.per_second)], "deliveries/s")
+
+
+def small(name: str, messages: int = 60) -> Scenario:
+    scenario = next(s for s in SCENARIOS if s.name == name)
+    return replace(
+        scenario,
+        messages=messages,
+        sessions=min(scenario.sessions, 5),
+        churn=min(scenario.churn, 20_000),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto")],
+)
+def test_scenarios_and_arrangements(folder: Path, name: str, processes: str) -> None:
+    """Each is delivered exactly once, or the run fails."""
+    scenario = small(name)
+    result = measure(
+        scenario,
+        folder,
+        lambda here, port: OurRelay(here, port, scenario, processes=processes),
+        lambda n: None,
+    )
+    assert result.deliveries == 60
+    assert result.over_time == ()
+
+
+def test_a_soak_is_watched(folder: Path) -> None:
+    """The hour of the benchmark in some seconds: nothing grows that should not."""
+    scenario = replace(small("soak", 1200), per_second=200)
+    result = measure(scenario, folder, lambda here, port: OurRelay(here, port, scenario), lambda n: None)
+    assert 4 <= len(result.over_time) <= 12
+    first, last = result.over_time[0], result.over_time[-1]
+    assert last.rss_anon_mb < first.rss_anon_mb + 20
+    assert last.open_files < first.open_files + 50
+    assert 0 < last.queue_mb < 100
+    assert all(0 <= span.p50_ms <= span.p99_ms for span in result.over_time)
+
+
+def test_spans() -> None:
+    """A part has what fell into it."""
+    samples = [Sample(at / 10, 50 + at, 10, 1.5) for at in range(120)]
+    found = spans(samples, [float(n) for n in range(1200)], 100)
+    assert len(found) == 12
+    assert [span.from_s for span in found] == [float(n) for n in range(12)]
+    assert found[0] == Span(0.0, 59.0, 10, 1.5, 50.0, 99.0)
+    assert found[-1].rss_anon_mb == 169.0
+    assert share([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0

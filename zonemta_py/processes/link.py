@@ -1,7 +1,8 @@
 """Frames between two processes of the relay, over a Unix socket: those of one turn in one write.
 
-Layout: 4 octets length (big-endian), then msgpack; length 0 is a sign of life. Both ends are ours and of one version, so there
-is nothing to negotiate; a frame that cannot be read ends the link.
+Layout: 4 octets length (big-endian), then msgpack; length 0 is a sign of life. Both ends are ours and
+of one version, so there is nothing to negotiate; a frame that cannot be read ends the link. Bodies
+travel here, so octets are read into one buffer and decoded from it.
 """
 
 import asyncio
@@ -18,9 +19,12 @@ log = logging.getLogger(__name__)
 Handle = Callable[[Any], None]
 
 _BEAT = bytes(4)
+BUFFER_BYTES = 1 << 18
+LEAST_FREE = 1 << 16  # octets to be read at once, at least
+JOINED_MAX = 1 << 15  # octets that are worth a copy to have one piece
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.BufferedProtocol):
     """One end. ``handle`` gets every frame, ``lost`` is called once, when the other end is gone."""
 
     def __init__(
@@ -36,10 +40,11 @@ class Link(asyncio.Protocol):
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._unread = bytearray()
-        self._needed = 4  # octets, to be worth looking at
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._start = self._end = 0  # of what is unread in it
         self.heard_s = clock.monotonic_s()  # when the other end last said anything
         self._out: list[bytes] = []
+        self._out_bytes = 0
 
     async def connect(self, fd: int, beat_s: float) -> None:
         """Take over an inherited socket, and show every ``beat_s`` that this process lives."""
@@ -63,6 +68,7 @@ class Link(asyncio.Protocol):
         """The other end is gone, and with it what was on its way."""
         self._transport = None
         self._out.clear()
+        self._out_bytes = 0
         self._lost()
 
     def send(self, frame: Any) -> None:
@@ -70,47 +76,57 @@ class Link(asyncio.Protocol):
         data = self._encode(frame)
         self._out.append(len(data).to_bytes(4))
         self._out.append(data)
+        self._out_bytes += len(data)
         if len(self._out) == 2 and self._transport is not None:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Send what waits for the end of the turn."""
         if self._transport is not None and self._out:
-            self._transport.write(b"".join(self._out))
-            self._out.clear()
+            if self._out_bytes > JOINED_MAX:
+                self._transport.writelines(self._out)
+                self._out = []
+            else:
+                self._transport.write(b"".join(self._out))
+                self._out.clear()
+            self._out_bytes = 0
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next octets go: behind what is unread."""
+        unread = self._end - self._start
+        if not unread:
+            self._start = self._end = 0
+            if len(self._buffer) > BUFFER_BYTES:
+                self._buffer = bytearray(BUFFER_BYTES)
+        elif len(self._buffer) - self._end < LEAST_FREE:
+            self._buffer[:unread] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, unread
+            if len(self._buffer) - unread < LEAST_FREE:
+                self._buffer += bytes(len(self._buffer))  # a frame longer than all before
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Whole frames are handled, the rest waits."""
         self.heard_s = clock.monotonic_s()
-        if self._unread:
-            self._unread += data
-            if len(self._unread) < self._needed:
+        self._end += nbytes
+        while self._end - self._start >= 4:
+            begin = self._start + 4
+            end = begin + int.from_bytes(self._buffer[self._start : begin])
+            if end > self._end:
                 return
-            data = bytes(self._unread)
-            self._unread.clear()
-        whole, at, length = memoryview(data), 0, len(data)
-        while length - at >= 4:
-            end = at + 4 + int.from_bytes(whole[at : at + 4])
-            if length < end:
-                self._needed = end - at
-                break
-            if end == at + 4:
-                at = end
+            self._start = end
+            if end == begin:
                 continue
             try:
-                frame = self._decode(whole[at + 4 : end])
+                frame = self._decode(memoryview(self._buffer)[begin:end])
             except QueueCorrupt as exc:
                 log.critical("a frame cannot be read: %s", exc)
                 self.close()
                 return
-            at = end
             try:
                 self._handle(frame)
             except Exception:
                 log.exception("a frame was not handled: %.200r", frame)
-        else:
-            self._needed = 4
-        self._unread += whole[at:]
 
     def close(self) -> None:
         """End the link."""
