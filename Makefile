@@ -5,7 +5,9 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fast bench micro crash fuzz clean
+PIPELINE := $(VENV)/.pipeline
+
+.PHONY: pipeline-demo demo test check fast bench micro crash fuzz clean
 
 demo: $(STAMP)
 	$(VENV)/bin/zonemta demo
@@ -35,6 +37,9 @@ fuzz: $(STAMP)-test
 micro: $(STAMP)-test
 	$(PY) -m pytest -q benchmarks/micro
 
+pipeline-demo: $(PIPELINE)
+	$(VENV)/bin/zonemta pipeline demo
+
 bench: $(STAMP)
 	$(VENV)/bin/zonemta bench
 
@@ -44,6 +49,11 @@ $(STAMP): pyproject.toml setup-venv
 
 $(STAMP)-test: pyproject.toml setup-venv setup-java
 	./setup-venv $(VENV) '.[test,pipeline]'
+	./setup-java
+	touch $@ $(STAMP)
+
+$(PIPELINE): pyproject.toml setup-venv setup-java
+	./setup-venv $(VENV) '.[pipeline]'
 	./setup-java
 	touch $@ $(STAMP)
 

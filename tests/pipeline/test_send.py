@@ -68,7 +68,7 @@ async def submitted(which: Manners, envelopes: list[Envelope]) -> list[Settled]:
     try:
         return await submission.send(envelopes)
     finally:
-        submission.close()
+        await submission.aclose()
 
 
 def personal(count: int) -> list[Envelope]:
@@ -240,3 +240,32 @@ async def test_half_of_it_and_the_rest(spark: "SparkSession", folder: Path) -> N
 def test_nothing_to_send(spark: "SparkSession", tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="there is no plan here"):
         send(spark, tmp_path, manners("127.0.0.1:9"))
+
+
+async def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
+    """``write.format("zonemta")`` submits, and again sends nothing twice; ``read`` shows what waits."""
+    place = await asyncio.to_thread(planned, spark, folder, 30)
+    options = {"sender": "n@example.com", "message": LETTER.decode(), "sessions": "2"}
+
+    def write(target: str) -> None:
+        envelopes = spark.read.parquet(f"{place}/envelopes")
+        envelopes.write.format("zonemta").mode("append").options(relays=target, **options).save()
+
+    async with field(folder, Rule(Step.RCPT, recipient="u0000*", reply="451 4.2.0 later")) as here:
+        await asyncio.to_thread(write, here.target)
+        await asyncio.to_thread(write, here.target)
+        await until(lambda: len(here.got()) == 29, "29 deliveries")
+        queue = str(folder / "queue")
+        waiting = await asyncio.to_thread(
+            lambda: spark.read.format("zonemta").option("queue", queue).load().collect()
+        )
+        assert {(row["recipient"], row["zone"]) for row in waiting} == {("u0000@d0.example", "default")}
+    assert ledger(folder).total("accepted") == 30
+
+
+def test_a_data_source_without_its_options(spark: "SparkSession") -> None:
+    rows = spark.createDataFrame([("k",)], "key string")
+    with pytest.raises(Exception, match="the columns recipients are missing"):
+        rows.write.format("zonemta").mode("append").save()
+    with pytest.raises(Exception, match="needs the option 'queue'"):
+        spark.read.format("zonemta").load().collect()

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline.java import find_java
+from zonemta_py.pipeline.source import ZonemtaSource
 
 DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
@@ -36,6 +37,8 @@ def open_session(master: str, heap: str = "2g", **settings: str) -> SparkSession
     for name, value in {**DEFAULTS, "spark.driver.memory": heap, **settings}.items():
         builder = builder.config(name, value)
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+        spark.dataSource.register(ZonemtaSource)
+        return spark
     except Exception as exc:  # whatever the gateway raises, its first line is what helps
         raise LocalError(f"Spark does not start on {master}: {str(exc).splitlines()[0]}") from exc

@@ -8,8 +8,9 @@ first message's id. So whatever stays open, a lost answer too, is simply tried a
 import asyncio
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zonemta_py import clock
 from zonemta_py.config.schema import Timeouts
@@ -43,6 +44,13 @@ class Envelope:
 
     key: str
     recipients: Sequence[tuple[str, dict[str, str]]]
+
+
+def envelope_of(row: Mapping[str, Any]) -> Envelope:
+    """An envelope from a row of ``schema.ENVELOPE``, as Arrow gives it."""
+    return Envelope(
+        row["key"], [(each["address"], dict(each["fields"] or ())) for each in row["recipients"]]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ class Submission:
             envelope = waiting.popleft()
             rows.extend(await _Sending(self._manners, self._template, self._resting, envelope).run())
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Say goodbye to the relays."""
         for sessions in self._resting.values():
             for session in sessions:

@@ -17,7 +17,7 @@ from zonemta_py.loop import loop_factory
 from zonemta_py.pipeline import schema
 from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.jobs.plan import read_manifest
-from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Envelope, Manners, Submission
+from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Manners, Submission, envelope_of
 
 Step = Callable[[str], None]
 
@@ -135,13 +135,7 @@ def _sending(
         submission = Submission(manners)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             for batch in batches:
-                envelopes = [
-                    Envelope(
-                        row["key"], [(r["address"], dict(r["fields"] or ())) for r in row["recipients"]]
-                    )
-                    for row in batch.to_pylist()
-                ]
-                settled = runner.run(submission.send(envelopes))
+                settled = runner.run(submission.send(map(envelope_of, batch.to_pylist())))
                 rows = [
                     (campaign, s.key, s.relay, s.address, s.state, s.code, s.reply, list(s.messages), s.repeated, s.time_ms)
                     for s in settled
@@ -151,10 +145,6 @@ def _sending(
                     yield pa.RecordBatch.from_arrays(
                         [pa.array(column, field.type) for column, field in columns], schema=_LEDGER
                     )
-            runner.run(_close(submission))
+            runner.run(submission.aclose())
 
     return send
-
-
-async def _close(submission: Submission) -> None:
-    submission.close()
