@@ -13,7 +13,7 @@ keeps a ledger as well.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,14 @@ class ZonemtaSource(DataSource):
         return EnvelopeWriter(_manners(self.options))
 
 
-def _needed(options: dict[str, str], name: str) -> str:
+def _needed(options: MutableMapping[str, str], name: str) -> str:
     value = options.get(name)
     if not value:
         raise ConfigError(f"the data source zonemta needs the option '{name}'")
     return value
 
 
-def _manners(options: dict[str, str]) -> Manners:
+def _manners(options: MutableMapping[str, str]) -> Manners:
     relays = _needed(options, "relays").replace(",", " ").split()
     for relay in relays:
         try:
