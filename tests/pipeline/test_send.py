@@ -12,6 +12,7 @@ from tests.conftest import until
 from tests.end_to_end.harness import Stage, ledger, relaying, staged
 from tests.pipeline.test_plan import plan, write_list
 from zonemta_py.app import Relay
+from zonemta_py.bench.children import Child, free_port
 from zonemta_py.bench.script import Rule, Step
 from zonemta_py.bench.sink import Sink
 from zonemta_py.errors import LocalError
@@ -242,25 +243,46 @@ def test_nothing_to_send(spark: "SparkSession", tmp_path: Path) -> None:
         send(spark, tmp_path, manners("127.0.0.1:9"))
 
 
-async def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
-    """``write.format("zonemta")`` submits, and again sends nothing twice; ``read`` shows what waits."""
-    place = await asyncio.to_thread(planned, spark, folder, 30)
-    options = {"sender": "n@example.com", "message": LETTER.decode(), "sessions": "2"}
+def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
+    """``write.format("zonemta")`` submits, and again sends nothing twice; ``read`` shows what waits.
 
-    def write(target: str) -> None:
+    The relay is a process of its own: Spark looks sources up by the session of the main thread.
+    """
+    place = planned(spark, folder, 30)
+    port = free_port()
+    (folder / "z.yaml").write_text(
+        f"listeners: [{{address: '127.0.0.1:0'}}]\nqueue: {{directory: queue, min_free_disk: 1MiB}}\n"
+        f"events: {{directory: events}}\nzones: {{default: {{smarthost: '127.0.0.1:{port}'}}}}\n"
+    )
+    (folder / "rules.yaml").write_text("- {at: rcpt, recipient: 'u0000*', reply: '451 4.2.0 later'}\n")
+    rules = ["--script", str(folder / "rules.yaml"), "--json"]
+    sink = Child(["sink", "--listen", f"127.0.0.1:{port}", *rules], folder / "sink.log")
+    relay = Child(
+        ["serve", "-c", str(folder / "z.yaml"), "--log-level", "warning"], folder / "relay.log"
+    )
+    try:
+        target = relay.wait_ready()[0]
+        options = {
+            "sender": "n@example.com",
+            "message": LETTER.decode(),
+            "sessions": "2",
+            "relays": target,
+        }
         envelopes = spark.read.parquet(f"{place}/envelopes")
-        envelopes.write.format("zonemta").mode("append").options(relays=target, **options).save()
-
-    async with field(folder, Rule(Step.RCPT, recipient="u0000*", reply="451 4.2.0 later")) as here:
-        await asyncio.to_thread(write, here.target)
-        await asyncio.to_thread(write, here.target)
-        await until(lambda: len(here.got()) == 29, "29 deliveries")
-        queue = str(folder / "queue")
-        waiting = await asyncio.to_thread(
-            lambda: spark.read.format("zonemta").option("queue", queue).load().collect()
-        )
-        assert {(row["recipient"], row["zone"]) for row in waiting} == {("u0000@d0.example", "default")}
+        for _ in range(2):
+            envelopes.write.format("zonemta").mode("append").options(**options).save()
+        waiting = spark.read.format("zonemta").option("queue", str(folder / "queue")).load()
+        for _ in range(100):  # each look takes Spark a while
+            rows = {(row["recipient"], row["zone"]) for row in waiting.collect()}
+            if len(rows) == 1:
+                break
+        assert rows == {("u0000@d0.example", "default")}
+        relay.stop()
+    finally:
+        relay.kill()
+        sink.kill()
     assert ledger(folder).total("accepted") == 30
+    assert ledger(folder).total("delivered") == 29
 
 
 def test_a_data_source_without_its_options(spark: "SparkSession") -> None:
