@@ -36,12 +36,15 @@ class Child:
         self._link = Link(pack, decode, self._handle, self._lost)
 
     async def start(self, log_level: str, fds: Sequence[int] = ()) -> None:
-        """Start the process with its end of the link, and ``fds``. Raises OSError."""
+        """Start the process with its end of the link, and ``fds``. Raises OSError.
+
+        -P: a file in the folder where the relay was started must not stand in for a module.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             numbers = [str(fd) for fd in (theirs.fileno(), *fds)]
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a moment, and it is waited for in a thread
-                [sys.executable, "-m", self.module, log_level, str(self.beat_s), *numbers],
+                [sys.executable, "-P", "-m", self.module, log_level, str(self.beat_s), *numbers],
                 pass_fds=[theirs.fileno(), *fds],
                 stdin=subprocess.DEVNULL,
             )
