@@ -62,7 +62,7 @@ def _arrangements(context: click.Context, option: click.Parameter, values: tuple
     "--vs",
     type=click.Choice(sorted(PEERS)),
     multiple=True,
-    help="Run this peer beside it, in turn; may be given more than once.",
+    help="Run this peer beside it, in turn; may be given more than once. none: source and sink alone.",
 )
 @click.option(
     "--processes",

@@ -2,6 +2,7 @@
 
 from zonemta_py.bench.peers.exim import EximRelay
 from zonemta_py.bench.peers.haraka import HarakaRelay
+from zonemta_py.bench.peers.none import NoRelay
 from zonemta_py.bench.peers.opensmtpd import OpenSmtpdRelay
 from zonemta_py.bench.peers.peer import PeerMaker
 from zonemta_py.bench.peers.postfix import PostfixRelay
@@ -15,4 +16,5 @@ PEERS: dict[str, PeerMaker] = {
     "opensmtpd": OpenSmtpdRelay,
     "slimta": SlimtaRelay,
     "zone-mta": ZoneMtaRelay,
+    "none": NoRelay,
 }
