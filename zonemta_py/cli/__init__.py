@@ -3,7 +3,7 @@
 import click
 
 from zonemta_py import __version__
-from zonemta_py.cli import pipeline_demo, queue_change
+from zonemta_py.cli import pipeline_analysis, pipeline_demo, pipeline_send, queue_change
 from zonemta_py.cli.audit import audit
 from zonemta_py.cli.bench import bench
 from zonemta_py.cli.check import check
@@ -33,6 +33,7 @@ def main() -> None:
 
 
 assert queue_change  # it adds to the group ``queue``
-assert pipeline_demo  # and this to ``pipeline``
+for adds_to_pipeline in (pipeline_send, pipeline_analysis, pipeline_demo):
+    assert adds_to_pipeline
 for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
     main.add_command(command)

@@ -1,0 +1,123 @@
+"""``zonemta pipeline report``, ``reconcile`` and ``suppress``."""
+
+from pathlib import Path
+
+import click
+
+from zonemta_py.cli.common import json_option, print_json, reports_errors
+from zonemta_py.cli.pipeline import pipeline, session, spark_options
+from zonemta_py.cli.progress import step_shower
+
+
+@pipeline.command()
+@click.argument("events", metavar="EVENTS")
+@click.option(
+    "--plan", "plans", multiple=True, help="Tell its campaign apart; may be given more than once."
+)
+@click.option("--output", required=True, help="The folder of the report; it must not exist.")
+@spark_options
+@json_option
+@reports_errors
+def report(
+    events: str, plans: tuple[str, ...], output: str, master: str, heap: str, as_json: bool
+) -> None:
+    """How delivery went: rates, times, replies.
+
+    EVENTS is the relay's event log, the folder in events.directory. Writes Parquet tables and report.html, a page
+    that needs nothing else.
+
+    \b
+    Example:
+      zonemta pipeline report events --plan plans/june --output reports/june
+    """
+    from zonemta_py.pipeline.jobs.report import Request, make_report
+
+    with step_shower() as step:
+        step("starting Spark")
+        with session(master, heap) as spark:
+            sums = make_report(spark, Request(events, plans, output), step)
+    if as_json:
+        print_json(sums)
+        return
+    for name in ("delivered", "deferred", "bounced", "expired"):
+        click.echo(f"{sums[name]:>12,} {name}")
+    click.echo(f"{output}/report.html")
+
+
+@pipeline.command()
+@click.argument("plan_path", metavar="PLAN")
+@click.argument("events", metavar="EVENTS")
+@click.option(
+    "--output", help="Also write every recipient with its outcome into this folder, as Parquet."
+)
+@spark_options
+@json_option
+@reports_errors
+def reconcile(
+    plan_path: str, events: str, output: str | None, master: str, heap: str, as_json: bool
+) -> None:
+    """The one outcome of every recipient of a plan.
+
+    Matches the plan, its ledger and the relay's events. Whoever has no end yet is waiting at the relay,
+    refused, deferred or unsent. The sums are checked against the plan.
+
+    \b
+    Example:
+      zonemta pipeline reconcile plans/june events
+    """
+    from zonemta_py.pipeline.jobs.reconcile import reconcile as run
+
+    with step_shower() as step:
+        step("starting Spark")
+        with session(master, heap) as spark:
+            counts = run(spark, plan_path, events, output, step)
+    if as_json:
+        print_json(counts)
+        return
+    for name, count in counts.items():
+        click.echo(f"{count:>12,} {name}")
+
+
+@pipeline.command()
+@click.argument("events", metavar="EVENTS")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file."
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=180,
+    show_default=True,
+    help="Older bounces are forgiven.",
+)
+@click.option(
+    "--times",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="So many bounces are needed.",
+)
+@spark_options
+@json_option
+@reports_errors
+def suppress(
+    events: str, output: Path, days: int, times: int, master: str, heap: str, as_json: bool
+) -> None:
+    """Who should get nothing more: addresses that bounced hard.
+
+    Writes a file for ``zonemta pipeline plan --suppress``. An address that was delivered to after it bounced is not in it.
+
+    \b
+    Example:
+      zonemta pipeline suppress events --output bounced.txt
+    """
+    from zonemta_py.pipeline.jobs.suppress import Request, make_suppression
+
+    with step_shower() as step:
+        step("starting Spark")
+        with session(master, heap) as spark:
+            count = make_suppression(spark, Request(events, output, days, times), step)
+    if as_json:
+        print_json({"entries": count})
+    else:
+        click.echo(f"{count:>12,} addresses, in {output}")
