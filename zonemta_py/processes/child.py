@@ -103,7 +103,11 @@ class Child:
             self._process.kill()
             self._process.wait()
 
+    def abandon(self) -> None:
+        """End the process, and do not wait: it ends when the link does."""
+        self._link.close()
+
     async def close(self) -> None:
         """End the process."""
-        self._link.close()
+        self.abandon()
         await asyncio.get_running_loop().run_in_executor(None, self._reap)

@@ -45,11 +45,18 @@ class Receivers:
         descriptors = [sock.fileno() for group in self._sockets[place] for sock in group]
         await child.start(self._log_level, descriptors)
         child.welcome()
+        config = self._config
         child.send(self._configuration(place))
-        await asyncio.wait([child.ready], timeout=START_S)
+        try:
+            await asyncio.wait([child.ready], timeout=START_S)
+        except BaseException:
+            child.abandon()
+            raise
         if not child.ready.done() or not child.ready.result():
             await child.close()
             raise OSError(f"process {child.pid} did not get ready")
+        if self._config is not config:  # reloaded meanwhile, when it was not among the children yet
+            child.send(self._configuration(place))
         return child
 
     def _configuration(self, place: int) -> frames.Configure:
