@@ -11,7 +11,7 @@ from zonemta_py.pipeline.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Dderby.stream.error.file=/dev/null"
 
 
 @pytest.fixture(scope="session")
