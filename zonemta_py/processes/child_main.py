@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from zonemta_py import faults
 from zonemta_py.loop import loop_factory
 from zonemta_py.processes.logs import configure_logs
+
+log = logging.getLogger(__name__)
 
 
 def child_main(serve: Callable[..., Awaitable[None]]) -> None:
@@ -29,8 +32,13 @@ def child_main(serve: Callable[..., Awaitable[None]]) -> None:
         gc.collect()
         gc.freeze()  # what lives now lives until the end
         gc.set_threshold(50_000, 20, 100)
-        await serve(beat_s, *fds)
+        try:
+            await serve(beat_s, *fds)
+        except Exception:
+            log.exception("this process failed")
+            os._exit(1)
+        # At once: to cancel what is in the middle of something, and wait for it, may take for ever.
+        os._exit(0)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())
-    os._exit(0)  # sessions in the middle of something end with us
