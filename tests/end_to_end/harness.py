@@ -16,7 +16,8 @@ from zonemta_py.app import Relay
 from zonemta_py.bench.children import free_port
 from zonemta_py.bench.nameserver import NameServer
 from zonemta_py.bench.script import Rule, Script
-from zonemta_py.bench.sink import Received, Sink
+from zonemta_py.bench.sink import Sink
+from zonemta_py.bench.tally import Received
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.events.account import Account, account_of

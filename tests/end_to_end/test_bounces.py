@@ -12,7 +12,8 @@ from tests.conftest import until
 from tests.end_to_end.harness import Stage, empty, facts, ledger, received, relaying, send, staged
 from zonemta_py.app import Relay
 from zonemta_py.bench.script import Rule, Step
-from zonemta_py.bench.sink import EXTENSIONS, Received, Sink
+from zonemta_py.bench.sink import EXTENSIONS, Sink
+from zonemta_py.bench.tally import Received
 
 NO = Rule(Step.RCPT, recipient="no*", reply="550 5.1.1 no such user")
 LATER = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later", times=1)

@@ -17,7 +17,8 @@ from tests.end_to_end.harness import Stage, relaying, send, staged
 from tests.intake.raw import Raw
 from tests.queue.harness import everything, problems
 from zonemta_py.app import Relay
-from zonemta_py.bench.sink import Received, Sink
+from zonemta_py.bench.sink import Sink
+from zonemta_py.bench.tally import Received
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -28,7 +28,7 @@ from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.chunks import WRITES_AHEAD
-from zonemta_py.queue.compose import Addressee, NewMessage
+from zonemta_py.queue.compose import Addressee, NewMessage, compose_report
 from zonemta_py.queue.transitions import Outcome
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -204,8 +204,8 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
     async with opened(folder) as queue:
         await accept(queue, "a@x.example")
         held = lease(queue, "x.example")
-        report = queue.compose_report(
-            queue.new_id(),
+        report = compose_report(
+            queue.ids.next(queue.now()),
             NewMessage(
                 "",
                 b"Subject: report\r\n",
@@ -214,6 +214,7 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
                 report_for=held.live.id,
             ),
             b"r" * 70_000,
+            queue.now(),
         )
         before = queue.commits.groups
         await settle(queue, held, Fate.BOUNCED, report=report)

@@ -13,7 +13,7 @@ from zonemta_py.delivery import settle
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Discarded
-from zonemta_py.queue.compose import Addressee, NewMessage
+from zonemta_py.queue.compose import Addressee, NewMessage, compose_report
 from zonemta_py.queue.keys import DEFERRED, HELD_MS, created_ms, end_of, parse_recipient, zone_prefix
 from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.queue import Queue
@@ -130,7 +130,7 @@ class _Reports:
 
     def _send(self, notes: Sequence[Note], to: str, envelope_sender: str) -> None:
         outbound, live = self._outbound, self._live
-        report_id = outbound.queue.new_id()
+        report_id = outbound.queue.ids.next(clock.now_ms())
         failures = [_failure(note, self._zone.retry, live.id) for note in notes]
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
@@ -145,7 +145,7 @@ class _Reports:
             smtputf8=not to.isascii(),
             report_for=live.id,
         )
-        self.made.append(outbound.queue.compose_report(report_id, new, report.body))
+        self.made.append(compose_report(report_id, new, report.body, clock.now_ms()))
 
     def _rfc3464(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
         live, bounce = self._live, self._zone.bounce

@@ -21,7 +21,6 @@ from zonemta_py.queue.promise import Promise
 
 UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held
 LINGER_S = 5.0  # how long a closing connection may take to send its last words
-IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
 COMMAND_MAX = 4096  # octets: RFC 5321 asks for 512, parameters and UTF-8 need more
 
 _FOREIGN = re.compile(

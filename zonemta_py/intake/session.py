@@ -10,8 +10,8 @@ from zonemta_py import clock
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
-from zonemta_py.intake.connection import IDLE_COMMANDS_MAX, Hangup
-from zonemta_py.intake.identified import Identified
+from zonemta_py.intake.connection import Hangup
+from zonemta_py.intake.courtesies import Courteous
 from zonemta_py.intake.ingest import UNDER_WAY, UNWRITABLE, Draft, Ingest
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.records import Origin
@@ -21,13 +21,12 @@ from zonemta_py.smtp.transparency import DotDecoder
 _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
 
 
-class Session(Identified):
+class Session(Courteous):
     """A conversation with one client."""
 
     def __init__(self, port: Port) -> None:
         super().__init__(port)
         self._helo = ""
-        self._idle_commands = 0
         self._claim: Claim | None = None  # while it is asked for
         self._ingest: Ingest | None = None  # while a message comes in, and until it is stored
         self._set_rset_state()
@@ -257,32 +256,6 @@ class Session(Identified):
         self._count_idle()
         self._set_rset_state()
         self._reply("250 2.0.0 Ok")
-
-    def _count_idle(self) -> None:
-        """Commands that do nothing are free only so often, or a session could be held for ever."""
-        self._idle_commands += 1
-        if self._idle_commands > IDLE_COMMANDS_MAX:
-            self._reply("421 4.7.0 Too many commands without a message")
-            raise Hangup
-
-    def _noop(self, argument: str) -> None:
-        self._count_idle()
-        self._reply("250 2.0.0 Ok")
-
-    def _vrfy(self, argument: str) -> None:
-        self._count_idle()
-        self._reply("252 2.5.2 Send mail to it and see")
-
-    def _help(self, argument: str) -> None:
-        self._count_idle()
-        self._reply("214 2.0.0 EHLO HELO MAIL RCPT DATA RSET NOOP QUIT VRFY STARTTLS AUTH")
-
-    def _unimplemented(self, argument: str) -> None:
-        raise Refused("502 5.5.1 Command not implemented")
-
-    def _quit(self, argument: str) -> None:
-        self._reply("221 2.0.0 Bye")
-        raise Hangup
 
     def _start_again(self) -> None:
         """Under TLS, all that was said before is forgotten."""

@@ -53,7 +53,7 @@ class ReceiverChild(Child):
     def welcome(self) -> None:
         """Say whose queue this is."""
         queue = self._queue
-        self.send(frames.Welcome(queue.node, queue.boot, queue.newest_id, self.place + 1))
+        self.send(frames.Welcome(queue.node, queue.boot, queue.ids.last, self.place + 1))
 
     def _handle(self, frame: frames.Frame) -> None:
         match frame:
@@ -81,7 +81,7 @@ class ReceiverChild(Child):
     def _write(self, frame: frames.Write) -> None:
         body = self._bodies.get(frame.message)
         if body is None:
-            self._queue.note_id(frame.message)
+            self._queue.ids.note(frame.message)
             body = self._bodies[frame.message] = _Body(frame.message)
             self._queue.uploads[frame.message] = body
         body.chunks += 1
@@ -93,7 +93,7 @@ class ReceiverChild(Child):
         self._answer(frame.number, self._queue.commits.submit(batch))
 
     def _accept(self, frame: frames.Accept) -> None:
-        self._queue.note_id(frame.message)
+        self._queue.ids.note(frame.message)
         body = self._bodies.pop(frame.message, None) or _Body(frame.message)
         body.finish(frame)
         if frame.new.key is not None:

@@ -8,7 +8,7 @@ its cost stays in proportion to what was written (decision 8).
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -20,6 +20,7 @@ from zonemta_py.queue.store import Store
 
 CHUNKS_AT_ONCE = 256
 DEAD_BYTES_MIN = 64 << 20
+SWEEP_EVERY_S = 3600.0
 ABANDONED_MS = 24 * 3_600_000
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,12 @@ class Cleanup:
             await self._commits.submit(batch)
             if found < CHUNKS_AT_ONCE:
                 return
+
+    async def keep_sweeping(self, uploads: Mapping[str, Upload], now: Callable[[], int]) -> None:
+        """Sweep every hour, for ever; ``now`` gives unix ms."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            await self.sweep(uploads, now())
 
     async def sweep(self, uploads: Mapping[str, Upload], now_ms: int) -> None:
         """Remove bodies that a living session has not got further with for a day. Younger ones stay."""

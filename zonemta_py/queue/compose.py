@@ -1,5 +1,6 @@
 """From what intake knows of a message to the records that are written. Pure."""
 
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,3 +69,10 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         body_hash=new.body_hash,
     )
     return Submission(message, meta, mark, tail, recipients, new.message_id, new.key)
+
+
+def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> Submission:
+    """A message made here, to be accepted in the batch of the settle that causes it."""
+    size = keys.CHUNK_BYTES
+    tail = [body[at : at + size] for at in range(0, len(body), size)]
+    return compose(message, new, Mark(FORMAT, now_ms, len(body), len(tail), zlib.crc32(body)), tail)

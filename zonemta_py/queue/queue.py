@@ -8,8 +8,6 @@ batch, because they are one transition (decision 4). Decisions are plain ``def``
 future says when the batch is on disk. In memory there is nothing that a crash may not take.
 """
 
-import asyncio
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
@@ -32,21 +30,15 @@ from zonemta_py.queue.live import LiveMessage, LiveMessages
 from zonemta_py.queue.messages import read_message, rest_of
 from zonemta_py.queue.operator import Operator
 from zonemta_py.queue.promise import Then
-from zonemta_py.queue.records import (
-    FORMAT,
-    Mark,
-    Note,
-)
+from zonemta_py.queue.records import Note
 from zonemta_py.queue.recovery import identify, recover
 from zonemta_py.queue.scan import scan_zone, zones_on_disk
 from zonemta_py.queue.store import Store
 from zonemta_py.queue.submissions import Submissions
-from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
+from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome
 from zonemta_py.queue.windows import DestinationOf, Windows
 
 ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
-
-SWEEP_EVERY_S = 3600.0
 
 
 class Queue:
@@ -73,10 +65,10 @@ class Queue:
         self.boot = identity.boot
         self.poison_after = poison_after
         self.now = now
-        self._ids = MessageIds(identity.node, identity.last_id)
+        self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
         first_seq = (identity.boot << 40) + 1  # grows for ever without being stored
-        self.commits = GroupCommit(store, self._ids, identity.node, first_seq, sync=sync)
+        self.commits = GroupCommit(store, self.ids, identity.node, first_seq, sync=sync)
         self.windows = Windows(store, self.commits, window, destination_of)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
@@ -99,7 +91,7 @@ class Queue:
         self.background.start(self.deferral.run(), "deferral")
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.submissions.run(), "submissions")
-        self.background.start(self._sweep(), "sweep")
+        self.background.start(self.cleanup.keep_sweeping(self.uploads, self.now), "sweep")
         for zone in zones_on_disk(self.store):
             self.background.start(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
@@ -120,12 +112,7 @@ class Queue:
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
-        return MessageWriter(self._ids.next(self.now()), self.boot, self.commits, self.uploads)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            await self.cleanup.sweep(self.uploads, self.now())
+        return MessageWriter(self.ids.next(self.now()), self.boot, self.commits, self.uploads)
 
     def accept(self, upload: Upload, new: NewMessage) -> Batch:
         """Take responsibility: when the batch is on disk, so is the whole message.
@@ -140,26 +127,6 @@ class Queue:
         tail = [last] if last else []
         batch.then(self.acceptance.plan(batch, compose(upload.id, new, upload.mark(self.now()), tail)))
         return self.commits.submit(batch)
-
-    def compose_report(self, message: str, new: NewMessage, body: bytes) -> Submission:
-        """A message made here, to be accepted in the batch of the settle that causes it."""
-        size = keys.CHUNK_BYTES
-        tail = [body[at : at + size] for at in range(0, len(body), size)]
-        mark = Mark(FORMAT, self.now(), len(body), len(tail), zlib.crc32(body))
-        return compose(message, new, mark, tail)
-
-    def new_id(self) -> str:
-        """A message id, for a report."""
-        return self._ids.next(self.now())
-
-    @property
-    def newest_id(self) -> str:
-        """The highest id that this queue has seen."""
-        return self._ids.last
-
-    def note_id(self, message: str) -> None:
-        """An id was issued in another process."""
-        self._ids.note(message)
 
     def abort(self, upload: Upload) -> Batch | None:
         """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""

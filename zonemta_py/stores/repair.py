@@ -11,8 +11,9 @@ from zonemta_py.codec import from_json
 from zonemta_py.config.schema import Config
 from zonemta_py.errors import LocalError
 from zonemta_py.queue import keys
+from zonemta_py.queue.ledger import Ledger
 from zonemta_py.queue.leveldb import repair_database
-from zonemta_py.queue.mend import Ledger, mend
+from zonemta_py.queue.mend import mend
 from zonemta_py.queue.queue import Queue
 from zonemta_py.stores.opening import open_store, store_folder
 
