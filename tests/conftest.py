@@ -28,6 +28,15 @@ async def until(condition: Callable[[], object], what: str = "", deadline_s: flo
         await asyncio.sleep(0.01)
 
 
+async def eventually(
+    ask: Callable[[], Awaitable[bool]], what: str, deadline_s: float = DEADLINE_S
+) -> None:
+    """As ``until``, for a condition that must itself be waited for, as a reply must."""
+    end = time.monotonic() + deadline_s
+    while not await ask():
+        assert time.monotonic() < end, f"timed out waiting for {what}"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder of this test's own."""

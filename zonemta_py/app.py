@@ -55,7 +55,7 @@ class Relay:
             destination_of=self._destination_of,
             poison_after=config.queue.poison_after,
         )
-        self._stopped = False
+        self.stopped = False
         self.intake: Intake | None = None
         self.receivers: Receivers | None = None
         self.addresses: list[HostPort] = []
@@ -229,9 +229,9 @@ class Relay:
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop accepting, finish what runs within ``shutdown_grace``, close the queue. Once is enough."""
-        if self._stopped:
+        if self.stopped:
             return
-        self._stopped = True
+        self.stopped = True
         grace = self.config.shutdown_grace if grace_s is None else grace_s
         work = [part.drain(grace) for part in (self.intake, self.receivers) if part is not None]
         work += [zone.close(grace) for zone in self._zones.values()]

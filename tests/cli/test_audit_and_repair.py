@@ -188,7 +188,7 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
     audit = await go(folder, "audit", "--json")
     assert audit.exit_code == 0, audit.output
     summary = rows(audit)[0]
-    assert summary["queued"] == 12 - int(str(summary["lost"]))  # type: ignore[operator]
+    assert summary["queued"] == 12 - int(str(summary["lost"]))
     assert summary["lost"] == total["lost"] == sum(r["what"] == "lost" for r in told)
 
 

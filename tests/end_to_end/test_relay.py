@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from email import message_from_bytes, policy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from zonemta_py.bench.nameserver import SERVFAIL
 from zonemta_py.bench.script import Rule, Script, Step
 from zonemta_py.bench.sink import Sink
 from zonemta_py.clock import monotonic_s
+from zonemta_py.config.schema import Config
 from zonemta_py.errors import ConfigError
 from zonemta_py.queue import keys
 from zonemta_py.schedule.dead import APART_S
@@ -228,10 +230,10 @@ async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
         ("private.example", {"A": ["10.1.2.3"]}, "deferred", "4.4.4"),
     ],
 )
-async def test_dns_verdicts(folder: Path, domain: str, records: object, event: str, status: str) -> None:
+async def test_dns_verdicts(folder: Path, domain: str, records: Any, event: str, status: str) -> None:
     async with staged(folder) as stage:
         if records is not None:
-            stage.names.records[domain] = records  # type: ignore[assignment]
+            stage.names.records[domain] = records
         config = stage.config(
             allow_private_destinations=False, zones={"default": {"retry": {"delays": ["1h"]}}}
         )
@@ -466,10 +468,10 @@ async def test_reload(folder: Path) -> None:
             )
             relay.reload(lambda: changed)
 
-            def bad() -> None:
+            def bad() -> Config:
                 raise ConfigError("z.yaml:1: nonsense")
 
-            relay.reload(bad)  # type: ignore[arg-type]
+            relay.reload(bad)
             relay.reload(lambda: stage.config(queue={"directory": "elsewhere"}))
             await send(relay, ["2@a.example"])
             await received(sink, 2)

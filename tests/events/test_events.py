@@ -81,7 +81,9 @@ def test_a_crash_tears_at_most_the_last_frame(folder: Path, torn: int) -> None:
     assert not path.exists()
 
 
-async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(folder: Path) -> None:
+async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The keys of an exported frame are still there: the next life deletes them, and nothing twice."""
     clock, settings = Clock(), Events(folder / "events", Rotate(Size(1 << 20), Seconds(3600)))
     queue = make_queue(folder / "queue", clock)
@@ -94,7 +96,7 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(f
     async def die(last: bytes) -> None:
         raise OSError("the process ends here")
 
-    exporter._forget = die  # type: ignore[method-assign]
+    monkeypatch.setattr(exporter, "_forget", die)
     with pytest.raises(OSError, match="ends here"):
         await exporter._export()
     assert exporter._segment is not None

@@ -166,11 +166,6 @@ async def test_a_handshake_that_never_happens(folder: Path) -> None:
         await victim.relay.stop(0.2)
         assert victim.sessions == 0
         client.close()
-        victim.unharmed = _nothing  # type: ignore[method-assign]
-
-
-async def _nothing() -> None:
-    """The relay was stopped on purpose."""
 
 
 @item(10)

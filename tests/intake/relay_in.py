@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import trustme
 
@@ -112,6 +113,6 @@ class Receiver(ReceiverChild):
         pass
 
 
-def settings_of(which: In, **changes: object) -> None:
+def settings_of(which: In, **changes: Any) -> None:
     """Change settings under a running listener."""
-    which.listener.port.settings = replace(which.listener.port.settings, **changes)  # type: ignore[arg-type]
+    which.listener.port.settings = replace(which.listener.port.settings, **changes)

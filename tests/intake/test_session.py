@@ -6,6 +6,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -189,7 +190,7 @@ async def test_a_client_that_never_reads_is_cut_off(folder: Path) -> None:
     async with listening(folder) as relay:
         settings_of(relay, idle_timeout=Seconds(0.5))
         _, writer = await asyncio.open_connection(*relay.address, limit=1)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        cast(asyncio.Transport, writer.transport).pause_reading()
         try:
             for _ in range(5000):
                 writer.write(b"EHLO c.example\r\n" * 200)

@@ -1,5 +1,6 @@
 """What needs no Spark: keys, relays, providers, suppression files, finding Java."""
 
+import random
 import stat
 from pathlib import Path
 
@@ -17,9 +18,9 @@ addresses = st.lists(st.emails(), min_size=1, max_size=5, unique=True)
 
 
 @given(addresses, st.randoms())
-def test_a_key_is_of_campaign_and_recipients(found: list[str], rng: object) -> None:
+def test_a_key_is_of_campaign_and_recipients(found: list[str], rng: random.Random) -> None:
     key = submission_key("june", found)
-    shuffled = sorted(found, key=lambda _: rng.random())  # type: ignore[attr-defined]
+    shuffled = sorted(found, key=lambda _: rng.random())
     assert submission_key("june", shuffled) == key
     assert submission_key("july", found) != key
     assert submission_key("june", [*found, "one.more@x.example"]) != key

@@ -10,7 +10,7 @@ from zonemta_py.processes.child_main import child_main
 async def stubborn():
     while True:
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             pass
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import eventually, until
 from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.intake.raw import Raw
 from zonemta_py.app import Relay
@@ -98,9 +98,13 @@ async def test_envid_keys(folder: Path) -> None:
             mail = "MAIL FROM:<s@sender.example> ENVID=key:7"
             for line in (mail, "RCPT TO:<x@a.example>", "DATA"):
                 assert (await one.command(line))[0] in "23"
-            await until_busy(other, mail)
+            assert (await other.command(mail)).startswith("450")
             one.reset()  # its claim goes with it
-            await until_free(other, mail)
+
+            async def free() -> bool:
+                return (await other.command(mail)).startswith("250")
+
+            await eventually(free, "the key to be free")
             assert (await other.command("RCPT TO:<x@a.example>")).startswith("250")
             assert (await other.command("DATA")).startswith("354")
             await other.send(b"\r\nhello\r\n.\r\n")
@@ -108,20 +112,6 @@ async def test_envid_keys(folder: Path) -> None:
             assert await other.command(mail) == f"250 2.1.0 Ok, duplicate of {message}"
             other.close()
             await received(sink, 1)
-
-
-async def until_busy(client: Raw, mail: str) -> None:
-    assert (await client.command(mail)).startswith("450")
-
-
-async def until_free(client: Raw, mail: str) -> None:
-    reply = "450"
-    for _ in range(1000):
-        reply = await client.command(mail)
-        if reply.startswith("250"):
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(reply)
 
 
 async def test_a_killed_receiver(folder: Path) -> None:
@@ -205,12 +195,10 @@ async def sessions(relay: Relay, tries: int) -> tuple[int, int]:
 
 
 async def until_sessions(relay: Relay, least: int, most: int) -> None:
-    held = -1
-    for _ in range(200):
-        held, _ = await sessions(relay, 40)
-        if least <= held <= most:
-            return
-    raise AssertionError(held)
+    async def so_many() -> bool:
+        return least <= (await sessions(relay, 40))[0] <= most
+
+    await eventually(so_many, f"{least} to {most} sessions")
 
 
 async def test_a_failed_write_is_told_and_final(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,7 @@ class Actors(RuleBasedStateMachine):
         if not hasattr(self, "storage") or any(not task.done() for task in self.tasks):
             return
         for task in self.tasks:
-            if task.exception():
-                raise task.exception()  # type: ignore[misc]
+            task.result()  # raises what the actor did
         where = self._where()
         assert len(where) == len(set(where))
         assert set(where) == self.committed - self.done

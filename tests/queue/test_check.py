@@ -1,5 +1,6 @@
 """The check finds what it is for."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.queue.harness import Clock, accept, lease, opened, problems, settle
 from zonemta_py.model import Fate
 from zonemta_py.queue import keys
+from zonemta_py.queue.store import Op
 
 
 @pytest.mark.parametrize(
@@ -28,11 +30,11 @@ from zonemta_py.queue import keys
         (lambda m: [(b"due/nonsense", b"")], "not a due key"),
     ],
 )
-async def test_finds(folder: Path, spoil: object, finding: str) -> None:
+async def test_finds(folder: Path, spoil: Callable[[str], list[Op]], finding: str) -> None:
     async with opened(folder) as queue:
         message = await accept(queue, "a@x.example")
         assert problems(queue.store) == []
-        queue.store.write(queue.store.batch(spoil(message), sync=True))  # type: ignore[operator]
+        queue.store.write(queue.store.batch(spoil(message), sync=True))
         found = problems(queue.store)
         assert any(finding in problem for problem in found) if finding else found == []
 

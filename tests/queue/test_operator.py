@@ -1,5 +1,6 @@
 """An operator's hold, release and delete in every order, beside windows that rest and values that are damaged."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ async def test_a_damaged_recipient_does_not_stop_the_operator(folder: Path, each
         assert problems(queue.store) != []
 
 
-async def test_leased_the_moment_it_is_on_disk(folder: Path) -> None:
+async def test_leased_the_moment_it_is_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that finds a spilled message before its accept has returned counts with the same entry."""
     async with opened(folder, window=100) as queue:
         for n in range(20):
@@ -87,9 +88,7 @@ async def test_leased_the_moment_it_is_on_disk(folder: Path) -> None:
             write(batch)
             done.append("written")
 
-        queue.store.write = watched  # type: ignore[method-assign]
-        import asyncio
-
+        monkeypatch.setattr(queue.store, "write", watched)
         accepting = asyncio.ensure_future(accept(queue, "last@x.example", "last@y.example"))
         while not accepting.done():
             while held := queue.lease("default", "x.example", 1):
@@ -98,5 +97,5 @@ async def test_leased_the_moment_it_is_on_disk(folder: Path) -> None:
         while held := queue.lease("default", "x.example", 1):
             await settle(queue, held, Fate.DELIVERED)
         await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
-        queue.store.write = write  # type: ignore[method-assign]
+        monkeypatch.undo()
         await until(lambda: everything(queue.store) == [], "the last key to go")

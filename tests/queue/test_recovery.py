@@ -113,7 +113,7 @@ async def test_a_finished_attempt_clears_the_suspicion(folder: Path) -> None:
         assert lease(queue, "x.example").recipients[0].record.uncertain == 0
 
 
-async def test_half_a_body_is_swept(folder: Path) -> None:
+async def test_half_a_body_is_swept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """open/ of a dead process, and a removal that was cut off."""
     clock = Clock()
     queue = make_queue(folder, clock)
@@ -122,7 +122,7 @@ async def test_half_a_body_is_swept(folder: Path) -> None:
     await write(writer, b"x" * 200_000)
     kept = await accept(queue, "a@x.example", body=b"y" * 200_000)
     gone = await accept(queue, "a@y.example", body=b"y" * 200_000)
-    queue.cleanup.add = lambda message: None  # type: ignore[method-assign]
+    monkeypatch.setattr(queue.cleanup, "add", lambda message: None)
     await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
     assert queue.store.get(keys.cleanup_key(gone)) is not None
     await _die(queue)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -97,7 +97,7 @@ async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(folder:
         message = await accept(queue, "a@x.example", "b@y.example")
     (folder / "files" / "data" / message / "0" / "schedule").write_text("{torn")
     async with opened(folder, store=STORE) as queue:
-        assert queue.store.damaged == [f"{message}.0"]  # type: ignore[attr-defined]
+        assert cast(FilesStore, queue.store).damaged == [f"{message}.0"]
         held = lease(queue, "y.example")
         assert held.recipients[0].address == "b@y.example"
         await settle(queue, held, Fate.DELIVERED)

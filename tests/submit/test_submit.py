@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,12 +136,12 @@ async def test_journal(folder: Path) -> None:
 
 
 def _plan(port: int, template: Template, **changes: object) -> Plan:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "sender": "s@x.example", "template": template, "relay": HostPort("127.0.0.1", port), "ip": "127.0.0.1",
         "ehlo": "me.example", "tls": "off", "credentials": None, "connections": 4, "recipients_per_message": 10,
         "resend_uncertain": False, **changes,
     }  # fmt: skip
-    return Plan(**values)  # type: ignore[arg-type]
+    return Plan(**values)
 
 
 def _rows(count: int) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -54,10 +55,7 @@ def spark_options(command: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            import pyarrow  # noqa: F401 - the same extra brings it
-            import pyspark  # noqa: F401
-        except ImportError:
+        if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(EXTRA)
         return command(*args, **kwargs)
 

@@ -7,7 +7,7 @@ connection to the sink; its documentation names no way around either.
 import os
 import pwd
 
-from zonemta_py.bench.peers.peer import ForegroundPeer, find
+from zonemta_py.bench.peers.peer import ForegroundPeer, find, lacks
 
 USER = "Debian-exim"
 CONFIG = """\
@@ -84,10 +84,8 @@ class EximRelay(ForegroundPeer):
     @classmethod
     def missing(cls) -> str:
         """What Exim needs here."""
-        if find("exim4") is None:
-            return "it is not installed (Debian: apt-get install exim4-daemon-light)"
-        if os.geteuid() != 0:
-            return "it needs root to read a configuration of ours"
+        if missing := lacks("exim4", "exim4-daemon-light", root=True):
+            return missing
         return "" if _uid() is not None else f"it needs a user {USER}"
 
     def start(self) -> None:

@@ -4,11 +4,10 @@ It does not sync what it accepts. Its backlog for new connections is 5, so thirt
 wait for the kernel's retries; a connection to the sink carries few messages before it rests.
 """
 
-import os
 import pwd
 from pathlib import Path
 
-from zonemta_py.bench.peers.peer import ForegroundPeer, find
+from zonemta_py.bench.peers.peer import ForegroundPeer, find, lacks
 
 USERS = ("opensmtpd", "opensmtpq")
 SPOOL, CHROOT = Path("/var/spool/smtpd"), Path("/var/lib/opensmtpd/empty")
@@ -44,10 +43,8 @@ class OpenSmtpdRelay(ForegroundPeer):
     @classmethod
     def missing(cls) -> str:
         """What OpenSMTPD needs here."""
-        if find("smtpd") is None or find("unshare") is None:
-            return "it is not installed (Debian: apt-get install opensmtpd)"
-        if os.geteuid() != 0:
-            return "it needs root to start"
+        if missing := lacks("smtpd", "opensmtpd", root=True) or lacks("unshare", "util-linux"):
+            return missing
         known = {entry.pw_name for entry in pwd.getpwall()}
         if not known.issuperset(USERS) or not SPOOL.is_dir() or not CHROOT.is_dir():
             return f"it needs the users {', '.join(USERS)} and the folders {SPOOL} and {CHROOT}"

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,7 @@ START_S = 30.0
 STOP_S = 40.0
 
 
-class Peer:
+class Peer(ABC):
     """A relay in ``folder`` that delivers everything to a sink. A subclass starts it."""
 
     name = ""
@@ -34,17 +35,17 @@ class Peer:
         self._wait_for_greeting()
 
     @classmethod
+    @abstractmethod
     def missing(cls) -> str:
         """Empty when it can be run here, else what it needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """Write its configuration and start it; sets ``pid``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """End it."""
-        raise NotImplementedError
 
     def fsyncs(self) -> int:
         """Not known from outside."""
@@ -111,3 +112,10 @@ class PeerMaker(Protocol):
 def find(command: str) -> str | None:
     """Where ``command`` is, system folders included."""
     return shutil.which(command, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+
+
+def lacks(command: str, package: str, *, root: bool = False) -> str:
+    """What is missing for a peer that is ``command``, of a Debian package, run as root or not."""
+    if find(command) is None:
+        return f"it is not installed (Debian: apt-get install {package})"
+    return "it needs root to start" if root and os.geteuid() != 0 else ""

@@ -8,7 +8,7 @@ import os
 import pwd
 import subprocess
 
-from zonemta_py.bench.peers.peer import Peer, find
+from zonemta_py.bench.peers.peer import Peer, find, lacks
 from zonemta_py.errors import LocalError
 
 MAIN_CF = """\
@@ -71,9 +71,7 @@ class PostfixRelay(Peer):
     @classmethod
     def missing(cls) -> str:
         """What Postfix needs here."""
-        if find("postfix") is None:
-            return "it is not installed (Debian: apt-get install postfix)"
-        return "" if os.geteuid() == 0 else "it needs root to start"
+        return lacks("postfix", "postfix", root=True)
 
     def start(self) -> None:
         """Set up an instance of its own and start it."""

@@ -4,10 +4,11 @@ A benchmark of it would be one of two databases, set up well or badly; and no co
 been tried here. The name is there so that asking for it gets an answer.
 """
 
-from zonemta_py.bench.peers.peer import Peer
+from zonemta_py.bench.peers.peer import ForegroundPeer
+from zonemta_py.errors import LocalError
 
 
-class ZoneMtaRelay(Peer):
+class ZoneMtaRelay(ForegroundPeer):
     """Always left out."""
 
     name = "zone-mta"
@@ -16,3 +17,7 @@ class ZoneMtaRelay(Peer):
     def missing(cls) -> str:
         """Why it is left out."""
         return "it needs a MongoDB and a Redis of its own, which this benchmark does not set up"
+
+    def start(self) -> None:
+        """It cannot be. Raises LocalError."""
+        raise LocalError(self.missing())

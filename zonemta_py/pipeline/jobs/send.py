@@ -15,22 +15,12 @@ from pyspark.sql import functions as F
 
 from zonemta_py.loop import loop_factory
 from zonemta_py.pipeline import schema
+from zonemta_py.pipeline.arrow import batch_of
 from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Manners, Submission, envelope_of
 
 Step = Callable[[str], None]
-
-_LEDGER = pa.schema(
-    [
-        *((name, pa.string()) for name in ("campaign", "key", "relay", "address", "state")),
-        ("code", pa.int32()),
-        ("reply", pa.string()),
-        ("messages", pa.list_(pa.string())),
-        ("repeated", pa.bool_()),
-        ("time_ms", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +130,7 @@ def _sending(
                     (campaign, s.key, s.relay, s.address, s.state, s.code, s.reply, list(s.messages), s.repeated, s.time_ms)
                     for s in settled
                 ]  # fmt: skip
-                if rows:
-                    columns = zip(zip(*rows, strict=True), _LEDGER, strict=True)
-                    yield pa.RecordBatch.from_arrays(
-                        [pa.array(column, field.type) for column, field in columns], schema=_LEDGER
-                    )
+                yield batch_of(rows, schema.LEDGER)
             runner.run(submission.aclose())
 
     return send

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
+from zonemta_py.pipeline.arrow import batch_of
 from zonemta_py.pipeline.provider import provider_of
 from zonemta_py.routing import Router
 from zonemta_py.smtp.address import AddressError, domain_of, normalise
@@ -26,13 +27,6 @@ NORMALISED = StructType(
         StructField("zone", StringType()),
         StructField("reason", StringType()),
         StructField("fields", MapType(StringType(), StringType())),
-    ]
-)
-_ARROW = pa.schema(
-    [
-        ("position", pa.int64()),
-        *((name, pa.string()) for name in ("given", "address", "domain", "provider", "zone", "reason")),
-        ("fields", pa.map_(pa.string(), pa.string())),
     ]
 )
 
@@ -56,15 +50,7 @@ def normalised(
                     strict=True,
                 )
             ]  # fmt: skip
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array(column, field.type)
-                    for column, field in zip(zip(*rows, strict=True), _ARROW, strict=True)
-                ]
-                if rows
-                else [pa.array([], field.type) for field in _ARROW],
-                schema=_ARROW,
-            )
+            yield batch_of(rows, NORMALISED)
 
     def transform(rows: DataFrame) -> DataFrame:
         return rows.select(

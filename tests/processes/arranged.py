@@ -1,0 +1,22 @@
+"""A suite of this project, run once more on relays of five processes."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from tests.end_to_end.harness import ARRANGEMENT
+
+
+async def run_arranged(root: Path, *module: str) -> tuple[int, bytes]:
+    """``python -m MODULE…`` with two receivers and two senders: its exit code and its output."""
+    run = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *module,
+        cwd=root,
+        env={**os.environ, ARRANGEMENT: "2/2"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await run.communicate()
+    return run.returncode or 0, out
