@@ -11,6 +11,7 @@ import click
 
 from zonemta_py.cli.common import fail, json_option, print_json, read_config, reports_errors
 from zonemta_py.cli.progress import step_shower
+from zonemta_py.cli.submission_options import email_column_option, message_option, per_message_option
 from zonemta_py.config.load import parse_config
 from zonemta_py.errors import ConfigError
 from zonemta_py.smtp.address import AddressError, normalise
@@ -76,13 +77,7 @@ def session(master: str, heap: str) -> "Iterator[SparkSession]":
 
 @pipeline.command()
 @click.argument("recipients", metavar="LIST")
-@click.option(
-    "--message",
-    "message_path",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    required=True,
-    help="The message, header and body; {{column}} is replaced from the list.",
-)
+@message_option
 @click.option("--from", "sender", required=True, help="The envelope sender.")
 @click.option(
     "--campaign", required=True, help="Its name: with the recipients it makes the submission keys."
@@ -94,9 +89,7 @@ def session(master: str, heap: str) -> "Iterator[SparkSession]":
     help="Addresses and domains that get nothing, one a line; may be given more than once.",
 )
 @click.option("--output", required=True, help="The folder of the plan; it must not exist.")
-@click.option(
-    "--email-column", help="The column with the address.  [default: email, address or recipient]"
-)
+@email_column_option
 @click.option(
     "-c",
     "--config",
@@ -104,13 +97,7 @@ def session(master: str, heap: str) -> "Iterator[SparkSession]":
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     help="The relay's configuration: its routing names the zone of each recipient.",
 )
-@click.option(
-    "--recipients-per-message",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    show_default=True,
-    help="How many share one message; 1 when the message has merge fields.",
-)
+@per_message_option
 @click.option(
     "--slots",
     type=click.IntRange(1, 10_000),

@@ -12,7 +12,12 @@ from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_
 from zonemta_py.cli.pipeline import pipeline, session, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.cli.sink import HostPortParam
-from zonemta_py.cli.submit import read_credentials
+from zonemta_py.cli.submission_options import (
+    password_option,
+    read_credentials,
+    tls_option,
+    user_option,
+)
 from zonemta_py.config.units import HostPort, duration
 from zonemta_py.errors import ConfigError, LocalError
 
@@ -20,8 +25,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def send_options(command: Callable[P, R]) -> Callable[P, R]:
-    """How to submit."""
+def sends(command: Callable[P, R]) -> Callable[P, R]:
+    """What ``send`` and ``resume`` share: a plan, how to submit it, where the job runs."""
+    command = spark_options(json_option(reports_errors(command)))
     for option in (
         click.option(
             "--failover",
@@ -34,18 +40,9 @@ def send_options(command: Callable[P, R]) -> Callable[P, R]:
             show_default=True,
             help="How long one message is tried, such as 10m.",
         ),
-        click.option(
-            "--tls",
-            type=click.Choice(["off", "opportunistic", "required"]),
-            default="opportunistic",
-            show_default=True,
-        ),
-        click.option(
-            "--password-file",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Its first line is the password.",
-        ),
-        click.option("--user", help="Authenticate as this user."),
+        tls_option,
+        password_option,
+        user_option,
         click.option(
             "--sessions",
             type=click.IntRange(1, 500),
@@ -61,17 +58,14 @@ def send_options(command: Callable[P, R]) -> Callable[P, R]:
             required=True,
             help="Where to submit; several share the work, each message always with the same.",
         ),
+        click.argument("plan_path", metavar="PLAN"),
     ):
         command = option(command)
     return command
 
 
 @pipeline.command()
-@click.argument("plan_path", metavar="PLAN")
-@send_options
-@spark_options
-@json_option
-@reports_errors
+@sends
 def send(**options: Any) -> None:
     """Submit a plan.
 
@@ -87,11 +81,7 @@ def send(**options: Any) -> None:
 
 
 @pipeline.command()
-@click.argument("plan_path", metavar="PLAN")
-@send_options
-@spark_options
-@json_option
-@reports_errors
+@sends
 def resume(**options: Any) -> None:
     """Go on with a plan that was sent in part.
 

@@ -9,9 +9,18 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.cli.common import EXIT_FAILED, fail, json_option, print_json, reports_errors
+from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.cli.sink import HostPortParam
+from zonemta_py.cli.submission_options import (
+    email_column_option,
+    message_option,
+    password_option,
+    per_message_option,
+    read_credentials,
+    tls_option,
+    user_option,
+)
 from zonemta_py.config.units import HostPort
 from zonemta_py.errors import ConfigError
 from zonemta_py.loop import loop_factory
@@ -27,20 +36,12 @@ INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
 
 @click.command()
 @click.argument("recipients", type=click.Path(allow_dash=True))
-@click.option(
-    "--message",
-    "message_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="The message, header and body; {{column}} is replaced from the list.",
-)
+@message_option
 @click.option("--from", "sender", required=True, help="The envelope sender; '' for the null sender.")
 @click.option(
     "--relay", type=HostPortParam(), default="127.0.0.1:2525", show_default=True, help="Where to submit."
 )
-@click.option(
-    "--email-column", help="The column with the address.  [default: email, address or recipient]"
-)
+@email_column_option
 @click.option(
     "--connections",
     type=click.IntRange(1, 500),
@@ -48,13 +49,7 @@ INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
     show_default=True,
     help="Sessions at a time.",
 )
-@click.option(
-    "--recipients-per-message",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    show_default=True,
-    help="How many share one message; 1 when the message has merge fields.",
-)
+@per_message_option
 @click.option(
     "--journal",
     "journal_path",
@@ -66,18 +61,9 @@ INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
     is_flag=True,
     help="Send again where an earlier run never heard the answer: some may get it twice.",
 )
-@click.option("--user", help="Authenticate as this user.")
-@click.option(
-    "--password-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Its first line is the password.",
-)
-@click.option(
-    "--tls",
-    type=click.Choice(["off", "opportunistic", "required"]),
-    default="opportunistic",
-    show_default=True,
-)
+@user_option
+@password_option
+@tls_option
 @click.option(
     "--refused",
     "refused_path",
@@ -191,18 +177,6 @@ def _address_of(relay: HostPort) -> str:
     except OSError as exc:
         raise ConfigError(f"--relay {relay}: {exc.strerror}") from exc
     return str(found[0][4][0])
-
-
-def read_credentials(user: str | None, password_file: Path | None) -> tuple[str, str] | None:
-    """Name and password for AUTH, None without a user. Raises ConfigError."""
-    if user is None:
-        return None
-    if password_file is None:
-        fail("--user needs --password-file", 2)
-    try:
-        return user, password_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
-    except OSError as exc:
-        raise ConfigError(f"--password-file {password_file}: {exc.strerror}") from exc
 
 
 def _print(summary: Summary, *, as_json: bool) -> None:
