@@ -1,10 +1,11 @@
-"""``zonemta pipeline report``, ``reconcile`` and ``suppress``."""
+"""``zonemta pipeline report``, ``compact``, ``reconcile`` and ``suppress``."""
 
 from pathlib import Path
 
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
+from zonemta_py.cli.parameters import DURATION
 from zonemta_py.cli.pipeline import pipeline, session, spark_options
 from zonemta_py.cli.progress import step_shower
 
@@ -15,33 +16,100 @@ from zonemta_py.cli.progress import step_shower
     "--plan", "plans", multiple=True, help="Tell its campaign apart; may be given more than once."
 )
 @click.option("--output", required=True, help="The folder of the report; it must not exist.")
+@click.option(
+    "--warmup",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="A warm-up schedule, to be compared with what was sent.",
+)
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Make the report, or bring it up to date: only segments that are new are read.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=DURATION,
+    help="As --update, again and again at this interval, until interrupted: 5m, 1h.",
+)
 @spark_options
 @json_option
 @reports_errors
 def report(
-    events: str, plans: tuple[str, ...], output: str, master: str, heap: str, as_json: bool
+    events: str,
+    plans: tuple[str, ...],
+    output: str,
+    warmup: Path | None,
+    update: bool,
+    every_s: float | None,
+    master: str,
+    heap: str,
+    as_json: bool,
 ) -> None:
-    """How delivery went: rates, times, replies.
+    """How delivery went: rates, times, replies, hours unlike others.
 
-    EVENTS is the relay's event log, the folder in events.directory. Writes Parquet tables and report.html, a page
-    that needs nothing else.
+    EVENTS is the relay's event log, the folder in events.directory, or what ``zonemta pipeline compact`` made of it.
+    Writes Parquet tables and report.html, a page that needs nothing else.
 
     \b
-    Example:
+    Examples:
       zonemta pipeline report events --plan plans/june --output reports/june
+      zonemta pipeline report events --output reports/now --every 5m
     """
-    from zonemta_py.pipeline.jobs.report import Request, make_report
+    from zonemta_py.pipeline.jobs.report import Request, make_report, update_report
+    from zonemta_py.pipeline.warmup import read_warmups
 
+    request = Request(events, plans, output, read_warmups(warmup) if warmup else ())
     with step_shower() as step:
         step("starting Spark")
         with session(master, heap) as spark:
-            sums = make_report(spark, Request(events, plans, output), step)
+            if update or every_s is not None:
+                sums = update_report(spark, request, every_s, step)
+            else:
+                sums = make_report(spark, request, step)
     if as_json:
         print_json(sums)
         return
     for name in ("delivered", "deferred", "bounced", "expired"):
         click.echo(f"{sums[name]:>12,} {name}")
     click.echo(f"{output}/report.html")
+
+
+@pipeline.command()
+@click.argument("events", metavar="EVENTS")
+@click.option("--output", required=True, help="The folder of the Parquet files, in OUTPUT/events.")
+@click.option(
+    "--every",
+    "every_s",
+    type=DURATION,
+    help="Again and again at this interval, until interrupted: 5m, 1h. Without it once.",
+)
+@spark_options
+@json_option
+@reports_errors
+def compact(
+    events: str, output: str, every_s: float | None, master: str, heap: str, as_json: bool
+) -> None:
+    """Segments of the event log into Parquet, by the hour of the event.
+
+    Each segment is read once, each record written once; run it again and only new segments are read. The jobs that
+    read EVENTS read OUTPUT/events as well, and faster.
+
+    \b
+    Example:
+      zonemta pipeline compact events --output lake --every 1h
+    """
+    from zonemta_py.pipeline.jobs.compact import Request
+    from zonemta_py.pipeline.jobs.compact import compact as run
+
+    with step_shower() as step:
+        step("starting Spark")
+        with session(master, heap) as spark:
+            count = run(spark, Request(events, output, every_s), step)
+    if as_json:
+        print_json({"records": count})
+    else:
+        click.echo(f"{count:>12,} records, in {output}/events")
 
 
 @pipeline.command()

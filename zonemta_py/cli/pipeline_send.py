@@ -9,17 +9,17 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
+from zonemta_py.cli.parameters import DURATION, HOST_PORT
 from zonemta_py.cli.pipeline import pipeline, session, spark_options
 from zonemta_py.cli.progress import step_shower
-from zonemta_py.cli.sink import HostPortParam
 from zonemta_py.cli.submission_options import (
     password_option,
     read_credentials,
     tls_option,
     user_option,
 )
-from zonemta_py.config.units import HostPort, duration
-from zonemta_py.errors import ConfigError, LocalError
+from zonemta_py.config.units import HostPort
+from zonemta_py.errors import LocalError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +36,8 @@ def sends(command: Callable[P, R]) -> Callable[P, R]:
         ),
         click.option(
             "--patience",
+            "patience_s",
+            type=DURATION,
             default="1h",
             show_default=True,
             help="How long one message is tried, such as 10m.",
@@ -53,7 +55,7 @@ def sends(command: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "--relay",
             "relays",
-            type=HostPortParam(),
+            type=HOST_PORT,
             multiple=True,
             required=True,
             help="Where to submit; several share the work, each message always with the same.",
@@ -99,7 +101,7 @@ def _send(
     user: str | None,
     password_file: Path | None,
     tls: str,
-    patience: str,
+    patience_s: float,
     failover: bool,
     master: str,
     heap: str,
@@ -109,10 +111,6 @@ def _send(
     from zonemta_py.pipeline.jobs.send import read_ledger, send_plan
     from zonemta_py.pipeline.submission import Manners
 
-    try:
-        patience_s = duration(patience)
-    except ValueError as exc:
-        raise ConfigError(f"--patience '{patience}': expected {exc}") from exc
     credentials = read_credentials(user, password_file)
     with step_shower() as step:
         step("starting Spark")

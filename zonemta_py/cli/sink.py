@@ -10,30 +10,16 @@ import click
 from zonemta_py.bench.script import Script, load_script
 from zonemta_py.bench.sink import Sink
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.config.units import HostPort, host_port
+from zonemta_py.cli.parameters import HOST_PORT
+from zonemta_py.config.units import HostPort
 from zonemta_py.errors import ConfigError
 from zonemta_py.loop import loop_factory
-
-
-class HostPortParam(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.2
-    """``host:port`` on the command line."""
-
-    name = "HOST:PORT"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> HostPort:
-        """The value, or a usage error."""
-        try:
-            return value if isinstance(value, HostPort) else host_port(value)
-        except ValueError as exc:
-            self.fail(f"'{value}' is not {exc}", param, ctx)
 
 
 @click.command()
 @click.option(
     "--listen",
-    type=HostPortParam(),
+    type=HOST_PORT,
     default="127.0.0.1:2526",
     show_default=True,
     help="Where to listen.",

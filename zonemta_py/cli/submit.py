@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
+from zonemta_py.cli.parameters import HOST_PORT
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.cli.sink import HostPortParam
 from zonemta_py.cli.submission_options import (
     email_column_option,
     message_option,
@@ -39,7 +39,7 @@ INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
 @message_option
 @click.option("--from", "sender", required=True, help="The envelope sender; '' for the null sender.")
 @click.option(
-    "--relay", type=HostPortParam(), default="127.0.0.1:2525", show_default=True, help="Where to submit."
+    "--relay", type=HOST_PORT, default="127.0.0.1:2525", show_default=True, help="Where to submit."
 )
 @email_column_option
 @click.option(

@@ -41,9 +41,24 @@ def event_schema() -> StructType:
 
 
 def read_events(spark: SparkSession, folder: str) -> DataFrame:
-    """The sealed segments in ``folder``, each record once. Raises LocalError when there are none."""
+    """The records in ``folder``, each once: sealed segments, or what ``compact`` made of them.
+
+    Raises LocalError when it is no event log.
+    """
     try:
-        rows = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst").json(folder)
+        if _is_parquet(spark, folder):
+            rows = spark.read.schema(event_schema()).parquet(folder)
+        else:
+            rows = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst").json(folder)
     except AnalysisException as exc:
         raise LocalError(f"{folder}: no event log here: {line_of(str(exc))}") from exc
     return rows.dropDuplicates(list(IDENTITY))
+
+
+def _is_parquet(spark: SparkSession, folder: str) -> bool:
+    """Whether there is a Parquet file in ``folder``: one footer is read."""
+    try:
+        spark.read.option("pathGlobFilter", "*.parquet").parquet(folder)
+    except AnalysisException:
+        return False
+    return True

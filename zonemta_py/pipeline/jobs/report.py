@@ -1,30 +1,37 @@
-"""From the event log to what a deliverability manager reads: Parquet tables and one HTML page."""
+"""From the event log to what a deliverability manager reads: Parquet tables and one HTML page.
 
+Whole, from segments or from what ``compact`` made of them; or kept up to date: then OUTPUT/lake has
+every record so far, and only new segments are read.
+"""
+
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.errors import LocalError
-from zonemta_py.pipeline import html
 from zonemta_py.pipeline.events import read_events
 from zonemta_py.pipeline.failures import told
+from zonemta_py.pipeline.jobs import compact
+from zonemta_py.pipeline.jobs.report_page import page
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.transforms import rates
+from zonemta_py.pipeline.transforms.anomalies import Sensitivity, anomalies
+from zonemta_py.pipeline.transforms.replies import replies
+from zonemta_py.pipeline.transforms.warmed import ALLOWANCE, warmed
+from zonemta_py.pipeline.warmup import Warmup
 
-SHOWN = 25  # rows of a table on the page; the Parquet tables have all
-TITLES = {
-    "zone": "Zones", "provider": "Providers", "domain": "Recipient domains", "address": "Sending addresses",
-    "campaign": "Campaigns",
-}  # fmt: skip
-HEAD = (
-    "", "delivered", "deferred", "bounced", "expired", "delivery", "bounce", "deferral", "p50", "p95", "p99",
-)  # fmt: skip
+NEXT = "_next"  # what is being made, beside what there is
 
 Step = Callable[[str], None]
+
+
+class NoAttempts(LocalError):
+    """The events tell of no attempt to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +41,90 @@ class Request:
     events: str
     plans: Sequence[str]
     output: str
+    warmups: Sequence[Warmup] = ()
+    sensitivity: Sensitivity = Sensitivity()
 
 
 def make_report(spark: SparkSession, request: Request, step: Step) -> dict[str, Any]:
     """Write tables and page; returns the sums. Raises LocalError."""
     if Path(request.output).exists():
         raise LocalError(f"{request.output}: there is something already; choose another folder")
+    return _write(spark, request, request.events, Path(request.output), step)
+
+
+def update_report(
+    spark: SparkSession, request: Request, every_s: float | None, step: Step
+) -> dict[str, Any]:
+    """Bring tables and page up to date with new segments; with ``every_s`` until it is interrupted.
+
+    Returns the last sums. Raises LocalError.
+    """
+    output = Path(request.output)
+    stream = compact.Request(request.events, f"{request.output}/lake", every_s)
+    sums: dict[str, Any] = {}
+
+    def render() -> None:
+        try:
+            sums.update(_write(spark, request, stream.lake, output / NEXT, step))
+        except NoAttempts:
+            return
+        for new in sorted((output / NEXT).iterdir()):
+            old = output / new.name
+            if old.is_dir():
+                shutil.rmtree(old)
+            new.replace(old)
+        (output / NEXT).rmdir()
+
+    compact.compact(spark, stream, step, render)
+    if not sums:
+        # Nothing new; or the last run ended between its records and its page.
+        render()
+    if not sums:
+        raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
+    return sums
+
+
+def _write(
+    spark: SparkSession, request: Request, events: str, output: Path, step: Step
+) -> dict[str, Any]:
     step("reading the event log")
-    with told(request.events):
-        rows = read_events(spark, request.events).transform(
-            rates.attempts(campaigns_of(spark, request.plans))
-        )
-        place = f"{request.output}/attempts"
-        rows.write.parquet(place)
-        rows = spark.read.parquet(place)
+    shutil.rmtree(output, ignore_errors=True)
+    with told(events):
+        rows = read_events(spark, events).transform(rates.attempts(campaigns_of(spark, request.plans)))
+        rows.write.parquet(f"{output}/attempts")
+        rows = spark.read.parquet(f"{output}/attempts")
         tables = {
             "rates": rows.transform(rates.rates()),
             "hours": rows.transform(rates.by_hour()),
             "days": rows.transform(rates.by_day_and_address()),
-            "replies": rows.transform(rates.replies()),
+            "replies": rows.transform(replies()),
+            "anomalies": rows.transform(anomalies(request.sensitivity)),
         }
+        if request.warmups:
+            tables["warmup"] = rows.transform(warmed(_allowances(spark, request.warmups)))
         for name, table in tables.items():
             step(f"computing {name}")
-            table.coalesce(1).write.parquet(f"{request.output}/{name}")
+            table.coalesce(1).write.parquet(f"{output}/{name}")
     step("drawing the page")
-    written = {name: spark.read.parquet(f"{request.output}/{name}") for name in tables}
-    sums = written["rates"].where("dimension = 'all'").first()
-    if sums is None:
-        raise LocalError(f"{request.events}: no delivery was attempted in these events")
-    (Path(request.output) / "report.html").write_text(_page(request, sums, written), encoding="utf-8")
-    return {name: value for name, value in sums.asDict().items() if name not in ("dimension", "value")}
+    sums = _sums(spark, output, request)
+    written = {name: spark.read.parquet(f"{output}/{name}") for name in tables}
+    everything = written["rates"].where("dimension = 'all'").collect()[0]
+    (output / "report.html").write_text(page(request.events, everything, written), encoding="utf-8")
+    return sums
+
+
+def _sums(spark: SparkSession, output: Path, request: Request) -> dict[str, Any]:
+    row = spark.read.parquet(f"{output}/rates").where("dimension = 'all'").first()
+    if row is None:
+        raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
+    return {name: value for name, value in row.asDict().items() if name not in ("dimension", "value")}
+
+
+def _allowances(spark: SparkSession, warmups: Sequence[Warmup]) -> DataFrame:
+    rows = [
+        (day, each.address, each.provider, allowed) for each in warmups for day, allowed in each.days()
+    ]
+    return spark.createDataFrame(rows, ALLOWANCE)
 
 
 def campaigns_of(spark: SparkSession, plans: Sequence[str]) -> DataFrame | None:
@@ -76,66 +137,3 @@ def campaigns_of(spark: SparkSession, plans: Sequence[str]) -> DataFrame | None:
         here = ledger.select(F.explode("messages").alias("message"), "campaign").distinct()
         found = here if found is None else found.union(here)
     return found
-
-
-def _page(request: Request, sums: Row, tables: dict[str, DataFrame]) -> str:
-    hours = tables["hours"].groupBy("hour").agg(*(F.sum(name).alias(name) for name in rates.ATTEMPTS))
-    sections = [
-        html.cards(
-            [
-                html.Figure("recipients delivered", f"{sums['delivered']:,}"),
-                html.Figure("of final outcomes delivered", _percent(sums["delivery_rate"])),
-                html.Figure("bounced or expired", f"{sums['bounced'] + sums['expired']:,}"),
-                html.Figure("attempts deferred", _percent(sums["deferral_rate"])),
-                html.Figure("median time to delivery", _time(sums["p50_ms"])),
-                html.Figure("99 % delivered within", _time(sums["p99_ms"])),
-            ]
-        ),
-        html.stacks(
-            "By hour",
-            "attempts: delivered, deferred (amber), bounced or expired (red); UTC",
-            [
-                html.Stack(f"{row['hour']:%d %H:%M}", row["delivered"], row["deferred"], row["bounced"] + row["expired"])
-                for row in hours.orderBy("hour").collect()
-            ],
-        ),
-    ]  # fmt: skip
-    for dimension, title in TITLES.items():
-        rows = tables["rates"].where((F.col("dimension") == dimension) & (F.col("value") != ""))
-        shown = rows.orderBy(F.desc("attempts"), "value").limit(SHOWN).collect()
-        note = f"the {SHOWN} with most attempts; p50 to p99: time from 250 to delivery"
-        if shown:
-            sections.append(html.table(title, note, HEAD, [_cells(row) for row in shown]))
-    replies = tables["replies"].orderBy(F.desc("count"), "kind").limit(SHOWN).collect()
-    sections.append(
-        html.table(
-            "What peers said",
-            "replies to failures, without what differs from message to message",
-            ("reply", "provider", "event", "phase", "code", "count"),
-            [
-                (row["kind"] or "", row["provider"] or "", row["event"], row["phase"], f"{row['code']} {row['status']}", f"{row['count']:,}")
-                for row in replies
-            ],
-            texts=4,
-        )
-    )  # fmt: skip
-    return html.page("Delivery report", f"from {request.events}", sections)
-
-
-def _cells(row: Row) -> list[str]:
-    counts = [f"{row[name]:,}" for name in rates.ATTEMPTS]
-    shares = [_percent(row[name]) for name in ("delivery_rate", "bounce_rate", "deferral_rate")]
-    return [row["value"], *counts, *shares, *(_time(row[f"p{n}_ms"]) for n in (50, 95, 99))]
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def _time(ms: int | None) -> str:
-    if ms is None:
-        return "-"
-    for least, unit, per in ((86_400_000, "d", 86_400_000), (3_600_000, "h", 3_600_000), (60_000, "min", 60_000), (1000, "s", 1000)):  # fmt: skip
-        if ms >= least:
-            return f"{ms / per:.1f} {unit}"
-    return f"{ms} ms"

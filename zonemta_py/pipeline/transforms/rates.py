@@ -1,4 +1,4 @@
-"""How delivery went: rates, latencies and replies, from the events of attempts.
+"""How delivery went: rates and latencies, from the events of attempts.
 
 A *failure* here is what an attempt ended in: deferred, bounced or expired.
 """
@@ -119,33 +119,3 @@ def by_day_and_address() -> Transform:
         )
 
     return transform
-
-
-def replies() -> Transform:
-    """What peers said to failures: one row for each kind of reply, with an example."""
-
-    def transform(rows: DataFrame) -> DataFrame:
-        failed = rows.where(F.col("event") != "delivered")
-        return (
-            failed.groupBy(
-                "provider", "event", "phase", "code", "status", kind_of("reply").alias("kind")
-            )
-            .agg(F.count("*").alias("count"), F.min("reply").alias("example"))
-            .select("provider", "event", "phase", "code", "status", "kind", "count", "example")
-        )
-
-    return transform
-
-
-def kind_of(reply: str) -> Column:
-    """A reply without what differs from message to message: addresses, ids, numbers."""
-    text = F.col(reply)
-    for pattern, stands_for in (
-        (r"<[^>]*>|\S+@\S+", "<address>"),
-        (r"\b(\d{1,3}\.){3}\d{1,3}\b", "<ip>"),
-        (r"https?://\S+", "<url>"),
-        (r"\b(?=\w*\d)[\w-]{8,}\b", "<id>"),
-        (r"\d+", "<n>"),
-    ):
-        text = F.regexp_replace(text, pattern, stands_for)
-    return F.substring(text, 1, 200)

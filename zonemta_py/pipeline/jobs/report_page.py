@@ -1,0 +1,148 @@
+"""The report as a page: what a deliverability manager reads, from the tables of the report."""
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from zonemta_py.pipeline import html
+from zonemta_py.pipeline.transforms import rates
+
+SHOWN = 25  # rows of a table on the page; the Parquet tables have all
+TITLES = {
+    "zone": "Zones", "provider": "Providers", "domain": "Recipient domains", "address": "Sending addresses",
+    "campaign": "Campaigns",
+}  # fmt: skip
+HEAD = (
+    "", "delivered", "deferred", "bounced", "expired", "delivery", "bounce", "deferral", "tries", "p50", "p95", "p99",
+)  # fmt: skip
+
+
+def page(events: str, sums: Row, tables: dict[str, DataFrame]) -> str:
+    """The whole file, from the tables of ``jobs.report``."""
+    sections = [_figures(sums), _chart(tables["hours"]), *_by_dimension(tables["rates"])]
+    if "warmup" in tables:
+        sections.append(_warmup(tables["warmup"]))
+    sections += [_anomalies(tables["anomalies"]), *_replies(tables["replies"])]
+    return html.page("Delivery report", f"from {events}", sections)
+
+
+def _figures(sums: Row) -> str:
+    return html.cards(
+        [
+            html.Figure("recipients delivered", f"{sums['delivered']:,}"),
+            html.Figure("of final outcomes delivered", _percent(sums["delivery_rate"])),
+            html.Figure("bounced or expired", f"{sums['bounced'] + sums['expired']:,}"),
+            html.Figure("attempts deferred", _percent(sums["deferral_rate"])),
+            html.Figure("median time to delivery", _time(sums["p50_ms"])),
+            html.Figure("99 % delivered within", _time(sums["p99_ms"])),
+        ]
+    )
+
+
+def _chart(hours: DataFrame) -> str:
+    together = hours.groupBy("hour").agg(*(F.sum(name).alias(name) for name in rates.ATTEMPTS))
+    return html.stacks(
+        "By hour",
+        "attempts: delivered, deferred (amber), bounced or expired (red); UTC",
+        [
+            html.Stack(f"{row['hour']:%d %H:%M}", row["delivered"], row["deferred"], row["bounced"] + row["expired"])
+            for row in together.orderBy("hour").collect()
+        ],
+    )  # fmt: skip
+
+
+def _by_dimension(table: DataFrame) -> list[str]:
+    sections = []
+    for dimension, title in TITLES.items():
+        rows = table.where((F.col("dimension") == dimension) & (F.col("value") != ""))
+        shown = rows.orderBy(F.desc("attempts"), "value").limit(SHOWN).collect()
+        note = (
+            f"the {SHOWN} with most attempts; tries: attempts for each recipient that came to an end; "
+            "p50 to p99: time from 250 to delivery"
+        )
+        if shown:
+            sections.append(html.table(title, note, HEAD, [_cells(row) for row in shown]))
+    return sections
+
+
+def _warmup(table: DataFrame) -> str:
+    rows = table.orderBy("day", "address", "provider").collect()
+    kept = sum(row["kept"] for row in rows)
+    return html.table(
+        "Warm-up",
+        f"attempts of each address beside what its schedule allows; {kept} of {len(rows)} days kept",
+        ("day", "address", "provider", "allowed", "sent", "over"),
+        [
+            (f"{row['day']}", row["address"], row["provider"] or "all", f"{row['allowed']:,}", f"{row['sent']:,}", f"{row['over']:,}" if row["over"] else "")
+            for row in rows
+        ],
+        texts=3,
+    )  # fmt: skip
+
+
+def _anomalies(table: DataFrame) -> str:
+    rows = table.orderBy(F.desc(F.abs("score")), "hour").limit(SHOWN).collect()
+    return html.table(
+        "Hours unlike those before them",
+        "a provider's rate that left its own history, and the replies that explain it",
+        ("provider", "hour", "because of", "rate", "share", "usual", "attempts"),
+        [
+            (row["provider"], f"{row['hour']:%Y-%m-%d %H:%M}", "; ".join(f"{each['count']:,} of: {each['template']}" for each in row["replies"] or ()), row["measure"], _percent(row["rate"]), _percent(row["usual"]), f"{row['attempts']:,}")
+            for row in rows
+        ],
+        texts=4,
+    )  # fmt: skip
+
+
+def _replies(table: DataFrame) -> list[str]:
+    reasons = table.groupBy("reason", "event").agg(F.sum("count").alias("count"))
+    templates = table.groupBy("template", "reason", "provider", "event", "code", "status").agg(
+        F.sum("count").alias("count")
+    )
+    why = reasons.orderBy(F.desc("count"), "reason", "event").collect()
+    said = templates.orderBy(F.desc("count"), "template", "provider").limit(SHOWN).collect()
+    return [
+        html.table(
+            "Why peers said no",
+            "classes of replies to failures",
+            ("reason", "event", "count"),
+            [(row["reason"], row["event"], f"{row['count']:,}") for row in why],
+            texts=2,
+        ),
+        html.table(
+            "What peers said",
+            "replies to failures, without what differs from message to message",
+            ("reply", "reason", "provider", "event", "code", "count"),
+            [
+                (row["template"] or "", row["reason"], row["provider"] or "", row["event"], f"{row['code']} {row['status']}", f"{row['count']:,}")
+                for row in said
+            ],
+            texts=4,
+        ),
+    ]  # fmt: skip
+
+
+def _cells(row: Row) -> list[str]:
+    counts = [f"{row[name]:,}" for name in rates.ATTEMPTS]
+    shares = [_percent(row[name]) for name in ("delivery_rate", "bounce_rate", "deferral_rate")]
+    finals = row["delivered"] + row["bounced"] + row["expired"]
+    tries = f"{row['attempts'] / finals:.2f}" if finals else "-"
+    return [
+        row["value"],
+        *counts,
+        *shares,
+        tries,
+        *(_time(row[f"p{n}_ms"]) for n in (50, 95, 99)),
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _time(ms: int | None) -> str:
+    if ms is None:
+        return "-"
+    for least, unit, per in ((86_400_000, "d", 86_400_000), (3_600_000, "h", 3_600_000), (60_000, "min", 60_000), (1000, "s", 1000)):  # fmt: skip
+        if ms >= least:
+            return f"{ms / per:.1f} {unit}"
+    return f"{ms} ms"
