@@ -2,6 +2,7 @@
 
 import random
 import stat
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from zonemta_py.errors import LocalError
 from zonemta_py.pipeline import java
 from zonemta_py.pipeline.keys import relays_of, submission_key
 from zonemta_py.pipeline.provider import provider_of
-from zonemta_py.pipeline.suppression import read_suppression
+from zonemta_py.pipeline.suppression import Suppression, read_suppression
 
 addresses = st.lists(st.emails(), min_size=1, max_size=5, unique=True)
 
@@ -63,6 +64,17 @@ def test_a_suppression_file(tmp_path: Path) -> None:
     assert "s.txt:6: 'not an address'" in found.shown[0]
     with pytest.raises(LocalError, match="nothing-here"):
         read_suppression(iter([tmp_path / "nothing-here"]))
+
+
+def test_a_line_that_expired(tmp_path: Path) -> None:
+    """The last day counts; the day after it does not."""
+    path = tmp_path / "s.txt"
+    path.write_text("a@x.example, bounced, on monday, until 2026-11-20\nb@x.example, until 2026-11-21\n")
+    found = Suppression(date(2026, 11, 21))
+    for line in path.read_text().splitlines():
+        found.add(line, "s.txt")
+    assert (found.entries, found.expired) == ({"b@x.example": "suppressed"}, 1)
+    assert read_suppression(iter([path])).bad == 0
 
 
 def _java(folder: Path, says: str) -> Path:

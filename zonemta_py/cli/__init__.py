@@ -3,7 +3,13 @@
 import click
 
 from zonemta_py import __version__
-from zonemta_py.cli import pipeline_analysis, pipeline_demo, pipeline_send, queue_change
+from zonemta_py.cli import (
+    pipeline_analysis,
+    pipeline_demo,
+    pipeline_send,
+    pipeline_suppress,
+    queue_change,
+)
 from zonemta_py.cli.audit import audit
 from zonemta_py.cli.bench import bench
 from zonemta_py.cli.check import check
@@ -33,7 +39,7 @@ def main() -> None:
 
 
 assert queue_change  # it adds to the group ``queue``
-for adds_to_pipeline in (pipeline_send, pipeline_analysis, pipeline_demo):
+for adds_to_pipeline in (pipeline_send, pipeline_analysis, pipeline_suppress, pipeline_demo):
     assert adds_to_pipeline
 for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
     main.add_command(command)

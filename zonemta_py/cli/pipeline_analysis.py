@@ -1,4 +1,4 @@
-"""``zonemta pipeline report``, ``compact``, ``reconcile`` and ``suppress``."""
+"""``zonemta pipeline report``, ``compact`` and ``reconcile``."""
 
 from pathlib import Path
 
@@ -144,48 +144,3 @@ def reconcile(
         return
     for name, count in counts.items():
         click.echo(f"{count:>12,} {name}")
-
-
-@pipeline.command()
-@click.argument("events", metavar="EVENTS")
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file."
-)
-@click.option(
-    "--days",
-    type=click.IntRange(1, 3650),
-    default=180,
-    show_default=True,
-    help="Older bounces are forgiven.",
-)
-@click.option(
-    "--times",
-    type=click.IntRange(1, 100),
-    default=1,
-    show_default=True,
-    help="So many bounces are needed.",
-)
-@spark_options
-@json_option
-@reports_errors
-def suppress(
-    events: str, output: Path, days: int, times: int, master: str, heap: str, as_json: bool
-) -> None:
-    """Who should get nothing more: addresses that bounced hard.
-
-    Writes a file for ``zonemta pipeline plan --suppress``. An address that was delivered to after it bounced is not in it.
-
-    \b
-    Example:
-      zonemta pipeline suppress events --output bounced.txt
-    """
-    from zonemta_py.pipeline.jobs.suppress import Request, make_suppression
-
-    with step_shower() as step:
-        step("starting Spark")
-        with session(master, heap) as spark:
-            count = make_suppression(spark, Request(events, output, days, times), step)
-    if as_json:
-        print_json({"entries": count})
-    else:
-        click.echo(f"{count:>12,} addresses, in {output}")

@@ -29,3 +29,16 @@ def expand(sender: str, recipient: str) -> str:
     user, _, domain = recipient.rpartition("@")
     between = "" if is_verp(sender) else "+"
     return f"{local}{between}{user}={domain}@{host}"
+
+
+def contract(address: str, sender: str) -> str:
+    """The recipient that ``address`` names, if it is what ``expand`` makes of ``sender``; else empty."""
+    if sender in ("", DOUBLE_BOUNCE):
+        return ""
+    local, _, host = base(sender).rpartition("@")
+    found, _, at = address.rpartition("@")
+    begin = local if is_verp(sender) else f"{local}+"
+    if at.lower() != host.lower() or not found.startswith(begin):
+        return ""
+    user, separator, domain = found[len(begin) :].rpartition("=")
+    return f"{user}@{domain}" if separator and user and domain else ""

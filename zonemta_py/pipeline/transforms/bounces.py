@@ -1,46 +1,100 @@
-"""Addresses that should get nothing more, from what peers said to them."""
+"""Addresses that should get nothing more: what peers said to them, and who complained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-HARD = (
-    "5.1.1",
-    "5.1.2",
-    "5.1.3",
-    "5.1.6",
-    "5.1.10",
-    "5.2.1",
-)  # RFC 3463: no such address, or it is closed
-UNKNOWN = r"(?i)(user|mailbox|recipient|account|address)\S* .{0,40}(unknown|not (found|exist)|disabled|no longer)|no such (user|mailbox|recipient|address)"
+from zonemta_py.pipeline.reasons import Reason
+from zonemta_py.pipeline.transforms.replies import explained, kind_of
+from zonemta_py.smtp.notices import COMPLAINT
+
+HARD = (Reason.NO_ADDRESS, Reason.NO_DOMAIN)
+DAY = "yyyy-MM-dd"
+
+Transform = Callable[[DataFrame], DataFrame]
 
 
-def hard_bounces(statuses: Sequence[str], since_ms: int, times: int) -> Callable[[DataFrame], DataFrame]:
-    """``entry`` and ``reason`` for whoever failed for good at least ``times`` since ``since_ms``, and was not delivered to later."""
+def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
+    """``entry``, ``reason`` and ``until`` for whoever bounced hard at least ``times`` since ``since_ms``.
 
-    def transform(events: DataFrame) -> DataFrame:
-        known = F.col("status").isin(*statuses) | (
-            F.col("code").between(550, 559) & F.col("reply").rlike(UNKNOWN)
+    Not for who was delivered to later. It holds for ``days`` from the last bounce.
+    """
+
+    def transform(found: DataFrame) -> DataFrame:
+        hard = (
+            (F.col("event") == "bounced")
+            & F.col("reason").isin(*map(str, HARD))
+            & (F.col("time_ms") >= since_ms)
         )
-        hard = (F.col("event") == "bounced") & known & (F.col("time_ms") >= since_ms)
         return (
-            events.where(F.col("event").isin("bounced", "delivered"))
-            .groupBy("recipient")
+            found.groupBy("recipient")
             .agg(
                 F.count_if(hard).alias("bounces"),
                 F.max(F.when(hard, F.col("time_ms"))).alias("last_ms"),
                 F.max(F.when(F.col("event") == "delivered", F.col("time_ms"))).alias("delivered_ms"),
-                F.max_by("status", F.when(hard, F.col("time_ms"))).alias("status"),
+                F.max_by(F.coalesce("status", F.lit("")), F.when(hard, F.col("time_ms"))).alias("status"),
             )
             .where((F.col("bounces") >= times) & (F.col("last_ms") > F.coalesce("delivered_ms", F.lit(0))))
             .select(
                 F.col("recipient").alias("entry"),
-                F.concat(
-                    F.lit("bounced "), F.col("status"), F.lit(" on "),
-                    F.date_format(F.timestamp_millis("last_ms"), "yyyy-MM-dd"),
-                ).alias("reason"),
+                F.concat(F.lit("bounced "), "status", F.lit(" on "), _day("last_ms")).alias("reason"),
+                _until("last_ms", days).alias("until"),
             )
         )  # fmt: skip
 
     return transform
+
+
+def outcomes_of(events: DataFrame) -> DataFrame:
+    """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of bounces and deliveries, from events."""
+    said = events.where(F.col("event") == "bounced").select(
+        "recipient", "event", "time_ms", "code", "status", kind_of(F.col("reply")).alias("kind")
+    )
+    delivered = events.where(F.col("event") == "delivered").select(
+        "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
+    )
+    bounced = said.transform(explained()).select("recipient", "event", "time_ms", "status", "reason")
+    return bounced.unionByName(delivered)
+
+
+def failures_in(reports: DataFrame) -> DataFrame:
+    """The same of reports that came by mail (``transforms.matched``): what bounced after it was delivered.
+
+    Only of those that match a ledger: anybody can write a report about anybody.
+    """
+    return reports.where((F.col("kind") == "failed") & (F.col("address") != "")).select(
+        F.col("address").alias("recipient"),
+        F.lit("bounced").alias("event"),
+        "time_ms",
+        "status",
+        "reason",
+    )
+
+
+def complaints(since_ms: int, days: int) -> Transform:
+    """``entry``, ``reason`` and ``until`` of whoever complained since ``since_ms``; a delivery excuses nothing."""
+
+    def transform(reports: DataFrame) -> DataFrame:
+        rows = reports.where(
+            (F.col("kind") == COMPLAINT) & (F.col("address") != "") & (F.col("time_ms") >= since_ms)
+        )
+        return (
+            rows.groupBy(F.col("address").alias("entry"))
+            .agg(F.max("time_ms").alias("last_ms"))
+            .select(
+                "entry",
+                F.concat(F.lit("complained on "), _day("last_ms")).alias("reason"),
+                _until("last_ms", days).alias("until"),
+            )
+        )
+
+    return transform
+
+
+def _day(time_ms: str) -> Column:
+    return F.date_format(F.timestamp_millis(time_ms), DAY)
+
+
+def _until(time_ms: str, days: int) -> Column:
+    return F.date_format(F.date_add(F.to_date(F.timestamp_millis(time_ms)), days), DAY)

@@ -1,0 +1,187 @@
+"""Reports that came back by mail: mbox, maildirs and tables, matched to a ledger; and who is suppressed for it."""
+
+import base64
+import mailbox
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.segments import delivered, write_segment
+from zonemta_py.clock import now_ms
+from zonemta_py.codec import to_json
+from zonemta_py.errors import LocalError
+from zonemta_py.pipeline.suppression import read_suppression
+from zonemta_py.smtp.dsn import Failure, status_report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SENDER = "news@example.com"
+
+
+def quiet(text: str) -> None:
+    """No progress."""
+
+
+def bounce(recipient: str, *, key: str = "", to: str = SENDER, status: str = "5.1.1") -> bytes:
+    """A delivery status report as the relay, or a peer like it, writes one; dated today."""
+    failure = Failure("failed", recipient, status, "because", f"550 {status} no", "mx.example", "")
+    report = status_report(
+        hostname="mx.example", message_id="1" * 24, report_id="2" * 24, sender=to, arrival_date="", date="",
+        failures=[failure], original_header=b"Subject: x\r\n", original_body=b"From here\r\n>From there\r\n",
+        envelope_id=f"submission-key-{key}" if key else "",
+    )  # fmt: skip
+    return report.header.replace(b"Date: \r\n", b"") + b"\r\n" + report.body
+
+
+def complaint(about: str) -> bytes:
+    return (
+        b'Content-Type: multipart/report; report-type=feedback-report; boundary="b"\n\n'
+        b"--b\nContent-Type: message/feedback-report\n\nFeedback-Type: abuse\nOriginal-Rcpt-To: "
+        + about.encode()
+        + b"\n\n--b--\n"
+    )
+
+
+MAIL = [
+    bounce("a@x.example", key="k1"),  # by its envelope id
+    bounce("moved@elsewhere.example", key="k2"),  # forwarded: the only recipient of its message
+    bounce("moved@elsewhere.example", key="k1"),  # forwarded, one of two: nobody can tell
+    bounce("moved@elsewhere.example", to="news+c@x.example".replace("@", "=") + "@example.com"),
+    bounce("A@X.example".replace("A", "b")),  # by its address
+    bounce("nobody@x.example", key="unknown"),
+    complaint("c@x.example"),
+    b"Subject: out of office\n\nFrom now on I am away\n",
+]
+
+
+def ledger_of(spark: "SparkSession", folder: Path) -> str:
+    """A plan that was sent: k1 to a and b, k2 to c."""
+    from zonemta_py.pipeline import schema
+
+    manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
+    spark.createDataFrame([manifest], schema.MANIFEST).write.parquet(f"{folder}/manifest")
+    rows = [
+        ("june", key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, 1)
+        for key, names in (("k1", "ab"), ("k2", "c"))
+        for name in names
+    ]
+    spark.createDataFrame(rows, schema.LEDGER).write.parquet(f"{folder}/ledger/run=1")
+    return str(folder)
+
+
+def as_mbox(folder: Path) -> Path:
+    box = mailbox.mbox(str(folder / "bounces.mbox"))
+    for octets in MAIL:
+        box.add(octets)
+    box.close()
+    return folder / "bounces.mbox"
+
+
+def as_maildirs(folder: Path) -> Path:
+    """Two maildirs, one of them in a folder that begins with a dot."""
+    (folder / "tree").mkdir()
+    for n, octets in enumerate(MAIL):
+        place = folder / "tree" / (".bounces" if n % 2 else "inbox")
+        box = mailbox.Maildir(str(place), create=True)
+        box.add(octets)
+    (folder / "tree" / "inbox" / "tmp" / "half").write_bytes(MAIL[0][:50])
+    return folder / "tree"
+
+
+def as_table(folder: Path) -> Path:
+    path = folder / "mail.jsonl"
+    path.write_bytes(
+        b"".join(to_json({"octets": base64.b64encode(octets).decode()}) + b"\n" for octets in MAIL)
+    )
+    return path
+
+
+@pytest.mark.parametrize("written", [as_mbox, as_maildirs, as_table])
+def test_every_report_finds_its_recipient(spark: "SparkSession", tmp_path: Path, written: Any) -> None:
+    from zonemta_py.pipeline.jobs.dsn import Request, read_matched, read_reports
+
+    plan, output = ledger_of(spark, tmp_path / "plan"), str(tmp_path / "out")
+    found = read_reports(spark, Request([str(written(tmp_path))], [plan], output), quiet)
+    assert (found.messages, found.no_report, found.unreadable) == (len(MAIL), 1, 0)
+    assert found.kinds == {"failed": 6, "complaint": 1}
+    assert found.matched == {
+        "envelope id": 1, "envelope id, its only recipient": 1, "verp": 1, "address": 2, "not matched": 2,
+    }  # fmt: skip
+    rows = read_matched(spark, output).collect()
+    by_way = {(row["matched"], row["address"], row["campaign"]) for row in rows}
+    assert by_way == {
+        ("envelope id", "a@x.example", "june"),
+        ("envelope id, its only recipient", "c@x.example", "june"),
+        ("verp", "c@x.example", "june"),
+        ("address", "b@x.example", "june"),
+        ("address", "c@x.example", "june"),
+        ("", "", ""),
+    }
+    assert {row["reason"] for row in rows if row["kind"] == "failed"} == {"no such address"}
+    with pytest.raises(LocalError, match="there is something already"):
+        read_reports(spark, Request([str(tmp_path / "x.mbox")], [plan], output), quiet)
+
+
+def test_no_mail(spark: "SparkSession", tmp_path: Path) -> None:
+    from zonemta_py.pipeline.jobs.dsn import Request, read_matched, read_reports
+
+    for place, problem in ((tmp_path, "neither a table nor a maildir"), (tmp_path / "x.mbox", "no mail")):  # fmt: skip
+        with pytest.raises(LocalError, match=problem):
+            read_reports(spark, Request([str(place)], [], str(tmp_path / "out")), quiet)
+    with pytest.raises(LocalError, match="no reports here"):
+        read_matched(spark, str(tmp_path))
+
+
+def test_a_file_that_cannot_be_read(spark: "SparkSession", tmp_path: Path) -> None:
+    """It is counted, and costs nothing else."""
+    from zonemta_py.pipeline.jobs.dsn import Request, read_reports
+
+    place = as_maildirs(tmp_path)
+    (place / "inbox" / "new" / "gone").symlink_to(tmp_path / "nowhere")
+    found = read_reports(spark, Request([str(place)], [], str(tmp_path / "out")), quiet)
+    assert (found.messages, found.unreadable) == (len(MAIL) + 1, 1)
+    assert sum(found.kinds.values()) == 7
+
+
+def test_who_is_suppressed(spark: "SparkSession", tmp_path: Path) -> None:
+    """Bounces by event and by mail, complaints; not who was delivered to since, but for complaints.
+
+    A report about somebody who was never sent anything is nobody's bounce: anybody can write one.
+    """
+    from zonemta_py.pipeline.jobs.dsn import Request as Mail
+    from zonemta_py.pipeline.jobs.dsn import read_reports
+    from zonemta_py.pipeline.jobs.suppress import DAY_MS, Request, make_suppression
+
+    now = now_ms()
+    gone = {"event": "bounced", "code": 550, "status": "5.1.1", "reply": "no such user"}
+    write_segment(
+        tmp_path / "events",
+        "a",
+        [
+            delivered(1, recipient="hard@x.example", time_ms=now - 5, **gone),
+            delivered(2, recipient="back@x.example", time_ms=now - 9, **gone),
+            delivered(3, recipient="back@x.example", time_ms=now - 5),
+            delivered(4, recipient="old@x.example", time_ms=now - 200 * DAY_MS, **gone),
+            delivered(
+                5,
+                recipient="full@x.example",
+                time_ms=now,
+                **{**gone, "status": "5.2.2", "reply": "full"},
+            ),
+            delivered(6, recipient="a@x.example", time_ms=now - 1000),
+            delivered(7, recipient="c@x.example", time_ms=now + DAY_MS),
+        ],
+    )
+    plan, reports = ledger_of(spark, tmp_path / "plan"), str(tmp_path / "reports")
+    read_reports(spark, Mail([str(as_table(tmp_path))], [plan], reports), quiet)
+    path = tmp_path / "suppressed.txt"
+    request = Request(str(tmp_path / "events"), path, reports=[reports], days=30)
+    assert make_suppression(spark, request, quiet) == 4
+    found = read_suppression(iter([path]))
+    assert set(found.entries) == {"hard@x.example", "a@x.example", "b@x.example", "c@x.example"}
+    assert found.entries["c@x.example"].startswith("complained on 20")
+    assert found.entries["a@x.example"].startswith("bounced 5.1.1 on 20")
+    assert (found.bad, found.expired) == (0, 0)
+    assert make_suppression(spark, Request(str(tmp_path / "events"), path, days=300), quiet) == 2

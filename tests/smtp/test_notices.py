@@ -1,0 +1,139 @@
+"""Reports of others, and our own, read back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.smtp.dsn import Failure, status_report
+from zonemta_py.smtp.notices import Notice, read_notices
+from zonemta_py.smtp.verp import contract, expand
+
+
+def ours(*failures: Failure, body: bytes | None = b"hi\r\n", envelope_id: str = "") -> bytes:
+    found = status_report(
+        hostname="relay.example", message_id="1" * 24, report_id="2" * 24, sender="news@example.com",
+        arrival_date="Sat, 21 Nov 2026 09:00:00 +0000", date="Sat, 21 Nov 2026 10:00:00 +0000",
+        failures=failures, original_header=b"Subject: x\r\nX-Submission-Key: fromheader\r\n",
+        original_body=body, envelope_id=envelope_id,
+    )  # fmt: skip
+    return found.header + b"\r\n" + found.body
+
+
+def failure(recipient: str, action: str = "failed", **changes: str) -> Failure:
+    return Failure(
+        action, recipient, "5.1.1", "because", changes.get("diagnostic", "550 5.1.1 no such user"), "mx.x.example",
+        "Sat, 21 Nov 2026 10:00:00 +0000",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("recipient", ["a@x.example", "ä@bücher.example", '"a b"@x.example'])
+@pytest.mark.parametrize("body", [b"hi\r\n", None])
+def test_our_own(recipient: str, body: bytes | None) -> None:
+    """What the relay writes is read; the envelope id goes before the header that was returned."""
+    found = read_notices(
+        ours(
+            failure(recipient),
+            failure("b@x.example", "delayed"),
+            body=body,
+            envelope_id="submission-key-abc123",
+        )
+    )
+    assert [(n.kind, n.recipient, n.key, n.status, n.code) for n in found] == [
+        ("failed", recipient, "abc123", "5.1.1", 550),
+        ("delayed", "b@x.example", "abc123", "5.1.1", 550),
+    ]
+    assert found[0].diagnostic == "550 5.1.1 no such user"
+    assert found[0].reporter == "relay.example"
+    assert found[0].time_ms == 1_795_255_200_000
+    assert read_notices(ours(failure(recipient), body=body))[0].key == "fromheader"
+
+
+FEEDBACK = b"""\
+From: <abuse@isp.example>
+Date: Thu, 8 Mar 2005 17:40:36 EDT
+Subject: FW: Earn money
+To: <news+joe=isp.example@example.com>
+MIME-Version: 1.0
+Content-Type: multipart/report; report-type=feedback-report;
+     boundary="part1"
+
+--part1
+Content-Type: text/plain; charset="US-ASCII"
+
+This is an email abuse report.
+
+--part1
+Content-Type: message/feedback-report
+
+Feedback-Type: abuse
+User-Agent: SomeGenerator/1.0
+Version: 1
+Original-Mail-From: <news@example.com>
+%sReporting-MTA: dns; mail.isp.example
+
+--part1
+Content-Type: message/rfc822
+
+From: <news@example.com>
+X-Submission-Key: k77
+Subject: Earn money
+
+body
+--part1--
+"""
+
+
+def test_feedback() -> None:
+    """A complaint names the recipient itself, by the returned header, or by the address it came to."""
+    [found] = read_notices(FEEDBACK % b"Original-Rcpt-To: <joe@isp.example>\n", ["news@example.com"])
+    assert found == Notice(
+        "complaint", "joe@isp.example", "k77", "", 0, "abuse", "mail.isp.example", "joe@isp.example", found.time_ms
+    )  # fmt: skip
+    [redacted] = read_notices(FEEDBACK % b"", ["news@example.com"])
+    assert (redacted.recipient, redacted.by_verp, redacted.key) == ("", "joe@isp.example", "k77")
+    [kind] = read_notices((FEEDBACK % b"").replace(b"abuse\n", b"not-spam\n"))
+    assert kind.kind == "not-spam"
+    two = read_notices(FEEDBACK % b"Original-Rcpt-To: <a@x.example>\nOriginal-Rcpt-To: <b@x.example>\n")
+    assert [n.recipient for n in two] == ["a@x.example", "b@x.example"]
+
+
+def test_no_report() -> None:
+    assert read_notices(b"Subject: out of office\r\n\r\nI am away\r\n") == []
+    assert read_notices(b"") == []
+    empty = (
+        b'Content-Type: multipart/report; boundary="b"\n\n--b\nContent-Type: message/delivery-status\n\n'
+    )
+    assert read_notices(empty + b"--b--\n") == []
+    torn = ours(failure("a@x.example"))
+    assert all(
+        isinstance(n, Notice) for cut in range(0, len(torn), 37) for n in read_notices(torn[:cut])
+    )
+
+
+@given(st.binary(max_size=400))
+def test_any_octets(octets: bytes) -> None:
+    """Neither octets nor a report with anything in its machine part raise."""
+    read_notices(octets)
+    read_notices(
+        b'Content-Type: multipart/report; boundary="b"\n\n--b\nContent-Type: message/delivery-status\n\n'
+        + octets
+        + b"\n--b\nContent-Type: message/feedback-report\n\n"
+        + octets
+        + b"\n--b--\n"
+    )
+
+
+locals_ = st.text("abcxyz0123456789.-_+", min_size=1, max_size=12)
+
+
+@given(locals_, locals_, st.booleans())
+def test_a_variable_sender_is_read_back(local: str, user: str, dashed: bool) -> None:
+    sender = f"{local}-@example.com-@[]" if dashed else f"{local}@example.com"
+    recipient = f"{user}@x.example"
+    assert contract(expand(sender, recipient), sender) == recipient
+
+
+def test_what_is_no_variable_sender() -> None:
+    for address in ("news@example.com", "news+x@example.com", "news+a=b@other.example", "", "news+=b@example.com"):  # fmt: skip
+        assert contract(address, "news@example.com") == ""
+    assert contract("a=b@x", "") == ""

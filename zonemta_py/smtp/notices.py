@@ -1,0 +1,165 @@
+"""Reading what others report about our mail: delivery status and feedback reports. Pure.
+
+Source: RFC 3464 and RFC 6533 (delivery status), RFC 5965 and RFC 6591 (feedback), RFC 6522
+(multipart/report). Whatever is no report is nothing; malformed parts are read as far as they go.
+"""
+
+import email
+import re
+from collections.abc import Iterable, Iterator
+from email.message import Message
+from email.utils import parseaddr, parsedate_to_datetime
+from typing import NamedTuple
+
+from zonemta_py.smtp.verp import contract
+
+COMPLAINT = "complaint"
+NOT_SPAM = "not-spam"  # the one kind of feedback that is no complaint
+TEXT_MAX = 1000  # characters kept of what a peer says
+_ENVID_KEY = re.compile(r"submission-key-([\w-]+)")
+_KEY_FIELD = "X-Submission-Key"
+_TO = ("Delivered-To", "X-Original-To", "To")
+
+
+class Notice(NamedTuple):
+    """What a report says of one recipient; empty text where it does not say.
+
+    ``kind``: failed, delayed, delivered, relayed, expanded, ``complaint`` or ``not-spam``.
+    ``key``: the submission key, from the envelope id or from the returned header.
+    ``by_verp``: the recipient that the address names to which the report was sent.
+    ``time_ms``: when the report was written; 0 unknown.
+    """
+
+    kind: str
+    recipient: str
+    key: str
+    status: str
+    code: int
+    diagnostic: str
+    reporter: str
+    by_verp: str
+    time_ms: int
+
+
+def read_notices(octets: bytes, senders: Iterable[str] = ()) -> list[Notice]:
+    """Every recipient a report speaks of; none when ``octets`` are no report.
+
+    ``senders`` are envelope senders of ours, whose variable forms (``verp.expand``) are understood.
+    """
+    message = email.message_from_bytes(octets)
+    if message.get_content_type() != "multipart/report" or not message.is_multipart():
+        return []
+    by_verp = _by_verp(message, senders)
+    time_ms, key = _time_ms(message), _returned_key(message)
+    notices: list[Notice] = []
+    for part in message.walk():
+        kind = part.get_content_type()
+        if kind in ("message/delivery-status", "message/global-delivery-status"):
+            notices += _delivery(_blocks(part), key, by_verp, time_ms)
+        elif kind == "message/feedback-report":
+            notices += _feedback(_blocks(part), key, by_verp, time_ms, message)
+    return notices
+
+
+def _delivery(blocks: list[Message], key: str, by_verp: str, time_ms: int) -> Iterator[Notice]:
+    if not blocks:
+        return
+    of_message, *of_recipients = blocks
+    named = _ENVID_KEY.search(of_message.get("Original-Envelope-Id", ""))
+    key = named[1] if named else key
+    for block in of_recipients:
+        recipient = _typed(block, "Original-Recipient") or _typed(block, "Final-Recipient")
+        if not recipient and "Action" not in block:
+            continue
+        diagnostic = _typed(block, "Diagnostic-Code")
+        code = re.match(r"[245]\d\d", diagnostic)
+        yield Notice(
+            kind=_text(block, "Action").split(" ")[0].lower() or "failed",
+            recipient=recipient,
+            key=key,
+            status=_text(block, "Status").split(" ")[0],
+            code=int(code[0]) if code else 0,
+            diagnostic=diagnostic,
+            reporter=_typed(of_message, "Reporting-MTA"),
+            by_verp=by_verp,
+            time_ms=time_ms,
+        )
+
+
+def _feedback(
+    blocks: list[Message], key: str, by_verp: str, time_ms: int, message: Message
+) -> Iterator[Notice]:
+    for block in blocks[:1]:
+        kind = _text(block, "Feedback-Type").lower()
+        recipients = [parseaddr(str(each))[1] for each in block.get_all("Original-Rcpt-To", [""])]
+        for recipient in recipients:
+            yield Notice(
+                kind=NOT_SPAM if kind == NOT_SPAM else COMPLAINT,
+                recipient=recipient,
+                key=key,
+                status="",
+                code=0,
+                diagnostic=kind,
+                reporter=_typed(block, "Reporting-MTA")
+                or parseaddr(message.get("From", ""))[1].rpartition("@")[2],
+                by_verp=by_verp,
+                time_ms=time_ms,
+            )
+
+
+def _blocks(part: Message) -> list[Message]:
+    """The groups of fields of a machine-readable part: the parser of MIME splits only some of them."""
+    payload = part.get_payload()
+    if isinstance(payload, list):
+        groups = [each.as_bytes() for each in payload if isinstance(each, Message)]
+    else:
+        decoded = part.get_payload(decode=True)
+        groups = [decoded] if isinstance(decoded, bytes) else []
+    found = [block for group in groups for block in _split(group.decode("utf-8", "replace"))]
+    return [block for block in found if block.keys()]
+
+
+def _split(text: str) -> list[Message]:
+    return [email.message_from_string(group) for group in re.split(r"\r?\n\r?\n", text) if group.strip()]
+
+
+def _text(block: Message, name: str) -> str:
+    return " ".join(str(block.get(name, "")).split())[:TEXT_MAX]
+
+
+def _typed(block: Message, name: str) -> str:
+    """The value of ``type; value``; an address without its brackets."""
+    text = _text(block, name)
+    _, separator, value = text.partition(";")
+    return (value if separator else text).strip().strip("<>")
+
+
+def _returned_key(message: Message) -> str:
+    """The key in the header of the message that is returned."""
+    for part in message.walk():
+        if part.get_content_type() in ("text/rfc822-headers", "text/rfc822-header"):
+            decoded = part.get_payload(decode=True)
+            text = decoded.decode("utf-8", "replace") if isinstance(decoded, bytes) else ""
+            part = email.message_from_string(text)
+        if part is not message and _KEY_FIELD in part:
+            return _text(part, _KEY_FIELD)
+    return ""
+
+
+def _by_verp(message: Message, senders: Iterable[str]) -> str:
+    known = list(senders)
+    for name in _TO:
+        for value in message.get_all(name, []):
+            address = parseaddr(str(value))[1]
+            for sender in known:
+                found = contract(address, sender)
+                if found:
+                    return found
+    return ""
+
+
+def _time_ms(message: Message) -> int:
+    try:
+        return int(parsedate_to_datetime(message.get("Date", "")).timestamp() * 1000)
+    except (ValueError, TypeError, OverflowError):
+        return 0
