@@ -27,3 +27,13 @@ def write_segment(folder: Path, name: str, records: list[dict[str, Any]]) -> Pat
     path = place / f"{name}.jsonl.zst"
     path.write_bytes(zstandard.ZstdCompressor().compress(b"".join(to_json(r) + b"\n" for r in records)))
     return path
+
+
+def accepted(seq: int, recipients: list[str], **changes: Any) -> dict[str, Any]:
+    """A record of a message that was taken."""
+    return {
+        "node": "abcdef", "seq": seq, "position": 0, "event": "accepted", "time_ms": 1_800_000_000_000,
+        "message": f"{seq:024x}", "sender": "s@example.com",
+        "recipients": [{"index": n, "recipient": r, "zone": "default"} for n, r in enumerate(recipients)],
+        **changes,
+    }  # fmt: skip

@@ -4,6 +4,7 @@ import click
 
 from zonemta_py import __version__
 from zonemta_py.cli import (
+    pipeline_advice,
     pipeline_analysis,
     pipeline_demo,
     pipeline_send,
@@ -39,7 +40,13 @@ def main() -> None:
 
 
 assert queue_change  # it adds to the group ``queue``
-for adds_to_pipeline in (pipeline_send, pipeline_analysis, pipeline_suppress, pipeline_demo):
+for adds_to_pipeline in (
+    pipeline_send,
+    pipeline_analysis,
+    pipeline_suppress,
+    pipeline_advice,
+    pipeline_demo,
+):
     assert adds_to_pipeline
 for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
     main.add_command(command)

@@ -54,9 +54,18 @@ def load_config(path: Path) -> Config:
 def load_plain(path: Path) -> Any:
     """Any YAML document as plain values, for files that are not configurations. Raises ConfigError."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as exc:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
+    return plain(text, str(path))
+
+
+def plain(text: str, where: str) -> Any:
+    """The plain values of YAML. Raises ConfigError that begins with ``where``."""
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
 
 
 def parse_config(text: str, path: Path) -> Config:

@@ -12,8 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from zonemta_py.config.load import load_plain
 from zonemta_py.errors import ConfigError
 
 KEYS = {"address", "begins", "daily", "provider"}
@@ -36,10 +35,7 @@ class Warmup:
 
 def read_warmups(path: Path) -> list[Warmup]:
     """All of a file. Raises ConfigError that names what is wrong in which entry."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
+    found = load_plain(path)
     if not isinstance(found, list):
         raise ConfigError(f"{path}: expected a list of entries with {', '.join(sorted(KEYS))}")
     return [_entry(each, f"{path}: entry {number}") for number, each in enumerate(found, 1)]
