@@ -57,7 +57,9 @@ def test_more_sessions() -> None:
     assert keys(seen(busiest_sessions=6.0), zone) == {}, "there was room"
 
 
-@pytest.mark.parametrize("said", ["slow\r\n# down", "ünï" * 100, '"quoted": {yes}', "\0\u2028\x85\x1b[1m"])
+@pytest.mark.parametrize(
+    "said", ["slow\r\n# down", "ünï" * 100, '"quoted": {yes}', "\0\u2028\x85\x1b[1m"]
+)
 def test_the_relay_understands_it(said: str) -> None:
     """Whatever a peer says stays in its comment."""
     found = seen(limited=100, said=said, greylisted=99, greylist_s=90.0, greylist_through=90, domains=["b.example", "xn--c.example"])  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import until
 from tests.end_to_end.harness import Stage, ledger, relaying, staged
+from tests.intake.relay_in import certificate, users_file
 from tests.pipeline.test_plan import plan, write_list
 from zonemta_py.app import Relay
 from zonemta_py.bench.children import Child, free_port
@@ -17,6 +18,7 @@ from zonemta_py.bench.script import Rule, Step
 from zonemta_py.bench.sink import Sink
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline.submission import Envelope, Manners, Settled, Submission
+from zonemta_py.transports import smtp
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +116,18 @@ async def test_a_relay_that_says_not_now(folder: Path) -> None:
         assert (row.state, row.code) == ("deferred", 450)
 
 
+async def test_a_relay_that_dies_at_the_final_dot(folder: Path) -> None:
+    """No answer is no acceptance: the message is tried again, under the same key."""
+    async with staged(folder) as stage:
+        relay = await stage.receiver("relay.example", Rule(Step.DOT, drop=True, times=1))
+        rows = await submitted(manners(f"127.0.1.1:{stage.port}"), personal(3))
+        assert {(s.state, s.code) for s in rows} == {("accepted", 250)}
+        assert relay.tally.recipients >= 3
+        await stage.receiver("never.example", Rule(Step.DOT, drop=True))
+        [row] = await submitted(manners(f"127.0.1.2:{stage.port}", patience_s=0.3), personal(1))
+        assert (row.state, row.code, row.messages) == ("deferred", 0, ())
+
+
 async def test_a_relay_that_refuses(folder: Path) -> None:
     async with staged(folder) as stage:
         await stage.receiver("r.example", Rule(Step.RCPT, recipient="u0001*", reply="550 5.7.1 no"))
@@ -121,6 +135,29 @@ async def test_a_relay_that_refuses(folder: Path) -> None:
         assert {s.address: s.state for s in rows} == {
             "u0000@d0.example": "accepted", "u0001@d1.example": "refused", "u0002@d2.example": "accepted",
         }  # fmt: skip
+
+
+async def test_with_a_password_over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STARTTLS and AUTH; a wrong password submits nothing and says so, one row each."""
+    cert, key, context = certificate(folder)
+    monkeypatch.setattr(smtp, "_VERIFYING", context)
+    listener = {
+        "address": "127.0.0.1:0", "trusted_networks": [], "auth": {"users_file": str(users_file(folder))},
+        "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
+    }  # fmt: skip
+    async with field(folder, listeners=[listener]) as here:
+        good = manners(here.target, tls="required", credentials=("news", "secret"))
+        rows = await submitted(good, personal(10))
+        assert {(s.state, s.code) for s in rows} == {("accepted", 250)}
+        await until(lambda: len(here.got()) == 10, "10 deliveries")
+        assert all(b" with ESMTPSA " in m.data for s in here.sinks for m in s.messages)
+        bad = manners(here.target, tls="required", credentials=("news", "wrong"), patience_s=0.2)
+        [row] = await submitted(bad, personal(1))
+        assert (row.state, row.messages) == ("deferred", ())
+        assert "535" in row.reply
+        plain = manners(here.target, tls="off", credentials=("news", "secret"), patience_s=0.2)
+        [row] = await submitted(plain, personal(1))
+        assert row.state == "deferred"
 
 
 async def test_a_dead_relay(folder: Path) -> None:
@@ -175,6 +212,28 @@ async def test_a_plan_is_sent_once(spark: "SparkSession", folder: Path) -> None:
 
 def addresses_sorted(count: int) -> list[str]:
     return sorted(addresses(count))
+
+
+async def test_progress_is_told_in_recipients(
+    spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is sent: more and more of those that are left, and never more than there are."""
+    from zonemta_py.pipeline import progress
+    from zonemta_py.pipeline.jobs import send as module
+
+    monkeypatch.setattr(module, "ROWS_PER_FILE", 20)
+    monkeypatch.setattr(progress, "POLL_S", 0.01)
+    place = await asyncio.to_thread(planned, spark, folder, 300, per_envelope=5)
+    said: list[str] = []
+    async with field(folder) as here:
+        await asyncio.to_thread(module.send_plan, spark, str(place), manners(here.target), said.append)
+    assert said[0] == "sending, run 1: 300 recipients"
+    assert said[-1] == "counting"
+    told = [int(text.split()[3].replace(",", "")) for text in said if " of 300 recipients" in text]
+    assert told == sorted(told)
+    assert told
+    assert told[0] < 300 or len(told) == 1
+    assert told[-1] <= 300
 
 
 async def test_a_task_that_dies(

@@ -61,3 +61,11 @@ def test_text_is_printable_and_bounded() -> None:
     assert "\r" not in reply.text and "\n" not in reply.text and "\0" not in reply.text
     assert len(reply.text) <= 1024
     assert str(Reply(550, "5.1.1", "no")) == "550 5.1.1 no"
+
+
+def test_no_answer_is_no_success() -> None:
+    """Code 0 stands for an answer that never came."""
+    lost = Reply(0, "4.4.2", "no answer to the final dot")
+    assert not lost.positive
+    assert not lost.completed
+    assert not lost.permanent

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 EXTRA = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
@@ -39,9 +39,49 @@ def pipeline() -> None:
     """
 
 
-def spark_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Where a job runs, and with how much memory."""
+def named_values(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    """An option's ``NAME=VALUE``, as often as it was given; or a usage error."""
+    found = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"'{text}' is not NAME=VALUE", context, parameter)
+        found[name] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a job runs: the options that every job has."""
+
+    master: str
+    heap: str
+    settings: dict[str, str]
+
+    @contextmanager
+    def session(self) -> "Iterator[SparkSession]":
+        """The session of a job, ended with it."""
+        from zonemta_py.pipeline.session import open_session
+
+        spark = open_session(self.master, self.heap, **self.settings)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def spark_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Where a job runs, and with how much memory; the command gets a ``Where``."""
     for option in (
+        click.option(
+            "--conf",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=named_values,
+            help="A setting of Spark: spark.executor.memory=4g, spark.hadoop.fs.s3a.endpoint=…",
+        ),
         click.option(
             "--heap", default="2g", show_default=True, help="Memory of the driver's Java, such as 4g."
         ),
@@ -55,24 +95,12 @@ def spark_options(command: Callable[P, R]) -> Callable[P, R]:
         command = option(command)
 
     @wraps(command)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: Any, master: str, heap: str, conf: dict[str, str], **kwargs: Any) -> R:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(EXTRA)
-        return command(*args, **kwargs)
+        return command(*args, where=Where(master, heap, conf), **kwargs)
 
     return wrapper
-
-
-@contextmanager
-def session(master: str, heap: str) -> "Iterator[SparkSession]":
-    """The session of a job, ended with it."""
-    from zonemta_py.pipeline.session import open_session
-
-    spark = open_session(master, heap)
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 @pipeline.command()
@@ -110,6 +138,7 @@ def session(master: str, heap: str) -> "Iterator[SparkSession]":
     "options",
     multiple=True,
     metavar="NAME=VALUE",
+    callback=named_values,
     help="An option of Spark's reader: sep=;, encoding=ISO-8859-1, dbtable=people, …",
 )
 @spark_options
@@ -126,9 +155,8 @@ def plan(
     config_path: Path | None,
     recipients_per_message: int,
     slots: int,
-    options: tuple[str, ...],
-    master: str,
-    heap: str,
+    options: dict[str, str],
+    where: Where,
     as_json: bool,
 ) -> None:
     """Decide who gets the message, and freeze it.
@@ -160,13 +188,13 @@ def plan(
         email_column=email_column,
         per_envelope=recipients_per_message,
         slots=slots,
-        options=_reader_options(options),
+        options=options,
     )
     if "://" not in recipients and not recipients.startswith("jdbc:") and not Path(recipients).exists():
         raise ConfigError(f"{recipients}: no such file")
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             manifest = make_plan(spark, request, step)
     row: dict[str, Any] = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
     if as_json:
@@ -180,13 +208,3 @@ def plan(
         click.secho(f"not used: {line}", fg="yellow", err=True)
     if suppression.bad > len(suppression.shown):
         click.echo(f"… and {suppression.bad - len(suppression.shown)} more lines", err=True)
-
-
-def _reader_options(texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise ConfigError(f"--option '{text}': expected NAME=VALUE")
-        found[name] = value
-    return found

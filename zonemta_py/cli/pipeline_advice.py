@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
-from zonemta_py.cli.pipeline import pipeline, session, spark_options
+from zonemta_py.cli.pipeline import Where, pipeline, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.errors import ConfigError
 
@@ -52,8 +52,7 @@ def anomaly(
     score: float,
     attempts: int,
     history: int,
-    master: str,
-    heap: str,
+    where: Where,
     as_json: bool,
 ) -> None:
     """Hours in which a provider's deferrals or bounces were unlike before.
@@ -70,7 +69,7 @@ def anomaly(
     request = Request(events, Sensitivity(score, attempts, history), output)
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             rows = [row.asDict(recursive=True) for row in find_anomalies(spark, request, step)]
     for row in rows:
         if as_json:
@@ -98,9 +97,7 @@ def anomaly(
 @spark_options
 @json_option
 @reports_errors
-def recommend(
-    events: str, output: Path, config_path: Path | None, master: str, heap: str, as_json: bool
-) -> None:
+def recommend(events: str, output: Path, config_path: Path | None, where: Where, as_json: bool) -> None:
     """Settings for zones of single providers that the events speak for.
 
     Writes YAML with the evidence beside each line, which the relay understands. Nothing is applied by itself. With
@@ -116,7 +113,7 @@ def recommend(
     request = Request(events, output, read_config(config_path) if config_path else None)
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             found = run(spark, request, step)
     for provider, lines in found.items():
         for line in lines:
@@ -163,8 +160,7 @@ def simulate(
     per_s: float | None,
     most_per_s: float | None,
     output: str | None,
-    master: str,
-    heap: str,
+    where: Where,
     as_json: bool,
 ) -> None:
     """How long a load would take under other settings, and what would hold it back.
@@ -187,7 +183,7 @@ def simulate(
     request = Request(events, played, plan_path, per_s, most_per_s, output)
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             rows = run(spark, request, step)
     for row in rows:
         if as_json:

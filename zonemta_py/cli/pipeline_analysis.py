@@ -6,7 +6,7 @@ import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.parameters import DURATION
-from zonemta_py.cli.pipeline import pipeline, session, spark_options
+from zonemta_py.cli.pipeline import Where, pipeline, spark_options
 from zonemta_py.cli.progress import step_shower
 
 
@@ -42,8 +42,7 @@ def report(
     warmup: Path | None,
     update: bool,
     every_s: float | None,
-    master: str,
-    heap: str,
+    where: Where,
     as_json: bool,
 ) -> None:
     """How delivery went: rates, times, replies, hours unlike others.
@@ -62,7 +61,7 @@ def report(
     request = Request(events, plans, output, read_warmups(warmup) if warmup else ())
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             if update or every_s is not None:
                 sums = update_report(spark, request, every_s, step)
             else:
@@ -87,9 +86,7 @@ def report(
 @spark_options
 @json_option
 @reports_errors
-def compact(
-    events: str, output: str, every_s: float | None, master: str, heap: str, as_json: bool
-) -> None:
+def compact(events: str, output: str, every_s: float | None, where: Where, as_json: bool) -> None:
     """Segments of the event log into Parquet, by the hour of the event.
 
     Each segment is read once, each record written once; run it again and only new segments are read. The jobs that
@@ -104,7 +101,7 @@ def compact(
 
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             count = run(spark, Request(events, output, every_s), step)
     if as_json:
         print_json({"records": count})
@@ -121,9 +118,7 @@ def compact(
 @spark_options
 @json_option
 @reports_errors
-def reconcile(
-    plan_path: str, events: str, output: str | None, master: str, heap: str, as_json: bool
-) -> None:
+def reconcile(plan_path: str, events: str, output: str | None, where: Where, as_json: bool) -> None:
     """The one outcome of every recipient of a plan.
 
     Matches the plan, its ledger and the relay's events. Whoever has no end yet is waiting at the relay,
@@ -137,7 +132,7 @@ def reconcile(
 
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             counts = run(spark, plan_path, events, output, step)
     if as_json:
         print_json(counts)

@@ -14,7 +14,7 @@ import click
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.bench.drain import wait_empty
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
-from zonemta_py.cli.pipeline import pipeline, session, spark_options
+from zonemta_py.cli.pipeline import Where, pipeline, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.clock import monotonic_s
 from zonemta_py.config.load import load_config
@@ -54,7 +54,7 @@ Step = Callable[[str], None]
 )
 @spark_options
 @reports_errors
-def demo(recipients: int, keep: Path | None, master: str, heap: str) -> None:
+def demo(recipients: int, keep: Path | None, where: Where) -> None:
     """A campaign from its list to the list of the next one, on this machine.
 
     A list with duplicates and bad rows is planned and sent through a real relay to a receiver that bounces some and
@@ -72,7 +72,7 @@ def demo(recipients: int, keep: Path | None, master: str, heap: str) -> None:
             step("writing a list")
             bad = _write_list(folder / "list.csv", recipients)
             step("starting Spark")
-            with session(master, heap) as spark:
+            with where.session() as spark:
                 _campaign(spark, folder, bad, step)
     finally:
         if keep is None:

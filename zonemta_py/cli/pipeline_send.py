@@ -10,7 +10,7 @@ import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
 from zonemta_py.cli.parameters import DURATION, HOST_PORT
-from zonemta_py.cli.pipeline import pipeline, session, spark_options
+from zonemta_py.cli.pipeline import Where, pipeline, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.cli.submission_options import (
     password_option,
@@ -103,8 +103,7 @@ def _send(
     tls: str,
     patience_s: float,
     failover: bool,
-    master: str,
-    heap: str,
+    where: Where,
     as_json: bool,
 ) -> None:
     from zonemta_py.pipeline.jobs.plan import read_manifest, read_message
@@ -114,7 +113,7 @@ def _send(
     credentials = read_credentials(user, password_file)
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             manifest = read_manifest(spark, plan_path)
             if resuming and read_ledger(spark, plan_path) is None:
                 raise LocalError(f"{plan_path}: nothing was sent yet; begin with: zonemta pipeline send")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.pipeline import pipeline, session, spark_options
+from zonemta_py.cli.pipeline import Where, pipeline, spark_options
 from zonemta_py.cli.progress import step_shower
 
 
@@ -27,8 +27,7 @@ def dsn(
     plans: tuple[str, ...],
     senders: tuple[str, ...],
     output: str,
-    master: str,
-    heap: str,
+    where: Where,
     as_json: bool,
 ) -> None:
     """Read reports that came back by mail: bounces and complaints.
@@ -45,7 +44,7 @@ def dsn(
 
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             found = read_reports(spark, Request(places, plans, output, senders), step)
     if as_json:
         print_json({name: getattr(found, name) for name in found.__dataclass_fields__})
@@ -101,8 +100,7 @@ def suppress(
     days: int,
     times: int,
     complaint_days: int,
-    master: str,
-    heap: str,
+    where: Where,
     as_json: bool,
 ) -> None:
     """Who should get nothing more: addresses that bounced hard, and who complained.
@@ -119,7 +117,7 @@ def suppress(
     request = Request(events, output, days, times, reports, complaint_days)
     with step_shower() as step:
         step("starting Spark")
-        with session(master, heap) as spark:
+        with where.session() as spark:
             count = make_suppression(spark, request, step)
     if as_json:
         print_json({"entries": count})

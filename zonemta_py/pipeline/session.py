@@ -7,6 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from zonemta_py.errors import LocalError
+from zonemta_py.pipeline.failures import line_of
 from zonemta_py.pipeline.java import find_java
 from zonemta_py.pipeline.source import ZonemtaSource
 
@@ -23,22 +24,30 @@ DEFAULTS = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
 }
 
+LOCAL = {
+    # 200 parts, the default, are for a cluster: on one machine their overhead is a quarter of a plan.
+    "spark.sql.shuffle.partitions": "32",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+}
+
 
 def open_session(master: str, heap: str = "2g", **settings: str) -> SparkSession:
     """A session on ``master`` (``local[*]``, ``spark://…``). Raises LocalError without Java."""
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "conf"))
+    defaults = DEFAULTS
     if master.startswith("local"):
+        defaults = {**DEFAULTS, **LOCAL}
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Workers must run this interpreter, and not the first one in PATH.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master).appName("zonemta")
-    for name, value in {**DEFAULTS, "spark.driver.memory": heap, **settings}.items():
+    for name, value in {**defaults, "spark.driver.memory": heap, **settings}.items():
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
         spark.dataSource.register(ZonemtaSource)
         return spark
-    except Exception as exc:  # whatever the gateway raises, its first line is what helps
-        raise LocalError(f"Spark does not start on {master}: {str(exc).splitlines()[0]}") from exc
+    except Exception as exc:  # whatever the gateway raises
+        raise LocalError(f"Spark does not start on {master}: {line_of(str(exc))}") from exc

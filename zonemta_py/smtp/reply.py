@@ -28,12 +28,12 @@ class Reply(NamedTuple):
     @property
     def positive(self) -> bool:
         """Whether the command succeeded (2xx) or may go on (3xx)."""
-        return self.code < 400
+        return 200 <= self.code < 400
 
     @property
     def completed(self) -> bool:
         """Whether the command succeeded (2xx): all that MAIL and RCPT can be answered with."""
-        return self.code < 300
+        return 200 <= self.code < 300
 
     @property
     def permanent(self) -> bool:

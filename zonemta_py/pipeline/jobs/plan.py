@@ -18,7 +18,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline import schema
 from zonemta_py.pipeline.failures import told
-from zonemta_py.pipeline.lists import address_column, read_list
+from zonemta_py.pipeline.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.suppression import Suppression
 from zonemta_py.pipeline.transforms.classify import DUPLICATE, PLANNED, REJECTED, SUPPRESSED, classified
 from zonemta_py.pipeline.transforms.normalise import normalised
@@ -28,6 +28,7 @@ from zonemta_py.smtp.address import domain_of
 from zonemta_py.submit.merge import Template
 
 VERSION = 1
+BROADCAST_MAX = 1_000_000  # entries of a suppression list that every task keeps in memory
 WORK = "_judged"  # deleted when the plan is there, where that is a plain folder
 
 Step = Callable[[str], None]
@@ -77,23 +78,29 @@ def make_plan(spark: SparkSession, request: Request, step: Step) -> Manifest:
         raise LocalError(f"{request.output}: there is a plan already; choose another folder")
     template = Template(request.message)
     rows = read_list(spark, request.place, request.options)
-    email = address_column(rows.columns, request.email_column, request.place)
+    columns = [name for name in rows.columns if name != POSITION]
+    email = address_column(columns, request.email_column, request.place)
     merge_fields = [name.decode("utf-8", "replace") for name in template.fields]
-    missing = [name for name in merge_fields if name not in rows.columns]
+    missing = [name for name in merge_fields if name not in columns]
     if missing:
         raise LocalError(
             f"{request.place}: the message needs the column {', '.join(missing)}; "
-            f"columns: {', '.join(rows.columns)}"
+            f"columns: {', '.join(columns)}"
         )
     if rows.isEmpty():
         raise LocalError(f"{request.place}: the list is empty")
     judged, read = _judge(spark, request, rows, email, merge_fields, step)
-    counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
-    envelopes = _write_envelopes(spark, request, judged, template, step)
+    sizes = judged.groupBy("kind", "provider").agg(F.count("*").alias("size")).persist()
+    counted = sizes.groupBy("kind").agg(F.sum("size").alias("count")).collect()
+    counts = {row["kind"]: row["count"] for row in counted}
+    envelopes = _write_envelopes(spark, request, judged, sizes, template, step)
+    sizes.unpersist()
     sums = {kind: counts.get(kind, 0) for kind in (PLANNED, REJECTED, DUPLICATE, SUPPRESSED)}
     written = envelopes.agg(
         F.count("*").alias("envelopes"), F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("recipients")
     ).collect()[0]  # fmt: skip
+    if read != sum(sums.values()):
+        read = rows.count()  # a stage that ran twice was counted twice while it was read
     if sum(sums.values()) != read or written["recipients"] != sums[PLANNED]:
         raise LocalError(
             f"the sums are wrong: {read} rows read, {sums} made of them, "
@@ -133,6 +140,8 @@ def _judge(
     if request.suppression.entries:
         entries = list(request.suppression.entries.items())
         suppression = spark.createDataFrame(entries, "entry string, reason string")
+        if len(entries) <= BROADCAST_MAX:
+            suppression = F.broadcast(suppression)
     router = make_router(request.config)
     place = f"{request.output}/{WORK}"
     with told(request.place):
@@ -140,27 +149,41 @@ def _judge(
             rows.observe(seen, F.count(F.lit(1)).alias("rows"))
             .transform(normalised(email, merge_fields, router, domain_of(request.sender)))
             .transform(classified(suppression))
-            .write.parquet(place)
+            .write.option("compression", "lz4")
+            .option("parquet.enable.dictionary#address", "false")  # no two are alike
+            .parquet(place)
         )
     return spark.read.parquet(place), int(seen.get["rows"])
 
 
 def _write_envelopes(
-    spark: SparkSession, request: Request, judged: DataFrame, template: Template, step: Step
+    spark: SparkSession,
+    request: Request,
+    judged: DataFrame,
+    sizes: DataFrame,
+    template: Template,
+    step: Step,
 ) -> DataFrame:
     step("packing envelopes")
-    per_envelope = 1 if template.personal else request.per_envelope
+    providers = sizes.where(F.col("kind") == PLANNED).select("provider", "size")
     place = f"{request.output}/envelopes"
     (
         judged.where(F.col("kind") == PLANNED)
-        .transform(packed(request.campaign, per_envelope, request.slots))
+        .transform(
+            packed(
+                request.campaign,
+                request.slots,
+                None if template.personal else request.per_envelope,
+                providers,
+            )
+        )
         .repartition(request.slots, "slot")
         .sortWithinPartitions("slot", "turn")
         .write.parquet(place)
     )
     step("writing what was left out")
     judged.where(F.col("kind") != PLANNED).select(
-        "kind", F.col("given").alias("address"), F.col("why").alias("reason")
+        "kind", F.coalesce("given", "address").alias("address"), F.col("why").alias("reason")
     ).write.parquet(f"{request.output}/left_out")
     return spark.read.schema(schema.ENVELOPE).parquet(place)
 

@@ -18,6 +18,7 @@ from zonemta_py.pipeline import schema
 from zonemta_py.pipeline.arrow import batch_of
 from zonemta_py.pipeline.failures import told
 from zonemta_py.pipeline.jobs.plan import read_manifest
+from zonemta_py.pipeline.progress import ROWS_PER_FILE, rows_told
 from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Manners, Submission, envelope_of
 
 Step = Callable[[str], None]
@@ -48,14 +49,21 @@ def send_plan(spark: SparkSession, plan: str, manners: Manners, step: Step) -> S
     if ledger is not None:
         envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED)))
     run = 1 if ledger is None else 1 + _last_run(ledger)
-    step(f"sending, run {run}")
-    with told(f"{plan}: run {run} broke off, resume it"):
+    left = manifest.planned if ledger is None else _left(envelopes)
+    step(f"sending, run {run}: {left:,} recipients")
+    place = f"{plan}/ledger/run={run}"
+
+    def tell(rows: int) -> None:
+        step(f"sending, run {run}: {rows:,} of {left:,} recipients")
+
+    with told(f"{plan}: run {run} broke off, resume it"), rows_told(place, tell):
         (
             envelopes.repartitionByRange(manifest.slots, "slot")
             .sortWithinPartitions("slot", "turn")
             .select("key", "recipients")
             .mapInArrow(_sending(manifest.campaign, manners), schema.LEDGER)
-            .write.parquet(f"{plan}/ledger/run={run}")
+            .write.option("maxRecordsPerFile", ROWS_PER_FILE)
+            .parquet(place)
         )
     step("counting")
     return sums_of(spark, plan)
@@ -95,6 +103,11 @@ def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
         return spark.read.schema(schema.LEDGER_RUNS).parquet(f"{plan}/ledger")
     except AnalysisException:
         return None
+
+
+def _left(envelopes: DataFrame) -> int:
+    row = envelopes.agg(F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("left")).collect()[0]
+    return int(row["left"])
 
 
 def _last_run(ledger: DataFrame) -> int:

@@ -12,7 +12,7 @@ REJECTED, DUPLICATE, SUPPRESSED, PLANNED = "rejected", "duplicate", "suppressed"
 
 
 def classified(suppression: DataFrame | None) -> Callable[[DataFrame], DataFrame]:
-    """NORMALISED with ``kind``; ``suppression`` has the columns ``entry`` and ``reason``.
+    """Rows of ``normalise`` with ``kind`` and ``why``, without their position; ``suppression`` has the columns ``entry`` and ``reason``.
 
     Of the rows with one address the first in the list counts.
     """
@@ -25,27 +25,20 @@ def classified(suppression: DataFrame | None) -> Callable[[DataFrame], DataFrame
             "*", F.row_number().over(first).alias("nth")
         )
         if suppression is None:
-            return ranked.select(*_columns(F.lit(None).cast("string")))
-        addresses = suppression.select(
-            F.col("entry").alias("s_address"), F.col("reason").alias("by_address")
-        )
-        domains = suppression.select(
-            F.col("entry").alias("s_domain"), F.col("reason").alias("by_domain")
-        )
-        return (
-            ranked.join(addresses.where(F.col("s_address").contains("@")), F.col("address") == F.col("s_address"), "left")
-            .join(
-                F.broadcast(domains.where(~F.col("s_domain").contains("@"))),
-                F.col("domain") == F.col("s_domain"),
-                "left",
-            )
-            .select(*_columns(F.coalesce("by_address", "by_domain")))
-        )  # fmt: skip
+            return ranked.select(*_columns(rows.columns, F.lit(None).cast("string")))
+        found = ranked
+        for name, key, entries in (
+            ("by_address", F.col("address"), suppression.where(F.col("entry").contains("@"))),
+            ("by_domain", F.substring_index("address", "@", -1), suppression.where(~F.col("entry").contains("@"))),
+        ):  # fmt: skip
+            listed = entries.select(F.col("entry").alias(f"{name}_entry"), F.col("reason").alias(name))
+            found = found.join(listed, key == F.col(f"{name}_entry"), "left")
+        return found.select(*_columns(rows.columns, F.coalesce("by_address", "by_domain")))
 
     return transform
 
 
-def _columns(suppressed_for: Column) -> list[Column]:
+def _columns(columns: list[str], suppressed_for: Column) -> list[Column]:
     rejected, duplicate = F.col("reason").isNotNull(), F.col("nth") > 1
     kind = (
         F.when(rejected, REJECTED)
@@ -59,13 +52,7 @@ def _columns(suppressed_for: Column) -> list[Column]:
         .otherwise(suppressed_for)
     )
     return [
-        F.col("position"),
-        F.col("given"),
-        F.col("address"),
-        F.col("domain"),
-        F.col("provider"),
-        F.col("zone"),
-        F.col("fields"),
+        *(F.col(name) for name in columns if name not in ("position", "reason")),
         kind.alias("kind"),
         why.alias("why"),
     ]

@@ -19,45 +19,18 @@ SHARED = ""  # the provider of envelopes for small domains
 SMALL = 10  # fewer recipients of a provider than so many envelopes' worth are small
 TURNS = 1 << 40
 
+Transform = Callable[[DataFrame], DataFrame]
 
-def packed(campaign: str, per_envelope: int, slots: int) -> Callable[[DataFrame], DataFrame]:
-    """ENVELOPE from planned rows (``address``, ``zone``, ``provider``, ``fields``)."""
 
-    def keys(addresses: pa.Array) -> pa.Array:
-        return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
+def packed(campaign: str, slots: int, per_envelope: int | None, sizes: DataFrame) -> Transform:
+    """ENVELOPE from planned rows (``address``, ``zone``, ``provider``, perhaps ``fields``).
 
-    key_of = arrow_udf(keys, "string")  # type: ignore[call-overload]  # the hints say its kind
+    ``per_envelope`` None: an envelope for each row, with its fields. ``sizes``: rows of each provider.
+    """
+    pack = _alone(campaign) if per_envelope is None else _together(campaign, per_envelope, sizes)
 
     def transform(rows: DataFrame) -> DataFrame:
-        sizes = rows.groupBy("provider").agg(F.count("*").alias("size"))
-        large = sizes.where(F.col("size") >= SMALL * per_envelope).select(
-            F.col("provider").alias("large"), "size"
-        )
-        hashed = rows.join(F.broadcast(large), F.col("provider") == F.col("large"), "left").select(
-            "address",
-            "zone",
-            "fields",
-            F.coalesce("large", F.lit(SHARED)).alias("provider"),
-            F.xxhash64("address").alias("digest"),
-            F.pmod(
-                F.xxhash64("address", F.lit(1)),
-                F.coalesce(F.ceil(F.col("size") / GROUP_ROWS), F.lit(64)),
-            ).alias("salt"),
-        )
-        group = ["zone", "provider", "salt"]
-        ordered = Window.partitionBy(*group).orderBy("digest", "address")
-        numbered = hashed.select(
-            "*", F.floor((F.row_number().over(ordered) - 1) / per_envelope).alias("envelope")
-        )
-        envelopes = (
-            numbered.groupBy(*group, "envelope")
-            .agg(
-                F.array_sort(F.collect_list(F.struct("address", "fields")), _by_address).alias(
-                    "recipients"
-                )
-            )
-            .select("zone", "provider", "recipients", key_of("recipients.address").alias("key"))
-        )
+        envelopes = rows.transform(pack)
         placed = envelopes.select(
             "*",
             F.pmod(F.xxhash64("key"), F.lit(slots)).cast("int").alias("slot"),
@@ -73,7 +46,45 @@ def packed(campaign: str, per_envelope: int, slots: int) -> Callable[[DataFrame]
     return transform
 
 
-def _by_address(one: Column, other: Column) -> Column:
-    """The order of two recipients; a struct with a map in it has none of its own."""
-    a, b = one["address"], other["address"]
-    return F.when(a < b, -1).when(a > b, 1).otherwise(0)
+def _alone(campaign: str) -> Transform:
+    recipients = F.array(F.struct("address", "fields"))
+    key = _key_of(campaign)(F.array("address"))
+    return lambda rows: rows.select("zone", "provider", recipients.alias("recipients"), key.alias("key"))
+
+
+def _together(campaign: str, per_envelope: int, sizes: DataFrame) -> Transform:
+    def transform(rows: DataFrame) -> DataFrame:
+        large = sizes.where(F.col("size") >= SMALL * per_envelope).select(
+            F.col("provider").alias("large"), "size"
+        )
+        groups = F.coalesce(F.ceil(F.col("size") / GROUP_ROWS), F.lit(64))
+        salt = F.pmod(F.xxhash64("address", F.lit(1)), groups)
+        grouped = rows.join(F.broadcast(large), F.col("provider") == F.col("large"), "left").select(
+            "address",
+            "zone",
+            F.coalesce("large", F.lit(SHARED)).alias("provider"),
+            F.xxhash64("address").alias("digest"),
+            # Numbers sort faster than names; should two groups share one, each has smaller envelopes.
+            F.xxhash64("zone", F.coalesce("large", F.lit(SHARED)), salt).alias("group"),
+        )
+        ordered = Window.partitionBy("group").orderBy("digest", "address")
+        number = F.floor((F.row_number().over(ordered) - 1) / per_envelope)
+        envelopes = (
+            grouped.select("address", "zone", "provider", "group", number.alias("envelope"))
+            .groupBy("group", "envelope", "zone", "provider")
+            .agg(F.sort_array(F.collect_list("address")).alias("addresses"))
+        )
+        nothing = F.create_map().cast("map<string,string>")
+        recipients = F.transform("addresses", lambda a: F.struct(a.alias("address"), nothing.alias("fields")))  # fmt: skip
+        key = _key_of(campaign)(F.col("addresses"))
+        return envelopes.select("zone", "provider", recipients.alias("recipients"), key.alias("key"))
+
+    return transform
+
+
+def _key_of(campaign: str) -> Callable[[Column], Column]:
+    def keys(addresses: pa.Array) -> pa.Array:
+        return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
+
+    found: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # the hints say its kind
+    return found

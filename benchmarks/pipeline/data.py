@@ -1,0 +1,68 @@
+"""Lists and event logs to measure with: synthetic, the same for the same numbers."""
+
+import random
+from pathlib import Path
+
+import zstandard
+
+from zonemta_py.codec import to_json
+
+DOMAINS = ("gmail.com",) * 30 + ("outlook.com",) * 12 + ("yahoo.com",) * 10 + ("gmx.de", "web.de", "icloud.com", "orange.fr")  # fmt: skip
+SMALL = 50_000  # other domains
+SEGMENT = 500_000  # events
+NOON_MS = 1_800_000_000_000
+
+
+def write_list(path: Path, rows: int) -> None:
+    """A CSV with 8 % duplicates, 1 % bad rows, upper case and spaces here and there."""
+    rng = random.Random(1)
+    with path.open("w", encoding="utf-8") as file:
+        file.write("email,name\n")
+        for number in range(rows):
+            if number % 100 == 99:
+                file.write(f"not an address {number},x\n")
+                continue
+            who = rng.randrange(rows) if number % 12 == 5 else number
+            domain = DOMAINS[who % len(DOMAINS)] if who % 3 else f"firm{who % SMALL}.example"
+            user = f"User.{who}" if number % 20 == 3 else f"user.{who}"
+            file.write(f" {user}@{domain},Reader {who}\n" if number % 50 == 7 else f"{user}@{domain},Reader {who}\n")  # fmt: skip
+
+
+def write_suppression(path: Path, rows: int, entries: int) -> None:
+    """Every so-many-th address of the list, and a hundred domains."""
+    step = max(1, rows // entries)
+    with path.open("w", encoding="utf-8") as file:
+        for who in range(0, rows, step):
+            domain = DOMAINS[who % len(DOMAINS)] if who % 3 else f"firm{who % SMALL}.example"
+            file.write(f"user.{who}@{domain}\n")
+        file.writelines(f"@firm{n}.example\n" for n in range(0, SMALL, SMALL // 100))
+
+
+def write_events(folder: Path, events: int) -> None:
+    """Sealed segments of attempts: 88 % delivered, 9 % deferred, 3 % bounced, over two days."""
+    rng = random.Random(2)
+    refused = {
+        "deferred": [(421, "4.7.0", "Try again later, closing connection. id {}"), (450, "4.7.1", "Greylisted for {} seconds")],
+        "bounced": [(550, "5.1.1", "<{}> no such user here"), (552, "5.2.2", "mailbox full")],
+    }  # fmt: skip
+    compressor = zstandard.ZstdCompressor(level=3)
+    for first in range(0, events, SEGMENT):
+        place = folder / "date=2026-11-21" / f"hour={first // SEGMENT % 24:02d}"
+        place.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for seq in range(first, min(events, first + SEGMENT)):
+            drawn = rng.random()
+            event = "delivered" if drawn < 0.88 else "deferred" if drawn < 0.97 else "bounced"
+            code, status, text = (250, "2.0.0", "Ok: queued as {}") if event == "delivered" else rng.choice(refused[event])  # fmt: skip
+            domain = DOMAINS[seq % len(DOMAINS)] if seq % 3 else f"firm{seq % SMALL}.example"
+            time_ms = NOON_MS + seq * 172_800_000 // events
+            record = {
+                "node": "abcdef", "seq": seq, "position": 0, "event": event, "time_ms": time_ms,
+                "message": f"{seq:024x}", "index": 0, "recipient": f"user.{seq}@{domain}", "zone": f"z{seq % 4}",
+                "domain": domain, "sender": "news@sender.example", "submitter": "list", "attempt": 1 + (drawn < 0.05),
+                "created_ms": time_ms - rng.randrange(60_000), "phase": "dot", "code": code, "status": status,
+                "reply": text.format(seq), "mx": f"mx.{domain}", "mx_ip": "192.0.2.1", "source_ip": f"203.0.113.{seq % 8}",
+                "tls": True, "duration_ms": rng.randrange(20, 2000),
+            }  # fmt: skip
+            lines.append(to_json(record))
+        (place / f"abcdef-{first}.jsonl.zst").write_bytes(compressor.compress(b"\n".join(lines) + b"\n"))

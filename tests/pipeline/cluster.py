@@ -1,0 +1,110 @@
+"""A standalone Spark cluster on loopback: a master, and a worker at each of two addresses."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.conftest import until
+from zonemta_py.bench.children import family, free_port
+from zonemta_py.pipeline.java import find_java
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+START_S = 60.0
+JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+class Cluster:
+    """Its address, and its executors as processes."""
+
+    def __init__(self, address: str, workers: list[subprocess.Popen[bytes]]) -> None:
+        self.address = address
+        self.workers = workers
+
+    def executors(self) -> list[int]:
+        """Process ids of the executors that run now."""
+        return [
+            pid
+            for worker in self.workers
+            for pid in family(worker.pid)
+            if "CoarseGrainedExecutorBackend" in _command(pid)
+        ]
+
+    def kill_executor(self) -> int:
+        """End one of them as a crash would; its id."""
+        pid = self.executors()[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    """Started from the installed package, and ended with the test."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    port = free_port()
+    address = f"spark://{HOSTS[0]}:{port}"
+    started = [
+        _start(folder, home, "master.Master", "--host", HOSTS[0], "--port", str(port), "--webui-port", "0")
+    ]  # fmt: skip
+    try:
+        await until(
+            lambda: "I have been elected leader" in _log(folder, "master.Master"), "a master", START_S
+        )
+        small = ("--webui-port", "0", "--cores", "1", "--memory", "1g", address)
+        started += [
+            _start(
+                folder, home, "worker.Worker", "--host", host, "--work-dir", str(folder / host), *small
+            )
+            for host in HOSTS
+        ]
+        await until(
+            lambda: len(re.findall("Registering worker", _log(folder, "master.Master"))) == len(HOSTS),
+            "its workers",
+            START_S,
+        )
+        yield Cluster(address, started[1:])
+    finally:
+        for process in reversed(started):
+            _end(process)
+
+
+def _start(folder: Path, home: Path, what: str, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ, "SPARK_HOME": str(home), "SPARK_CONF_DIR": str(folder), "SPARK_LOCAL_IP": HOSTS[0],
+        "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA,
+        "JAVA_HOME": str(find_java().resolve().parents[1]),
+    }  # fmt: skip
+    with (folder / f"{what}.log").open("ab") as log:
+        return subprocess.Popen(
+            [home / "bin" / "spark-class", f"org.apache.spark.deploy.{what}", *arguments],
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+
+
+def _log(folder: Path, what: str) -> str:
+    return (folder / f"{what}.log").read_text(errors="replace")
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""  # it has ended
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it started."""
+    for pid in family(process.pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()

@@ -1,0 +1,146 @@
+"""A plan sent from a standalone cluster to two relays, while executors and relays are killed."""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import eventually, until
+from tests.end_to_end.harness import Stage, facts, ledger, staged
+from tests.pipeline.cluster import Cluster, cluster
+from tests.pipeline.test_plan import plan, write_list
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LETTER = b"From: n@example.com\r\nSubject: hi {{name}}\r\n\r\nhello\r\n"
+COUNT = 12_000
+DONE_S = 180.0
+SMALL = ("spark.executor.memory=512m", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
+HASTY = (
+    "spark.speculation=true", "spark.speculation.interval=50ms", "spark.speculation.quantile=0.1",
+    "spark.speculation.multiplier=1.01", "spark.speculation.minTaskRuntime=0ms",
+)  # fmt: skip
+
+
+class Node:
+    """A relay in a process of its own, always at the same port."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.folder = stage.folder / name
+        self.folder.mkdir()
+        port = free_port()
+        self.target = f"127.0.0.1:{port}"
+        stage.config(listeners=[{"address": self.target}])
+        self.config = self.folder / "zonemta.yaml"
+        (stage.folder / "zonemta.yaml").rename(self.config)
+        self.start()
+
+    def start(self) -> None:
+        command = ["serve", "-c", str(self.config), "--log-level", "warning"]
+        self.process = Child(command, self.folder / "log")
+        self.process.wait_ready()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+class Sending:
+    """``zonemta pipeline send`` on the cluster, in a process of its own."""
+
+    def __init__(
+        self, folder: Path, where: Cluster, place: Path, *conf: str, targets: list[str]
+    ) -> None:
+        relays = [part for target in targets for part in ("--relay", target)]
+        settings = [part for each in (*SMALL, *conf) for part in ("--conf", each)]
+        self.child = Child(
+            ["pipeline", "send", str(place), *relays, "--sessions", "1", "--master", where.address, "--heap", "512m", *settings, "--json"],
+            folder / "send.log",
+            environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        )  # fmt: skip
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Until it holds, while the job is under way."""
+        process = self.child.process
+        await until(lambda: holds() or process.poll() is not None, what, DONE_S)
+        assert process.poll() is None, (
+            f"the job ended before {what}: {self.child.log.read_text()[-3000:]}"
+        )
+
+    async def sums(self) -> dict[str, Any]:
+        """What it printed when it was done."""
+        process = self.child.process
+        await until(lambda: process.poll() is not None, "the end of the job", DONE_S)
+        text = await asyncio.to_thread(self.child.output)
+        assert process.returncode == 0, f"{text} {self.child.log.read_text()[-3000:]}"
+        found: dict[str, Any] = json.loads(text.splitlines()[-1])
+        return found
+
+
+async def planned(spark: "SparkSession", folder: Path) -> tuple[Path, list[str]]:
+    addresses = [f"u{n:05d}@d{n % 3}.example" for n in range(COUNT)]
+    listed = write_list(folder / "list.csv", [[address, "x"] for address in addresses])
+    await asyncio.to_thread(plan, spark, listed, folder / "plan", message=LETTER, slots=8)
+    return folder / "plan", addresses
+
+
+def got(sinks: list[Sink]) -> Counter[str]:
+    """How often each recipient was delivered to."""
+    return Counter(a for sink in sinks for m in sink.messages for a in m.recipients)
+
+
+def accepted(node: Node) -> int:
+    return ledger(node.folder).total("accepted")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("conf", [(), HASTY], ids=["killed", "speculating"])
+async def test_on_a_cluster(spark: "SparkSession", folder: Path, conf: tuple[str, ...]) -> None:
+    """An executor and a relay are killed in mid-send. Every recipient is accepted by one relay, once;
+    who got it twice was named uncertain by that relay."""
+    place, addresses = await planned(spark, folder)
+    async with AsyncExitStack() as stack:
+        stage = await stack.enter_async_context(staged(folder))
+        sinks = [await stage.receiver(f"d{n}.example") for n in range(3)]
+        nodes = [Node(stage, "one"), Node(stage, "two")]
+        for node in nodes:
+            stack.callback(node.kill)
+        where = await stack.enter_async_context(cluster(folder))
+        sending = Sending(folder, where, place, *conf, targets=[n.target for n in nodes])
+        stack.callback(sending.child.kill)
+        await sending.until(lambda: sum(got(sinks).values()) > COUNT // 10, "the first deliveries")
+        where.kill_executor()
+        await sending.until(lambda: sum(got(sinks).values()) > COUNT // 3, "more deliveries")
+        nodes[0].kill()
+        nodes[0].start()
+        sums = await sending.sums()
+        assert (sums["accepted"], sums["unsent"], sums["deferred"], sums["refused"]) == (COUNT, 0, 0, 0)
+        await until(lambda: set(got(sinks)) == set(addresses), "everybody", DONE_S)
+        for node in nodes:
+            await eventually(lambda node=node: _drained(node), "an empty queue", DONE_S)  # type: ignore[misc]
+            node.process.stop()
+    twice = {address for address, times in got(sinks).items() if times > 1}
+    uncertain = {
+        fact["recipient"]
+        for node in nodes
+        for fact in facts(node.folder, "deferred")
+        if fact.get("uncertain")
+    }
+    assert twice <= uncertain
+    assert sum(accepted(node) for node in nodes) == COUNT, "nothing was enqueued twice"
+    assert all(accepted(node) > COUNT // 4 for node in nodes)
+
+
+async def _drained(node: Node) -> bool:
+    from zonemta_py.admin.control import ask
+
+    rows = await asyncio.to_thread(lambda: list(ask(node.folder / "queue", "list", {})))
+    return not rows
