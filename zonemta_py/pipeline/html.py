@@ -16,6 +16,8 @@ th.text, td.text { text-align: left; overflow-wrap: anywhere; } thead th { posit
 .card b { display: block; font-size: 1.5rem; } svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 11px; }
 """
 
+BAR_MAX = 80  # a single hour is a bar, and not a wall
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -79,7 +81,7 @@ def stacks(title: str, note: str, bars: Sequence[Stack]) -> str:
     if not most:
         return ""
     width, height, base = 960, 220, 190
-    step = width / len(bars)
+    step = min(width / len(bars), BAR_MAX)
     parts = [f'<text x="0" y="12">{most:,.0f}</text>']
     for i, bar in enumerate(bars):
         y = float(base)

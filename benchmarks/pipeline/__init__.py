@@ -1,0 +1,1 @@
+"""Measurements of the pipeline; see benchmarks/README.md."""

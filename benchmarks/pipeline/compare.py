@@ -1,0 +1,134 @@
+"""``zonemta pipeline plan`` and ``report`` beside other tools: whole processes, start included.
+
+    python -m benchmarks.pipeline.compare --rows 5000000 --events 5000000 --runs 3 --json results.json
+
+Runs take turns, so that a slow minute meets everybody. Memory is the peak of all processes together.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.pipeline.data import write_events, write_list, write_suppression
+from zonemta_py.bench.children import family
+from zonemta_py.clock import monotonic_s
+
+LETTER = b"From: News <news@sender.example>\nSubject: June\n\nhello\n"
+POLL_S = 0.2
+
+
+class Measured(NamedTuple):
+    """A process and what it started: wall time and the most memory at once."""
+
+    seconds: float
+    peak_mb: float
+
+
+def measured(command: list[str], log: Path) -> Measured:
+    """Run it. Raises CalledProcessError when it fails."""
+    began_s, peak = monotonic_s(), 0
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        while True:
+            try:
+                process.wait(POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                peak = max(peak, sum(map(_rss_kb, family(process.pid))))
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, log.read_bytes()[-2000:])
+    return Measured(monotonic_s() - began_s, peak / 1024)
+
+
+def _rss_kb(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
+
+
+def commands(folder: Path, run: int) -> dict[str, dict[str, list[str]]]:
+    """For each work, each tool's command."""
+    ours = [sys.executable, "-m", "zonemta_py", "pipeline"]
+    other = [sys.executable, "-m", "benchmarks.pipeline.others"]
+    listed, suppression, events = (
+        str(folder / name) for name in ("list.csv", "suppressed.txt", "events")
+    )
+    out = str(folder / f"out-{run}")
+    plan = [
+        *ours,
+        "plan",
+        listed,
+        "--message",
+        str(folder / "letter.eml"),
+        "--from",
+        "news@sender.example",
+    ]
+    plan += ["--campaign", "june", "--suppress", suppression, "--output", f"{out}-plan"]
+    lake = str(folder / "lake" / "events")
+    return {
+        "plan": {
+            "zonemta": plan,
+            **{tool: [*other, tool, "plan", listed, suppression, f"{out}-{tool}.parquet"] for tool in ("duckdb", "polars", "python")},
+        },
+        "report": {
+            "zonemta": [*ours, "report", events, "--output", f"{out}-report"],
+            "zonemta, compacted": [*ours, "report", lake, "--output", f"{out}-report-lake"],
+            **{tool: [*other, tool, "report", events, "-", f"{out}-{tool}"] for tool in ("duckdb", "polars")},
+        },
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Make the data, run everybody in turns, print medians."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    found: dict[str, dict[str, list[Measured]]] = {}
+    with tempfile.TemporaryDirectory(prefix="zonemta-pipeline-") as name:
+        folder = Path(name)
+        write_list(folder / "list.csv", asked.rows)
+        write_suppression(folder / "suppressed.txt", asked.rows, asked.rows // 25)
+        write_events(folder / "events", asked.events)
+        (folder / "letter.eml").write_bytes(LETTER)
+        compact = [sys.executable, "-m", "zonemta_py", "pipeline", "compact", str(folder / "events")]
+        once = measured([*compact, "--output", str(folder / "lake")], folder / "log")
+        print(f"compact: {once.seconds:.1f} s, {once.peak_mb:,.0f} MB")
+        for run in range(asked.runs):
+            for work, tools in commands(folder, run).items():
+                for tool, command in tools.items():
+                    if tool in ("duckdb", "polars") and find_spec(tool) is None:
+                        print(f"{tool} is left out: pip install {tool}")
+                        continue
+                    one = measured(command, folder / "log")
+                    found.setdefault(work, {}).setdefault(tool, []).append(one)
+                    print(f"run {run + 1}: {work} by {tool}: {one.seconds:.1f} s, {one.peak_mb:,.0f} MB", flush=True)  # fmt: skip
+    rows = [
+        {"work": work, "tool": tool, "seconds": round(statistics.median(m.seconds for m in runs), 1), "peak_mb": round(max(m.peak_mb for m in runs)), "runs": len(runs)}
+        for work, tools in found.items()
+        for tool, runs in tools.items()
+    ]  # fmt: skip
+    for row in rows:
+        print(f"{row['work']:<8}{row['tool']:<20}{row['seconds']:>8} s{row['peak_mb']:>8} MB")
+    if asked.json:
+        document = {
+            "rows": asked.rows,
+            "events": asked.events,
+            "compact": once._asdict(),
+            "results": rows,
+        }
+        asked.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
