@@ -31,7 +31,7 @@ class Measured(NamedTuple):
 
 
 def measured(command: list[str], log: Path) -> Measured:
-    """Run it. Raises CalledProcessError when it fails."""
+    """Run it. Ends everything with its last words when it fails."""
     began_s, peak = monotonic_s(), 0
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -42,7 +42,7 @@ def measured(command: list[str], log: Path) -> Measured:
             except subprocess.TimeoutExpired:
                 peak = max(peak, sum(map(_rss_kb, family(process.pid))))
     if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, log.read_bytes()[-2000:])
+        sys.exit(f"{' '.join(command)} failed: {log.read_text(errors='replace')[-3000:]}")
     return Measured(monotonic_s() - began_s, peak / 1024)
 
 
@@ -103,7 +103,7 @@ def main() -> None:
         (folder / "letter.eml").write_bytes(LETTER)
         compact = [sys.executable, "-m", "zonemta_py", "pipeline", "compact", str(folder / "events")]
         once = measured([*compact, "--output", str(folder / "lake")], folder / "log")
-        print(f"compact: {once.seconds:.1f} s, {once.peak_mb:,.0f} MB")
+        print(f"compact: {once.seconds:.1f} s, {once.peak_mb:,.0f} MB", flush=True)
         for run in range(asked.runs):
             for work, tools in commands(folder, run).items():
                 for tool, command in tools.items():
