@@ -12,6 +12,7 @@ from zonemta_py.admin.operations import Operations
 from zonemta_py.config.schema import Config, Zone
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.dkim import Signer, load_keys
+from zonemta_py.delivery.local import LocalCarrier, is_local
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.delivery.report import about_notes
@@ -133,6 +134,8 @@ class Relay:
 
     def _carrier(self, name: str, zone: Zone) -> Carrier:
         """What carries out the orders of a zone: here, or in the senders' processes."""
+        if is_local(zone):
+            return LocalCarrier(zone, self.hostname)
         if self.fleet is not None:
             return RemoteCarrier(self.fleet, name)
         assert self._signer is not None

@@ -10,7 +10,7 @@ class Attempt(Struct, frozen=True, array_like=True):
 
     ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered and the
     text was written here. ``uncertain``: the final dot went out and no answer came. ``dsn``: the
-    peer took over the duty to report (RFC 3461).
+    peer took over the duty to report (RFC 3461). ``final``: a success is delivery, and no relaying.
     """
 
     phase: str
@@ -24,6 +24,7 @@ class Attempt(Struct, frozen=True, array_like=True):
     duration_ms: int = 0
     uncertain: bool = False
     dsn: bool = False
+    final: bool = False
 
 
 class Fate(StrEnum):

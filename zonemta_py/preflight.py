@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.delivery.local import is_local, make_transport
 from zonemta_py.delivery.ways import read_password
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import load_users
@@ -24,6 +25,8 @@ def verify(config: Config) -> None:
             _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
         _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
+        if is_local(zone):
+            _under(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
         if zone.smarthost_auth.password_file is not None:
             _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     _under("dkim", partial(load_keys, config.dkim))

@@ -12,6 +12,9 @@ HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
 HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 
+RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
+PROGRAM_WORDS = (*RECIPIENT_WORDS, "sender", "message")
+
 Complain = Callable[[str, str], NoReturn]
 
 
@@ -75,6 +78,7 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
         if getattr(zone.timeouts, step) <= 0:
             complain(f"{key}.timeouts.{step}", "must be longer than nothing")
     _retry(zone.retry, f"{key}.retry", complain)
+    _transport(zone, key, complain)
     if zone.bounce.double_bounce_to is not None:
         try:
             normalise(zone.bounce.double_bounce_to)
@@ -89,6 +93,35 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
         complain(
             f"{key}.tls",
             "a password needs tls: required, or tls: off on a network you trust",
+        )
+
+
+def _transport(zone: Zone, key: str, complain: Complain) -> None:
+    """What the transport of a zone needs to know; that of others does not matter."""
+    if zone.transport == "lmtp" and zone.smarthost is None:
+        complain(f"{key}.transport", "lmtp needs a smarthost: the host and port to deliver to")
+    if zone.transport == "maildir":
+        if zone.maildir.path is None:
+            complain(f"{key}.maildir", "needs a path, such as /var/mail/{domain}/{user}")
+        else:
+            _pattern(str(zone.maildir.path), RECIPIENT_WORDS, f"{key}.maildir.path", complain)
+    if zone.transport == "pipe":
+        if bool(zone.pipe.command) == (zone.pipe.preset != "none"):
+            complain(f"{key}.pipe", "needs either a command or a preset")
+        for word in zone.pipe.command:
+            _pattern(word, PROGRAM_WORDS, f"{key}.pipe.command", complain)
+    if zone.transport == "python" and zone.python.function is None:
+        complain(f"{key}.python", "needs a function: package.module.function")
+
+
+def _pattern(text: str, words: tuple[str, ...], key: str, complain: Complain) -> None:
+    try:
+        text.format(**dict.fromkeys(words, "x"))
+    except (KeyError, IndexError, ValueError, AttributeError):
+        allowed = ", ".join(f"{{{word}}}" for word in words)
+        complain(
+            key,
+            f"found '{text}'; a placeholder is one of {allowed}, a brace of its own is written twice",
         )
 
 

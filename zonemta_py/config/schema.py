@@ -158,6 +158,38 @@ class SmarthostAuth:
 
 
 @dataclass(frozen=True, slots=True)
+class MaildirDelivery:
+    """Where ``transport: maildir`` delivers: a path with {user}, {domain}, {recipient} in it."""
+
+    path: Path | None = None
+    create: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PipeDelivery:
+    """The program of ``transport: pipe``: its own words, or a preset."""
+
+    command: tuple[str, ...] = ()
+    preset: str = choice("none", "maildrop", "dovecot")
+    timeout: Seconds = Seconds(5 * MINUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutineDelivery:
+    """The Python function of ``transport: python``."""
+
+    function: str | None = None
+    timeout: Seconds = Seconds(5 * MINUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class BlackholeDelivery:
+    """How long ``transport: blackhole`` takes for each recipient."""
+
+    latency: Seconds = Seconds(0)
+
+
+@dataclass(frozen=True, slots=True)
 class Zone:
     """A sending pool: its addresses, limits and routes."""
 
@@ -167,7 +199,11 @@ class Zone:
     messages_per_connection: int = number(100)
     recipients_per_transaction: int = number(100, 1, 10_000)
     rate: Rate | None = None
-    transport: str = choice("smtp", later=("lmtp", "http", "pipe", "maildir", "blackhole", "python"))
+    transport: str = choice("smtp", "lmtp", "pipe", "maildir", "python", "blackhole", later=("http",))
+    maildir: MaildirDelivery = MaildirDelivery()
+    pipe: PipeDelivery = PipeDelivery()
+    python: RoutineDelivery = RoutineDelivery()
+    blackhole: BlackholeDelivery = BlackholeDelivery()
     smarthost: HostPort | None = None
     smarthost_auth: SmarthostAuth = SmarthostAuth()
     port: int = number(25, 1, 65535)

@@ -113,14 +113,15 @@ class Sender:
     async def _open(self, way: Way, ehlo: str) -> SmtpSession:
         zone = self._zone
         target = Target(way.host, way.ip, way.port)
-        manner = Manner(ehlo, way.source, zone.tls, zone.timeouts, credentials(zone))
+        lmtp = zone.transport == "lmtp"
+        manner = Manner(ehlo, way.source, zone.tls, zone.timeouts, credentials(zone), lmtp)
         try:
             return await open_session(target, manner)
         except TlsFailed as exc:
             if zone.tls != "opportunistic" or manner.credentials is not None:
                 raise
             log.info("%s; going on without TLS", exc.text)
-            return await open_session(target, Manner(ehlo, way.source, "off", zone.timeouts))
+            return await open_session(target, Manner(ehlo, way.source, "off", zone.timeouts, None, lmtp))
 
     def _rest(self, session: SmtpSession, way: Way, destination: str) -> None:
         if not self._closed and session.usable and session.messages < self._zone.messages_per_connection:

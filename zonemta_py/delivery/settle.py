@@ -76,7 +76,8 @@ def notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) ->
 def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
     notify = outcome.recipient.record.notify
     if outcome.fate is Fate.DELIVERED:
-        return "relayed" if wants_success(notify) and not outcome.attempt.dsn else ""
+        success = "delivered" if outcome.attempt.final else "relayed"
+        return success if wants_success(notify) and not outcome.attempt.dsn else ""
     if outcome.fate is not Fate.DEFERRED:
         return "failed" if wants_failure(notify) else ""
     due = not meta.warned and warning_is_due(retry, created_ms(outcome.recipient.message), now_ms)

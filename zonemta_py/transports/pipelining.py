@@ -67,7 +67,7 @@ class SmtpSession(Dialogue):
         Raises SessionLost when the connection fails before the final dot. Whatever the iterator of
         the body or ``before_dot`` raises is raised here too, with the connection aborted.
         """
-        self._replies_owed = len(mail.recipients) + SPARE_REPLIES
+        self._replies_owed = 2 * len(mail.recipients) + SPARE_REPLIES
         self.messages += 1
         try:
             return await self._transact(mail, before_dot)
@@ -107,13 +107,18 @@ class SmtpSession(Dialogue):
             self.usable = False
             self._answer(answers, accepted, Phase.DATA, early)
             return result
-        try:
-            final = self._next() if self._replies else await self._reply(self._timeouts.dot)
-        except SessionLost as exc:
-            result.uncertain = True
-            final = Reply(0, "4.4.2", f"no answer to the final dot: {exc}")
-        self._answer(answers, accepted, Phase.DOT, final)
+        for together in self._answered_together(accepted):
+            try:
+                final = self._next() if self._replies else await self._reply(self._timeouts.dot)
+            except SessionLost as exc:
+                result.uncertain = True
+                final = Reply(0, "4.4.2", f"no answer to the final dot: {exc}")
+            self._answer(answers, together, Phase.DOT, final)
         return result
+
+    def _answered_together(self, accepted: list[int]) -> list[list[int]]:
+        """Which recipients share a reply to the final dot."""
+        return [accepted]
 
     @staticmethod
     def _answer(
@@ -223,6 +228,13 @@ class SmtpSession(Dialogue):
             return self._replies.popleft()
         self._write(rest)
         return None
+
+
+class LmtpSession(SmtpSession):
+    """The same in LMTP: the final dot is answered once for each recipient (RFC 2033 section 4.2)."""
+
+    def _answered_together(self, accepted: list[int]) -> list[list[int]]:
+        return [[index] for index in accepted]
 
 
 def _rcpt_commands(mail: Mail) -> list[bytes]:

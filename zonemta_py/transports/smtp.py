@@ -17,7 +17,7 @@ import aiosmtplib
 from zonemta_py.config.schema import Timeouts
 from zonemta_py.errors import DestinationFailed
 from zonemta_py.smtp.reply import make_reply
-from zonemta_py.transports.pipelining import SmtpSession
+from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Manner:
     """How to open a session. ``source`` None: whatever the system picks.
 
     ``tls``: off, opportunistic (encrypt when offered, never mind the certificate) or required
-    (encrypt and verify, or fail). ``credentials``: name and password, or None.
+    (encrypt and verify, or fail). ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
     """
 
     ehlo: str
@@ -42,6 +42,7 @@ class Manner:
     tls: str
     timeouts: Timeouts
     credentials: tuple[str, str] | None = None
+    lmtp: bool = False
 
 
 def _opportunistic_context() -> ssl.SSLContext:
@@ -74,7 +75,7 @@ async def open_session(
     )
     try:
         await _connect_greeted(client)
-        await _greet(client)
+        await _greet(client, lmtp=manner.lmtp)
         if manner.tls != "off":
             await _encrypt(client, target, manner, context)
         if manner.credentials is not None:
@@ -87,7 +88,8 @@ async def open_session(
         transport = cast(asyncio.Transport | None, client.transport)
         if transport is None or transport.is_closing():
             raise DestinationFailed(0, "4.4.2", f"{_where(target)} closed the connection")
-        session = SmtpSession(loop, transport, client.esmtp_extensions, manner.timeouts)
+        kind = LmtpSession if manner.lmtp else SmtpSession
+        session = kind(loop, transport, client.esmtp_extensions, manner.timeouts)
         transport.set_protocol(session)
         return session
     except aiosmtplib.SMTPResponseException as exc:
@@ -142,13 +144,24 @@ async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
         raise aiosmtplib.SMTPServerDisconnected("sent more than its greeting")
 
 
-async def _greet(client: aiosmtplib.SMTP) -> None:
+async def _greet(client: aiosmtplib.SMTP, *, lmtp: bool) -> None:
+    if lmtp:
+        await _greet_lmtp(client)
+        return
     try:
         await client.ehlo()
     except aiosmtplib.SMTPHeloError as exc:
         if exc.code == 421 or not client.is_connected:
             raise
         await client.helo()
+
+
+async def _greet_lmtp(client: aiosmtplib.SMTP) -> None:
+    """LHLO (RFC 2033 section 4.1), answered as EHLO is."""
+    response = await client.execute_command(b"LHLO", (client.local_hostname or "localhost").encode())
+    if response.code != 250:
+        raise aiosmtplib.SMTPHeloError(response.code, response.message)
+    client.last_ehlo_response = response
 
 
 async def _encrypt(
@@ -166,7 +179,7 @@ async def _encrypt(
         )
     except (aiosmtplib.SMTPException, OSError) as exc:
         raise TlsFailed(0, "4.7.5", f"{_where(target)}: STARTTLS failed: {exc}") from exc
-    await client.ehlo()
+    await _greet(client, lmtp=manner.lmtp)
 
 
 def _refused(exc: aiosmtplib.SMTPResponseException, target: Target) -> DestinationFailed:

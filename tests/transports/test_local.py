@@ -1,0 +1,209 @@
+"""Transports without sessions: maildirs, programs, Python functions, the black hole."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.errors import ConfigError
+from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.blackhole import Blackhole
+from zonemta_py.transports.local import LocalTransport, Parcel, lines, parts
+from zonemta_py.transports.maildir import Maildir
+from zonemta_py.transports.pipe import Pipe, verdict_of
+from zonemta_py.transports.routine import Routine
+
+HEADER = b"Subject: x\r\n"
+STORED = b"Return-Path: <s@a.example>\nDelivered-To: joe@b.example\nSubject: x\n\n"
+
+
+class Begun:
+    """Whether the transaction was written down, and when."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    async def __call__(self) -> None:
+        self.times += 1
+
+
+def parcel(*chunks: bytes, recipient: str = "joe@b.example", begin: Begun | None = None) -> Parcel:
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    return Parcel("0" * 24, "s@a.example", recipient, HEADER, body, begin or Begun())
+
+
+async def delivered(
+    transport: LocalTransport, *chunks: bytes, recipient: str = "joe@b.example"
+) -> Reply:
+    begin = Begun()
+    reply = await transport.deliver(parcel(*chunks, recipient=recipient, begin=begin))
+    assert begin.times == 1 or reply.code >= 400
+    return reply
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
+def test_line_ends(body: bytes, cuts: list[int]) -> None:
+    """However the body is cut into chunks, CRLF becomes LF and nothing else changes."""
+    places = sorted({0, len(body), *(min(cut, len(body)) for cut in cuts)})
+    chunks = [body[a:b] for a, b in pairwise(places)]
+
+    async def joined() -> bytes:
+        return b"".join([piece async for piece in lines(parcel(*chunks))])
+
+    assert asyncio.run(joined()) == STORED + body.replace(b"\r\n", b"\n")
+
+
+def test_parts() -> None:
+    assert parts("joe+news@b.example") == {
+        "recipient": "joe+news@b.example", "user": "joe", "domain": "b.example", "extension": "news",
+    }  # fmt: skip
+    assert parts("+x@b.example")["user"] == "+x"
+
+
+# ---- maildir
+
+
+async def test_a_maildir(tmp_path: Path) -> None:
+    """In ``new``, whole, with the fields of final delivery; a second delivery of the same replaces it."""
+    transport = Maildir(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="relay/x")
+    for _ in range(2):
+        reply = await delivered(transport, b"one\r", b"\ntwo\r\n", recipient="joe@b.example")
+        assert reply.code == 250
+    [path] = (tmp_path / "b.example" / "joe" / "new").iterdir()
+    assert path.read_bytes() == STORED + b"one\ntwo\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list((tmp_path / "b.example" / "joe" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("recipient", ["../../etc/x@b.example", "a/b@b.example", ".x@b.example", "x@../y", "\0@b.example"])  # fmt: skip
+async def test_a_name_that_is_no_folder(tmp_path: Path, recipient: str) -> None:
+    transport = Maildir(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="h")
+    reply = await delivered(transport, b"x", recipient=recipient)
+    assert (reply.code, reply.status) == (550, "5.1.3")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_maildir_that_is_not_there(tmp_path: Path) -> None:
+    """Its mail waits: the disk may not be mounted."""
+    reply = await delivered(Maildir(str(tmp_path / "no"), create=False, hostname="h"), b"x")
+    assert (reply.code, reply.status) == (451, "4.3.0")
+
+
+async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
+    """What the queue raises is raised, and nothing is left behind."""
+
+    async def damaged() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ValueError("damaged")
+
+    transport = Maildir(str(tmp_path), create=True, hostname="h")
+    with pytest.raises(ValueError, match="damaged"):
+        await transport.deliver(parcel()._replace(body=damaged))
+    assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "new").iterdir()) == []
+
+
+# ---- programs
+
+
+def program(code: str, *arguments: str, timeout_s: float = 20.0) -> Pipe:
+    return Pipe((sys.executable, "-c", code, *arguments), timeout_s)
+
+
+async def test_a_program(tmp_path: Path) -> None:
+    """It gets the message and its arguments, as they are: no shell looks at them."""
+    code = "import sys; open(sys.argv[1], 'wb').write('|'.join(sys.argv[2:]).encode() + b'|' + sys.stdin.buffer.read())"
+    out = tmp_path / "out"
+    transport = program(code, str(out), "{sender}", "{user}", "{extension}", "{domain}", "{message}")
+    recipient = "joe+$(touch${IFS}x);`id`@b.example"
+    assert (await delivered(transport, b"hi\r\n", recipient=recipient)).code == 250
+    head, _, rest = out.read_bytes().partition(b"|Return-Path")
+    assert head == b"s@a.example|joe|$(touch${IFS}x);`id`|b.example|" + b"0" * 24
+    assert rest.endswith(b"\n\nhi\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("import sys; sys.exit(75)", "4.3.0", 451),
+        ("import sys; sys.exit(67)", "5.1.1", 550),
+        ("import sys; sys.exit(1)", "5.3.0", 550),
+        ("print('5.1.1 no such user'); raise SystemExit(1)", "5.1.1", 550),
+        ("print('4.2.2 full'); raise SystemExit(1)", "4.2.2", 451),
+        ("import os; os.kill(os.getpid(), 9)", "4.3.0", 451),
+        ("import sys; sys.stdout.write('x' * 10_000_000); sys.exit(75)", "4.3.0", 451),
+    ],
+)
+async def test_what_a_program_says(code: str, status: str, kind: int) -> None:
+    """Exit code, output and signal; it need not read its input, nor we all of its output."""
+    reply = await delivered(program(code), b"x" * 1_000_000)
+    assert (reply.code, reply.status) == (kind, status)
+    assert len(reply.text) <= 1024
+
+
+async def test_a_program_that_takes_too_long(tmp_path: Path) -> None:
+    """It is ended, with what it started, and the mail waits."""
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); open({str(tmp_path / 'on')!r}, 'w'); time.sleep(600)"
+    reply = await delivered(program(code, timeout_s=1.0), b"x")
+    assert (reply.code, reply.status) == (451, "4.4.7")
+
+
+async def test_a_program_that_is_not_there() -> None:
+    reply = await delivered(Pipe(("/nowhere/deliver",), 5.0), b"x")
+    assert (reply.code, reply.status) == (451, "4.3.5")
+    assert "No such file" in reply.text
+
+
+@given(st.integers(-64, 255), st.text(max_size=100))
+def test_every_verdict_is_a_reply(code: int, said: str) -> None:
+    reply = verdict_of(code, said)
+    assert reply.code in (250, 451, 550)
+    assert (reply.code == 250) == (code == 0)
+    assert reply.status.startswith(str(reply.code)[0])
+    assert reply.text.isprintable()
+
+
+# ---- functions
+
+calls: list[str] = []
+
+
+def in_a_thread(found: Parcel) -> None:
+    calls.append(found.recipient)
+
+
+async def on_the_loop(found: Parcel) -> Reply:
+    size = sum([len(chunk) async for chunk in found.body()])
+    return Reply(550, "5.3.4", f"{size} are too many")
+
+
+def fails(found: Parcel) -> None:
+    raise ValueError("a defect")
+
+
+def odd(found: Parcel) -> str:
+    return "done"
+
+
+async def test_functions() -> None:
+    assert (await delivered(Routine(f"{__name__}.in_a_thread", 5.0), b"x")).code == 250
+    assert calls == ["joe@b.example"]
+    assert await delivered(Routine(f"{__name__}.on_the_loop", 5.0), b"xy") == Reply(550, "5.3.4", "2 are too many")  # fmt: skip
+    for name in ("fails", "odd"):
+        reply = await delivered(Routine(f"{__name__}.{name}", 5.0), b"x")
+        assert reply.code == 451
+    with pytest.raises(ConfigError, match="no function"):
+        Routine("tests.nothing.here", 5.0)
+    with pytest.raises(ConfigError, match="is not a function"):
+        Routine(f"{__name__}.HEADER", 5.0)
+
+
+async def test_the_black_hole() -> None:
+    assert (await delivered(Blackhole(0.001), b"x")).code == 250
