@@ -63,6 +63,11 @@ def _listener(listener: Listener, key: str, complain: Complain) -> None:
     tls = listener.tls
     if tls.mode != "none" and (tls.certificate is None or tls.key is None):
         complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate and key")
+    if listener.proxies and tls.mode == "implicit":
+        complain(
+            f"{key}.proxies",
+            "cannot be had with tls.mode: implicit; let the proxy do TLS, or use starttls",
+        )
     if listener.auth.users_file and listener.auth.require_tls and tls.mode == "none":
         complain(
             f"{key}.auth",

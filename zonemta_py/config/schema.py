@@ -81,6 +81,7 @@ class Listener:
     idle_timeout: Seconds = Seconds(5 * MINUTE)
     message_timeout: Seconds = Seconds(60 * MINUTE)
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+    proxies: tuple[Network, ...] = ()
     submission_key: SubmissionKey = SubmissionKey()
     tls: ListenerTls = ListenerTls()
     auth: ListenerAuth = ListenerAuth()

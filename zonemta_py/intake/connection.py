@@ -18,6 +18,7 @@ from zonemta_py import clock
 from zonemta_py.intake.commands import Refused
 from zonemta_py.intake.port import Port
 from zonemta_py.queue.promise import Promise
+from zonemta_py.smtp.proxy import NotProxied, read_proxied
 
 UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held
 LINGER_S = 5.0  # how long a closing connection may take to send its last words
@@ -62,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._secure = False
         self._errors = 0
         self._client_ip = ""
+        self._header = b""  # of the PROXY protocol, while it comes
 
     @property
     def busy(self) -> bool:
@@ -76,13 +78,36 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
         self._secure = transport.get_extra_info("sslcontext") is not None
-        if self._port.admit(self):
-            self._deadline.set(self._timeout_s)
-            self._reply(f"220 {self.hostname} ESMTP")
-            self._flush()
-        else:
+        if not self._port.admit(self):
             self._reply("421 4.3.2 Too many sessions, try again later")
             self._end()
+            return
+        self._deadline.set(self._timeout_s)
+        if self._port.is_proxy(self._client_ip):
+            self._taker = self._proxied
+        else:
+            self._welcome()
+            self._flush()
+
+    def _welcome(self) -> None:
+        self._reply(f"220 {self.hostname} ESMTP")
+
+    def _proxied(self, octets: bytes) -> None:
+        """What a proxy says before its client may speak: who that is."""
+        self._header += octets
+        try:
+            found = read_proxied(self._header)
+        except NotProxied as exc:
+            log.warning("%s is to be a proxy: %s", self._client_ip, exc)
+            self._reply("421 4.7.0 This is not the PROXY protocol")
+            raise Hangup from exc
+        if found is None:
+            return
+        self._taker = None
+        self._client_ip = found.client_ip or self._client_ip
+        self._unread[:0] = self._header[found.used :]
+        self._header = b""
+        self._welcome()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; the dialogue ends wherever it is."""

@@ -68,6 +68,11 @@ class Port:
         """Whether this client may relay without AUTH."""
         return is_trusted(client_ip, self.settings.trusted_networks)
 
+    def is_proxy(self, peer_ip: str) -> bool:
+        """Whether this peer speaks for others, and says so first (PROXY protocol)."""
+        networks = self.settings.proxies
+        return bool(networks) and is_trusted(peer_ip, networks)
+
 
 def make_context(settings: Listener) -> ssl.SSLContext | None:
     """The TLS context of a listener. Raises ConfigError naming the files that cannot be used."""

@@ -1,0 +1,66 @@
+"""Listeners behind a load balancer: the client is who the PROXY header names."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.intake.relay_in import In, listening
+from tests.smtp.test_proxy import of, second
+from zonemta_py.config.load import parse_config
+from zonemta_py.errors import ConfigError
+
+BEHIND = "    proxies: [127.0.0.0/8]\n    trusted_networks: [192.0.2.0/24, 127.0.0.0/8]"
+MAIL = b"EHLO c.example\r\nMAIL FROM:<a@b.example>\r\nRCPT TO:<c@d.example>\r\nDATA\r\n"
+
+
+async def dialogue(relay: In, *pieces: bytes) -> bytes:
+    """What it answers to ``pieces``, each in a segment of its own, and then the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.address.port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+    writer.write_eof()
+    said = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    return said
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_the_client_is_who_the_proxy_names(folder: Path, version: int) -> None:
+    """Nothing is said before the header is whole; then trust and Received are the client's."""
+    async with listening(folder, BEHIND) as relay:
+        header = of("192.0.2.7", version)
+        said = await dialogue(relay, header[:9], header[9:20], header[20:] + MAIL, b"Subject: x\r\n\r\nhi\r\n.\r\nQUIT\r\n")  # fmt: skip
+        assert said.startswith(b"220 ")
+        assert b"250 2.0.0 Ok: queued" in said
+        assert b"192.0.2.7" in b"".join(v for _, v in relay.queue.store.scan(b"", b"\xff"))
+        said = await dialogue(relay, of("198.51.100.1", version) + MAIL)
+        assert b"\r\n530 " in said, "the proxy is trusted, its client is not"
+
+
+async def test_a_proxy_that_speaks_for_itself(folder: Path) -> None:
+    """A health check: the proxy's own address counts."""
+    async with listening(folder, BEHIND) as relay:
+        said = await dialogue(relay, second(0x20, 0, b"") + MAIL + b".\r\n")
+        assert b"354 " in said
+
+
+@pytest.mark.parametrize("octets", [MAIL, b"PROXY TCP4 x y 1 2\r\n", b"\r\n\r\n\0\r\nQUIT\nxxxx"])
+async def test_no_header(folder: Path, octets: bytes) -> None:
+    async with listening(folder, BEHIND) as relay:
+        assert await dialogue(relay, octets) == b"421 4.7.0 This is not the PROXY protocol\r\n"
+
+
+async def test_a_header_from_somebody_else(folder: Path) -> None:
+    """Who is no proxy cannot be anybody else."""
+    async with listening(folder) as relay:
+        said = await dialogue(relay, of("192.0.2.7", 1) + MAIL)
+        assert said.endswith(b"421 4.7.0 This is not SMTP\r\n")
+
+
+def test_not_before_tls(tmp_path: Path) -> None:
+    text = "listeners: [{tls: {mode: implicit, certificate: c, key: k}, proxies: [10.0.0.0/8]}]"
+    with pytest.raises(ConfigError, match="proxies: cannot be had with"):
+        parse_config(text, tmp_path / "z.yaml")
