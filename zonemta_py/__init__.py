@@ -1,3 +1,49 @@
-"""An outbound SMTP relay for bulk mail: zones, an embedded LevelDB queue, an exact ledger."""
+"""An outbound SMTP relay for bulk mail: zones, an embedded LevelDB queue, an exact ledger.
+
+What a program may use is in ``__all__`` (docs/library.md); everything else is private and may change.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zonemta_py.app import Relay
+    from zonemta_py.config.load import load_config, parse_config
+    from zonemta_py.config.schema import Config
+    from zonemta_py.errors import ConfigError, LocalError
+    from zonemta_py.intake.programs import NotAccepted
+    from zonemta_py.smtp.reply import Reply
+    from zonemta_py.transports.local import Parcel
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "LocalError",
+    "NotAccepted",
+    "Parcel",
+    "Relay",
+    "Reply",
+    "load_config",
+    "parse_config",
+]
+
+_PLACES = {
+    "Relay": "zonemta_py.app",
+    "Config": "zonemta_py.config.schema",
+    "load_config": "zonemta_py.config.load",
+    "parse_config": "zonemta_py.config.load",
+    "ConfigError": "zonemta_py.errors",
+    "LocalError": "zonemta_py.errors",
+    "NotAccepted": "zonemta_py.intake.programs",
+    "Parcel": "zonemta_py.transports.local",
+    "Reply": "zonemta_py.smtp.reply",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is asked for: a command that prints its help needs no relay."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'zonemta_py' has no attribute '{name}'")
+    return getattr(import_module(_PLACES[name]), name)

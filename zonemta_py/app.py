@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Iterable
 from functools import partial
 
 from zonemta_py import __version__, clock
@@ -23,6 +23,7 @@ from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.errors import ConfigError
 from zonemta_py.events.export import Exporter
 from zonemta_py.intake.intake import Intake
+from zonemta_py.intake.programs import enqueue
 from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.preflight import verify, warnings
 from zonemta_py.processes.arrangement import arrangement, cores
@@ -65,6 +66,31 @@ class Relay:
         self._zones: dict[str, ZoneDelivery] = {}
         self.fleet: Fleet | None = None
         self._signer: Signer | None = None
+
+    async def __aenter__(self) -> "Relay":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def enqueue(
+        self,
+        sender: str,
+        recipients: Iterable[str],
+        message: bytes | AsyncIterable[bytes],
+        *,
+        key: str = "",
+        user: str = "",
+    ) -> str:
+        """Take a message from this program; its queue id once it is on disk. Raises NotAccepted.
+
+        ``key`` is a submission key: the same key again is the same message, and sends nothing.
+        """
+        return await enqueue(
+            self.queue, self.router, self.config, self.hostname,
+            sender=sender, recipients=recipients, message=message, key=key, user=user,
+        )  # fmt: skip
 
     def _destination_of(self, zone: str, domain: str) -> str:
         settings = self.config.zones.get(zone)

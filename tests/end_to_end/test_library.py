@@ -1,0 +1,92 @@
+"""The relay as a library: what is public, and a program with a relay in it."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import zonemta_py
+from tests.end_to_end.harness import empty, ledger, staged
+from zonemta_py import NotAccepted, Relay
+
+EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"
+
+
+def test_what_is_public() -> None:
+    """Every name in ``__all__`` is there, and importing the package loads no relay."""
+    for name in zonemta_py.__all__:
+        assert getattr(zonemta_py, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Daemon'"):
+        zonemta_py.Daemon  # looked up for its error
+    code = "import sys, zonemta_py; sys.exit('zonemta_py.app' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert (Path(zonemta_py.__file__).parent / "py.typed").exists()
+
+
+def test_the_example(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[2].split()[3].rstrip(",") == lines[2].split()[-1], "one id for one key"
+    assert lines[3].startswith("nobody: 501 5.1.3")
+    assert len(list(tmp_path.glob("mail/readers.example/*/new/*"))) == 3
+
+
+async def test_a_program_enqueues(folder: Path) -> None:
+    """Bytes and chunks, LF and CRLF; the receiver gets them as mail has them, once for one key."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        async with Relay(stage.config()) as relay:
+
+            async def chunks() -> AsyncIterator[bytes]:
+                for piece in (b"Subject: y\r", b"\n\r\nha", b"lf\nend"):
+                    yield piece
+
+            one = await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nhi\n", key="k", user="app")  # fmt: skip
+            again = await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nhi\n", key="k", user="app")  # fmt: skip
+            two = await relay.enqueue("", ["u@D.example", "u@d.example"], chunks())
+            assert one == again != two
+            await empty(relay)
+        bodies = sorted(message.data.split(b"\r\n\r\n", 1)[1] for message in sink.messages)
+        assert bodies == [b"half\r\nend\r\n", b"hi\r\n"]
+        assert all(b" with local " in message.data for message in sink.messages)
+    assert ledger(folder).total("accepted") == 2
+
+
+@pytest.mark.parametrize(
+    ("recipients", "message", "reply"),
+    [
+        (["nobody"], b"x", "501 5.1.3"),
+        ([], b"x", "503 5.5.1"),
+        (["u@d.example"], b"Subject: x\n\n\0\n", "554 5.6.0"),
+        (["u@d.example"], b"X: " + b"y" * 70_000 + b"\n\n", "554 5.6.0"),
+        (["u@d.example"], b"Subject: x\n\n" + b"line\n" * 400_000, "552 5.3.4"),
+    ],
+)
+async def test_what_is_not_taken(
+    folder: Path, recipients: list[str], message: bytes, reply: str
+) -> None:
+    """As over SMTP; and nothing is left of it."""
+    async with staged(folder) as stage:
+        config = stage.config(listeners=[{"address": "127.0.0.1:0", "max_message_size": "1MiB"}])
+        async with Relay(config) as relay:
+            with pytest.raises(NotAccepted, match=reply):
+                await relay.enqueue("s@a.example", recipients, message)
+            await empty(relay)
+
+
+async def test_a_message_that_breaks_off(folder: Path) -> None:
+    """What the program raises is raised, and nothing is left of the message."""
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"Subject: x\n\n" + b"y" * 200_000
+        raise ValueError("the program changed its mind")
+
+    async with staged(folder) as stage, Relay(stage.config()) as relay:
+        with pytest.raises(ValueError, match="changed its mind"):
+            await relay.enqueue("s@a.example", ["u@d.example"], broken())
+        await empty(relay)
