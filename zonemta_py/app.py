@@ -145,6 +145,8 @@ class Relay:
     async def _listen(self, processes: int) -> None:
         """Take connections: here, or in so many receivers' processes."""
         config = self.config
+        if not config.listeners:
+            return  # mail comes from this program alone
         listeners = [
             await listening_sockets(settings.address, processes or 1) for settings in config.listeners
         ]

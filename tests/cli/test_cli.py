@@ -54,6 +54,16 @@ def _config(folder: Path, sink_port: int = 9, **extra: str) -> Path:
     return path
 
 
+def test_a_relay_that_takes_no_mail(folder: Path) -> None:
+    """A program may have one; a daemon without a listener is a mistake."""
+    path = folder / "z.yaml"
+    path.write_text("listeners: []\n")
+    for command in ("check", "serve"):
+        result = zonemta(command, "-c", str(path))
+        assert result.returncode == 2
+        assert b"listeners: at least one is needed" in result.stderr
+
+
 def test_check(folder: Path) -> None:
     good = _config(folder)
     result = zonemta("check", "-c", str(good))

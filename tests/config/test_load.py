@@ -77,7 +77,6 @@ def test_values() -> None:
         ("zones: {default: {tls: dane}}", "zones.default.tls: 'dane' is not available"),
         ("listeners: [{address: localhost}]", "listeners[0].address: found 'localhost', expected host:port"),
         ("listeners: {}", "listeners: found a mapping, expected a list"),
-        ("listeners: []", "listeners: at least one is needed"),
         ("zones: {Bulk: {}}", "zones.Bulk: a zone's name is lower-case"),
         ("zones: {a/b: {}}", "zones.a/b: a zone's name"),
         ("zones: {default: {connections: 0}}", "found 0, allowed: 1 to 10000"),

@@ -29,8 +29,6 @@ def check(config: Config, complain: Complain) -> None:
             complain(f"resolver.nameservers[{i}]", f"found '{server.host}', expected an IP address")
     if config.resolver.timeout <= 0:
         complain("resolver.timeout", "must be longer than nothing")
-    if not config.listeners:
-        complain("listeners", "at least one is needed")
     seen = set()
     for i, listener in enumerate(config.listeners):
         _listener(listener, f"listeners[{i}]", complain)
