@@ -5,7 +5,8 @@ event. Fields of a newer relay that are not known here are left out; its new eve
 """
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -52,7 +53,10 @@ def read_events(spark: SparkSession, folder: str) -> DataFrame:
             rows = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst").json(folder)
     except AnalysisException as exc:
         raise LocalError(f"{folder}: no event log here: {line_of(str(exc))}") from exc
-    return rows.dropDuplicates(list(IDENTITY))
+    # As dropDuplicates, which sorts by text twice where this sorts by a number once.
+    same = Window.partitionBy(F.xxhash64(*IDENTITY), *IDENTITY).orderBy("time_ms")
+    numbered = rows.select("*", F.row_number().over(same).alias("#nth"))
+    return numbered.where(F.col("#nth") == 1).select(*rows.columns)
 
 
 def _is_parquet(spark: SparkSession, folder: str) -> bool:

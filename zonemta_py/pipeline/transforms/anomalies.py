@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.transforms.replies import explained, kind_of, with_templates
+from zonemta_py.pipeline.transforms.replies import explained, with_templates
 
 MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
 NORMAL = 1.4826
@@ -111,7 +111,7 @@ def _explanations(unusual: DataFrame) -> Transform:
             attempts.where(F.col("event") != "delivered")
             .select(
                 "provider", F.date_trunc("hour", "time").alias("hour"), measure.alias("measure"), "code", "status",
-                kind_of(F.col("reply")).alias("kind"),
+                "kind",
             )
             .join(unusual.select("provider", "hour", "measure"), ["provider", "hour", "measure"], "left_semi")
             .groupBy("provider", "hour", "measure", "code", "status", "kind")

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.reasons import Reason
-from zonemta_py.pipeline.transforms.replies import explained, kind_of
+from zonemta_py.pipeline.transforms.replies import explained
 
 SESSIONS = r"(?i)connection|session|concurren"
 DOMAINS_MAX = 50  # of one provider
@@ -49,8 +49,7 @@ def observed(attempts: DataFrame) -> DataFrame:
 
 
 def _explained_attempts(attempts: DataFrame) -> DataFrame:
-    kind = F.when(F.col("event") != "delivered", kind_of(F.col("reply")))
-    rows = attempts.select("*", F.coalesce(kind, F.lit("")).alias("kind"))
+    rows = attempts.withColumn("kind", F.coalesce("kind", F.lit("")))
     failed = rows.where(F.col("event") != "delivered").transform(explained())
     return failed.unionByName(
         rows.where(F.col("event") == "delivered").select("*", F.lit("").alias("reason"))

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.provider import PROVIDERS
+from zonemta_py.pipeline.transforms.replies import kind_of
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
 DIMENSIONS = ("zone", "provider", "domain", "address", "campaign")
@@ -19,7 +20,7 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 def attempts(campaigns: DataFrame | None) -> Transform:
-    """One row for each attempt; ``campaigns`` maps ``message`` to ``campaign``."""
+    """One row for each attempt, failures with the ``kind`` of their reply; ``campaigns`` maps ``message`` to ``campaign``."""
 
     def transform(events: DataFrame) -> DataFrame:
         rows = events.where(F.col("event").isin(*ATTEMPTS)).select(
@@ -37,6 +38,8 @@ def attempts(campaigns: DataFrame | None) -> Transform:
             "code",
             "status",
             "reply",
+            # Masked once, here: five expressions over every reply are not for each table again.
+            F.when(F.col("event") != "delivered", kind_of(F.col("reply"))).alias("kind"),
             "duration_ms",
         )
         if campaigns is None:

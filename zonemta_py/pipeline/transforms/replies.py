@@ -24,15 +24,7 @@ def replies() -> Transform:
     """One row for each kind of reply to failures (attempts that were no delivery), with an example."""
 
     def transform(rows: DataFrame) -> DataFrame:
-        failed = rows.where(F.col("event") != "delivered").select(
-            "provider",
-            "event",
-            "phase",
-            "code",
-            "status",
-            "reply",
-            kind_of(F.col("reply")).alias("kind"),
-        )
+        failed = rows.where(F.col("event") != "delivered")
         counted = failed.groupBy("provider", "event", "phase", *SAID).agg(
             F.count("*").alias("count"), F.min("reply").alias("example")
         )
