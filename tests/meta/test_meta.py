@@ -135,3 +135,10 @@ def test_links_in_the_docs_lead_somewhere() -> None:
         targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
         broken += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
     assert broken == []
+
+
+@pytest.mark.parametrize("name", [".rdd", "sparkContext", "._jvm", "._jdf", "._jsparkSession"])
+def test_the_pipeline_speaks_to_any_spark(name: str) -> None:
+    """Spark Connect has none of these: the jobs must do without."""
+    found = [path for path in SOURCES if "pipeline" in path.parts and name in path.read_text()]
+    assert found == []

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ async def test_on_a_cluster(spark: "SparkSession", folder: Path, conf: tuple[str
         assert (sums["accepted"], sums["unsent"], sums["deferred"], sums["refused"]) == (COUNT, 0, 0, 0)
         await until(lambda: set(got(sinks)) == set(addresses), "everybody", DONE_S)
         for node in nodes:
-            await eventually(lambda node=node: _drained(node), "an empty queue", DONE_S)  # type: ignore[misc]
+            await eventually(partial(_drained, node), "an empty queue", DONE_S)
             node.process.stop()
     twice = {address for address, times in got(sinks).items() if times > 1}
     uncertain = {address for node in nodes for address in named_uncertain(node)}

@@ -8,35 +8,17 @@ cannot be changed yet. Both refuse with a word.
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any
 
+from zonemta_py.config.deliveries import (
+    BlackholeDelivery,
+    MaildirDelivery,
+    PipeDelivery,
+    RoutineDelivery,
+)
+from zonemta_py.config.fields import DAY, HOUR, MINUTE, choice, hidden, later, number
 from zonemta_py.config.units import HostPort, NameServer, ProcessCount, Rate, Seconds, Size
 
 Network = IPv4Network | IPv6Network
-
-MINUTE = 60.0
-HOUR = 3600.0
-DAY = 86400.0
-
-
-def choice(default: str, *others: str, later: tuple[str, ...] = ()) -> Any:
-    """A closed set of words; ``later`` names those that this version refuses."""
-    return field(default=default, metadata={"choices": (default, *others), "later": later})
-
-
-def hidden(default: str) -> Any:
-    """Not a key: filled in by the reader."""
-    return field(default=default, metadata={"hidden": True}, compare=False, repr=False)
-
-
-def number(default: int, least: int = 1, most: int = 10**9) -> Any:
-    """A whole number from ``least`` to ``most``."""
-    return field(default=default, metadata={"least": least, "most": most})
-
-
-def later(default: Any, what: str) -> Any:
-    """A key that takes only its default until ``what`` exists."""
-    return field(default=default, metadata={"reserved": what})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,38 +138,6 @@ class SmarthostAuth:
 
     username: str | None = None
     password_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MaildirDelivery:
-    """Where ``transport: maildir`` delivers: a path with {user}, {domain}, {recipient} in it."""
-
-    path: Path | None = None
-    create: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PipeDelivery:
-    """The program of ``transport: pipe``: its own words, or a preset."""
-
-    command: tuple[str, ...] = ()
-    preset: str = choice("none", "maildrop", "dovecot")
-    timeout: Seconds = Seconds(5 * MINUTE)
-
-
-@dataclass(frozen=True, slots=True)
-class RoutineDelivery:
-    """The Python function of ``transport: python``."""
-
-    function: str | None = None
-    timeout: Seconds = Seconds(5 * MINUTE)
-
-
-@dataclass(frozen=True, slots=True)
-class BlackholeDelivery:
-    """How long ``transport: blackhole`` takes for each recipient."""
-
-    latency: Seconds = Seconds(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,11 +86,8 @@ class Connection(asyncio.Protocol):
         if self._port.is_proxy(self._client_ip):
             self._taker = self._proxied
         else:
-            self._welcome()
+            self._reply(f"220 {self.hostname} ESMTP")
             self._flush()
-
-    def _welcome(self) -> None:
-        self._reply(f"220 {self.hostname} ESMTP")
 
     def _proxied(self, octets: bytes) -> None:
         """What a proxy says before its client may speak: who that is."""
@@ -107,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._client_ip = found.client_ip or self._client_ip
         self._unread[:0] = self._header[found.used :]
         self._header = b""
-        self._welcome()
+        self._reply(f"220 {self.hostname} ESMTP")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; the dialogue ends wherever it is."""

@@ -6,11 +6,10 @@ backoff functions. Quadratic: qmail-send's nextretry. Priority: the lists of Sun
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import isqrt
 
+from zonemta_py.config.functions import named_function
 from zonemta_py.config.schema import Retry
-from zonemta_py.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +113,8 @@ def make_policy(retry: Retry) -> Policy:
         own = retry.priorities
         return by_priority({"urgent": own.urgent, "normal": own.normal, "nonurgent": own.nonurgent})
     if retry.policy == "function":
-        return _named(retry.function or "")
+        return named_function(retry.function or "")
     return ladder(retry.delays)
-
-
-def _named(name: str) -> Policy:
-    """The Python function ``package.module.function``: RetryContext to unix ms, or None to give up."""
-    module, _, function = name.rpartition(".")
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigError(f"no function '{name}': {exc}") from exc
-    if not callable(found):
-        raise ConfigError(f"'{name}' is not a function")
-    policy: Policy = found
-    return policy
 
 
 def warning_is_due(retry: Retry, created_ms: int, now_ms: int) -> bool:

@@ -7,11 +7,9 @@ function, else it runs in a thread. What it raises is a defect of its own: the r
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from importlib import import_module
-from typing import Any
+from collections.abc import Awaitable
 
-from zonemta_py.errors import ConfigError
+from zonemta_py.config.functions import named_function
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.local import DELIVERED, Parcel
 
@@ -50,16 +48,3 @@ class Routine:
             said: Awaitable[object] = self._function(parcel)
             return await said
         return await asyncio.to_thread(self._function, parcel)
-
-
-def named_function(name: str) -> Callable[..., Any]:
-    """The function ``package.module.function``. Raises ConfigError when there is none."""
-    module, _, function = name.rpartition(".")
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigError(f"no function '{name}': {exc}") from exc
-    if not callable(found):
-        raise ConfigError(f"'{name}' is not a function")
-    named: Callable[..., Any] = found
-    return named
