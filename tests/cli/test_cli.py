@@ -1,5 +1,6 @@
 """The commands as their users run them: exit codes, words, both ways to reach the queue."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.queue.harness import accept, opened
+from zonemta_py import clock
 from zonemta_py.bench.children import Child, free_port
 
 
@@ -52,6 +55,36 @@ def _config(folder: Path, sink_port: int = 9, **extra: str) -> Path:
         f"events: {{directory: events}}\nzones: {{default: {{smarthost: '127.0.0.1:{sink_port}', retry: {{delays: [1h]}}}}}}\n{more}\n"
     )
     return path
+
+
+def _fill(directory: Path) -> None:
+    """A queue with a message for two."""
+
+    async def fill() -> None:
+        async with opened(directory, clock.now_ms, store="leveldb") as queue:
+            await accept(queue, "a@x.example", "b@y.example", body=b"x" * 200_000)
+
+    asyncio.run(fill())
+
+
+def test_a_queue_moves(folder: Path) -> None:
+    """From LevelDB to files, by two commands; the message is there."""
+    old, new, file = folder / "old.yaml", folder / "new.yaml", folder / "queue.export"
+    for path, store in ((old, "leveldb"), (new, "filesystem")):
+        path.write_text(
+            f"queue: {{directory: {path.stem}, store: {store}}}\nevents: {{directory: events}}\n"
+        )
+    assert b"no queue to export" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
+    _fill(folder / "old")
+    result = zonemta("queue", "export", "-c", str(old), str(file), "--json")
+    count = json.loads(result.stdout)["records"]
+    assert count > 5
+    assert b"something already" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
+    result = zonemta("queue", "import", "-c", str(new), str(file))
+    assert result.stdout.decode() == f"{count} records from {file}\n"
+    rows = [zonemta("queue", "list", "-c", str(path), "--json").stdout for path in (old, new)]
+    assert rows[0] == rows[1] != b""
+    assert zonemta("queue", "import", "-c", str(new), str(file)).returncode == 1
 
 
 def test_a_relay_that_takes_no_mail(folder: Path) -> None:

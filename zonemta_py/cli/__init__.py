@@ -10,6 +10,7 @@ from zonemta_py.cli import (
     pipeline_send,
     pipeline_suppress,
     queue_change,
+    queue_move,
 )
 from zonemta_py.cli.audit import audit
 from zonemta_py.cli.bench import bench
@@ -39,7 +40,8 @@ def main() -> None:
     """
 
 
-assert queue_change  # it adds to the group ``queue``
+for adds_to_queue in (queue_change, queue_move):
+    assert adds_to_queue
 for adds_to_pipeline in (
     pipeline_send,
     pipeline_analysis,

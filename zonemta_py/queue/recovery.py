@@ -18,6 +18,7 @@ from zonemta_py.queue.records import read_inflight
 from zonemta_py.queue.store import Store
 
 FORMAT_VERSION = b"3"
+IMPORTING = b"importing"  # in its place, while another queue is brought in
 FORMATS = (None, b"1", b"2", FORMAT_VERSION)
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Identity:
 def identify(store: Store) -> Identity:
     """The queue's identity for this life, written at once. Raises LocalError for another format."""
     found = store.get(keys.META_FORMAT)
+    if found == IMPORTING:
+        raise LocalError("the import of this queue is not finished: run zonemta queue import again")
     if found not in FORMATS:
         raise LocalError(f"the queue has format {found!r}, this version reads {FORMAT_VERSION!r}")
     node = (store.get(keys.META_NODE) or secrets.token_hex(3).encode()).decode()
