@@ -113,3 +113,19 @@ def test_a_fit_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = _java(tmp_path / "jdk", 'openjdk version "21.0.1" 2023')
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java.find_java() == home / "bin" / "java"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[X] first\nsecond", "[X] first"),
+        ("\n  \n[X] first", "[X] first"),
+        ("", ""),
+        ("Job aborted\n\tat x\nCaused by: java.io.IOException: disk full\n\tat y", "disk full"),
+        ("\n  An exception was thrown:\nTraceback\n  File x\nModuleNotFoundError: No module named 'pyarrow'\n", "ModuleNotFoundError: No module named 'pyarrow'"),
+    ],
+)  # fmt: skip
+def test_the_line_that_helps(text: str, line: str) -> None:
+    from zonemta_py.pipeline.failures import line_of
+
+    assert line_of(text) == line

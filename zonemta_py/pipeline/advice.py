@@ -24,7 +24,7 @@ class Observed:
     ``limited`` of them spoke of limits, ``limited_sessions`` of sessions among those, for example ``said``.
     ``clean_per_minute``, ``clean_sessions``: what 90 % of the clean minutes stayed within.
     ``limited_per_minute``: the median of the others. ``busiest_sessions``: the most in any minute.
-    ``greylisted`` first attempts; 90 % of those that got through had done so after ``greylist_s``.
+    ``greylisted`` recipients at first; 90 % of those that got through had done so after ``greylist_s``.
     """
 
     provider: str
@@ -91,7 +91,7 @@ def _patience(seen: Observed) -> Iterable[Line]:
     yield Line(
         "retry",
         {"delays": [f"{minutes}m", *later]},
-        f"greylisted: {_of(seen.greylisted, seen.transactions)}; of {seen.greylist_through:,} that got through later, "
+        f"{seen.greylisted:,} recipients were greylisted; of {seen.greylist_through:,} that got through later, "
         f"90 % had after {seen.greylist_s:,.0f} s",
     )
 

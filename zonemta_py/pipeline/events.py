@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from zonemta_py.codec import fields_of
 from zonemta_py.errors import LocalError
 from zonemta_py.events.schema import EVENTS
-from zonemta_py.pipeline.failures import line_of
+from zonemta_py.pipeline.failures import analysed, line_of
 
 IDENTITY = ("node", "seq", "position")
 _TYPES: dict[object, DataType] = {int: LongType(), str: StringType(), bool: BooleanType()}
@@ -48,9 +48,10 @@ def read_events(spark: SparkSession, folder: str) -> DataFrame:
     """
     try:
         if _is_parquet(spark, folder):
-            rows = spark.read.schema(event_schema()).parquet(folder)
+            rows = analysed(spark.read.schema(event_schema()).parquet(folder))
         else:
-            rows = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst").json(folder)
+            segments = spark.read.schema(event_schema()).option("pathGlobFilter", "*.jsonl.zst")
+            rows = analysed(segments.json(folder))
     except AnalysisException as exc:
         raise LocalError(f"{folder}: no event log here: {line_of(str(exc))}") from exc
     # As dropDuplicates, which sorts by text twice where this sorts by a number once.
@@ -62,7 +63,7 @@ def read_events(spark: SparkSession, folder: str) -> DataFrame:
 def _is_parquet(spark: SparkSession, folder: str) -> bool:
     """Whether there is a Parquet file in ``folder``: one footer is read."""
     try:
-        spark.read.option("pathGlobFilter", "*.parquet").parquet(folder)
+        analysed(spark.read.option("pathGlobFilter", "*.parquet").parquet(folder))
     except AnalysisException:
         return False
     return True

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.errors import ConfigError, LocalError
-from zonemta_py.pipeline.failures import line_of
+from zonemta_py.pipeline.failures import analysed, line_of
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS
 
 CELL_MAX = 1 << 20  # characters of a CSV cell
@@ -28,16 +28,16 @@ def read_list(spark: SparkSession, place: str, options: Mapping[str, str]) -> Da
     name = place.rstrip("/").lower()
     try:
         if name.endswith(".parquet"):
-            return reader.parquet(place).select("*", position)
+            return analysed(reader.parquet(place).select("*", position))
         if name.endswith((".jsonl", ".json", ".ndjson", ".jsonl.gz", ".jsonl.zst")):
-            return reader.json(place, primitivesAsString=True).select("*", position)
+            return analysed(reader.json(place, primitivesAsString=True).select("*", position))
         if name.endswith((".csv", ".csv.gz", ".csv.zst", ".txt")):
             quoted = _has_quotes(spark, place)
             rows = reader.csv(
                 place, header=True, multiLine=quoted, escape='"', maxCharsPerColumn=CELL_MAX,
                 ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
             )  # fmt: skip
-            numbered = rows.select("*", position)
+            numbered = analysed(rows.select("*", position))
             # One task reads such a file, and the others get their share of the work after it.
             return numbered.repartition(SHARES) if quoted else numbered
     except AnalysisException as exc:

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline.arrow import batch_of
-from zonemta_py.pipeline.failures import line_of
+from zonemta_py.pipeline.failures import analysed, line_of
 
 TABLES = (".parquet", ".jsonl", ".jsonl.zst", ".jsonl.gz")
 FILES_PER_TASK = 5000
@@ -32,12 +32,12 @@ def read_mail(spark: SparkSession, place: str) -> DataFrame:
     """
     try:
         if place.endswith(TABLES) or ("://" in place and not place.endswith(".mbox")):
-            return _table(spark, place)
+            return analysed(_table(spark, place))
         path = Path(place)
         if path.is_dir():
             has_tables = any(each.name.endswith(TABLES) for each in path.rglob("*"))
-            return _table(spark, place) if has_tables else _maildirs(spark, path)
-        return _mbox(spark, place)
+            return analysed(_table(spark, place) if has_tables else _maildirs(spark, path))
+        return analysed(_mbox(spark, place))
     except AnalysisException as exc:
         raise LocalError(f"{place}: no mail here: {line_of(str(exc))}") from exc
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from zonemta_py.errors import LocalError
 from zonemta_py.pipeline import schema
-from zonemta_py.pipeline.failures import told
+from zonemta_py.pipeline.failures import analysed, told
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.mail import read_mail
@@ -77,7 +77,7 @@ def read_reports(spark: SparkSession, request: Request, step: Step) -> Found:
 def read_matched(spark: SparkSession, place: str) -> DataFrame:
     """What ``read_reports`` wrote. Raises LocalError when there is nothing."""
     try:
-        return spark.read.parquet(f"{place}/{REPORTS}")
+        return analysed(spark.read.parquet(f"{place}/{REPORTS}"))
     except AnalysisException as exc:
         raise LocalError(f"{place}: no reports here; make them with: zonemta pipeline dsn") from exc
 

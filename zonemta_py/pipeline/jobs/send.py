@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from zonemta_py.loop import loop_factory
 from zonemta_py.pipeline import schema
 from zonemta_py.pipeline.arrow import batch_of
-from zonemta_py.pipeline.failures import told
+from zonemta_py.pipeline.failures import analysed, told
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.progress import ROWS_PER_FILE, rows_told
 from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Manners, Submission, envelope_of
@@ -100,7 +100,7 @@ def sums_of(spark: SparkSession, plan: str) -> Sums:
 def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
     """The ledger with its ``run``, or None before the first run."""
     try:
-        return spark.read.schema(schema.LEDGER_RUNS).parquet(f"{plan}/ledger")
+        return analysed(spark.read.schema(schema.LEDGER_RUNS).parquet(f"{plan}/ledger"))
     except AnalysisException:
         return None
 
