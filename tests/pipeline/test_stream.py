@@ -1,6 +1,8 @@
 """New segments, repeated ones and late ones, through Structured Streaming; reports that grow with them."""
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +120,20 @@ def test_it_goes_on_until_it_is_interrupted(
     assert seen == [10, 15]
     assert sums["delivered"] == 10
     shutil.rmtree(output / "_next")
+
+
+def test_ctrl_c_ends_it_in_order(spark: "SparkSession", tmp_path: Path) -> None:
+    """The batch under way is written, and the handler of before is back."""
+    from zonemta_py.pipeline.jobs.compact import Request, compact
+
+    events = tmp_path / "events"
+    write_segment(events, "a", [delivered(n) for n in range(10)])
+    before = signal.getsignal(signal.SIGINT)
+    request = Request(str(events), str(tmp_path / "lake"), 0.2)
+    written = compact(spark, request, quiet, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert written == 10
+    assert signal.getsignal(signal.SIGINT) is before
+    assert spark.read.parquet(request.lake).count() == 10
 
 
 # ---- hours unlike those before them

@@ -6,7 +6,9 @@ node that was cut off for days must not have its records dropped as late (decisi
 """
 
 import contextlib
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -45,14 +47,14 @@ def compact(
 ) -> int:
     """How many records were written. ``grown`` is called after each batch that brought some.
 
-    With ``every_s`` it goes on until it is interrupted (KeyboardInterrupt). Raises LocalError.
+    With ``every_s`` it goes on until it is interrupted. Raises LocalError.
     """
     step("reading new segments")
     written, last_batch = 0, -1
-    with told(request.events):
+    with told(request.events), _interrupted() as interrupted:
         query = _start(spark, request)
         try:
-            while True:
+            while not interrupted.is_set():
                 ended = query.awaitTermination(POLL_S)
                 for progress in query.recentProgress:
                     if progress.batchId <= last_batch or not progress.numInputRows:
@@ -62,11 +64,35 @@ def compact(
                     step(f"{written:,} records in {request.lake}")
                     grown()
                 if ended:
-                    return written
+                    break
         except KeyboardInterrupt:
             return written
         finally:
             _stop(query)
+    return written
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[threading.Event]:
+    """Set by Ctrl-C; a second one ends everything at once.
+
+    Spark's own handler calls into Java in the middle of whatever call is under way, which breaks both.
+    """
+    asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _start(spark: SparkSession, request: Request) -> StreamingQuery:
