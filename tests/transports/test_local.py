@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import until
 from zonemta_py.errors import ConfigError
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import Blackhole
@@ -150,9 +151,12 @@ async def test_what_a_program_says(code: str, status: str, kind: int) -> None:
 
 async def test_a_program_that_takes_too_long(tmp_path: Path) -> None:
     """It is ended, with what it started, and the mail waits."""
-    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); open({str(tmp_path / 'on')!r}, 'w'); time.sleep(600)"
-    reply = await delivered(program(code, timeout_s=1.0), b"x")
+    waits = "import signal; signal.pause()"
+    code = f"import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {waits!r}]); pathlib.Path(sys.argv[1]).write_text(str(child.pid)); {waits}"
+    reply = await delivered(program(code, str(tmp_path / "pid"), timeout_s=2.0), b"x")
     assert (reply.code, reply.status) == (451, "4.4.7")
+    child = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    await until(lambda: not child.exists() or ") Z " in child.read_text(), "the end of what it started")
 
 
 async def test_a_program_that_is_not_there() -> None:

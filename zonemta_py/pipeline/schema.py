@@ -11,6 +11,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    DataType,
     IntegerType,
     LongType,
     MapType,
@@ -20,8 +21,8 @@ from pyspark.sql.types import (
 )
 
 
-def _struct(**fields: object) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in fields.items()])  # type: ignore[arg-type]  # as above
+def _struct(**fields: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
 
 
 RECIPIENT = _struct(address=StringType(), fields=MapType(StringType(), StringType()))

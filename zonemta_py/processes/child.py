@@ -5,6 +5,7 @@ import logging
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ END_S = 5.0  # from the end of the link to the end of the process
 log = logging.getLogger(__name__)
 
 
-class Child:
+class Child(ABC):
     """One process. ``lost`` is called with it, once, when it is gone. A subclass handles its frames."""
 
     kind = "child"  # as log lines name it
@@ -65,12 +66,13 @@ class Child:
         self._link.send(frame)
         self._link.flush()
 
+    @abstractmethod
     def _handle(self, frame: Any) -> None:
-        raise NotImplementedError
+        """A frame from the process."""
 
+    @abstractmethod
     def _give_up(self) -> None:
         """The process is gone: end what was under way there."""
-        raise NotImplementedError
 
     def look(self) -> None:
         """Kill the process if it has shown no life for long, at this look and at the one before.

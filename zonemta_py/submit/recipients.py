@@ -34,12 +34,15 @@ def _opened(path: str) -> Iterator[IO[str]]:
     if path == "-":
         yield io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", newline="")
         return
+    with _file(path) as file:
+        yield file
+
+
+def _file(path: str) -> IO[str]:
     try:
-        file = Path(path).open(encoding="utf-8-sig", newline="")  # noqa: SIM115 - closed below
+        return Path(path).open(encoding="utf-8-sig", newline="")
     except OSError as exc:
         raise LocalError(f"{path}: {exc.strerror}") from exc
-    with file:
-        yield file
 
 
 def read_rows(path: str, column: str | None = None) -> Iterator[Row]:

@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from zonemta_py import clock
 from zonemta_py.config.schema import Config
@@ -188,8 +190,8 @@ def _write_envelopes(
     return spark.read.schema(schema.ENVELOPE).parquet(place)
 
 
-def _write_row(spark: SparkSession, place: str, row: tuple[object, ...], kind: object) -> None:
-    spark.createDataFrame([row], kind).coalesce(1).write.parquet(place)  # type: ignore[call-overload]  # one of its types
+def _write_row(spark: SparkSession, place: str, row: tuple[Any, ...], kind: StructType) -> None:
+    spark.createDataFrame([row], kind).coalesce(1).write.parquet(place)
 
 
 def read_manifest(spark: SparkSession, plan: str) -> Manifest:

@@ -86,5 +86,6 @@ def _key_of(campaign: str) -> Callable[[Column], Column]:
     def keys(addresses: pa.Array) -> pa.Array:
         return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
 
-    found: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # the hints say its kind
+    # Its kind is told by the hints of ``keys``; named as well, as the stubs want it, pyspark warns.
+    found: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # stubs
     return found
