@@ -4,6 +4,7 @@ Spark tells nobody before a task is done. The job closes a file every so many ro
 can be read while it goes on; a task that is tried again writes files of the same names.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,13 +37,19 @@ def _watch(place: Path, tell: Callable[[int], None], over: threading.Event) -> N
     rows: dict[str, int] = {}
     while not over.wait(POLL_S):
         before = len(rows)
-        for path in place.rglob("*.parquet"):
+        for path in _tables(place):
             if path.name not in rows:
                 closed = _rows_of(path)
                 if closed is not None:
                     rows[path.name] = closed
         if len(rows) > before:
             tell(sum(rows.values()))
+
+
+def _tables(place: Path) -> Iterator[Path]:
+    """Spark removes its temporary folders meanwhile: ``os.walk`` passes over those, ``rglob`` raises."""
+    for folder, _, names in os.walk(place):
+        yield from (Path(folder, name) for name in names if name.endswith(".parquet"))
 
 
 def _rows_of(path: Path) -> int | None:
