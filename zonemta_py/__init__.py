@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from zonemta_py.app import Relay
     from zonemta_py.config.load import load_config, parse_config
     from zonemta_py.config.schema import Config
+    from zonemta_py.dequeue.own_queue import Queue
     from zonemta_py.errors import ConfigError, LocalError
     from zonemta_py.intake.programs import NotAccepted
     from zonemta_py.smtp.reply import Reply
@@ -23,6 +24,7 @@ __all__ = [
     "LocalError",
     "NotAccepted",
     "Parcel",
+    "Queue",
     "Relay",
     "Reply",
     "load_config",
@@ -32,6 +34,7 @@ __all__ = [
 _PLACES = {
     "Relay": "zonemta_py.app",
     "Config": "zonemta_py.config.schema",
+    "Queue": "zonemta_py.dequeue.own_queue",
     "load_config": "zonemta_py.config.load",
     "parse_config": "zonemta_py.config.load",
     "ConfigError": "zonemta_py.errors",

@@ -20,10 +20,11 @@ from zonemta_py.delivery.sender import Sender
 from zonemta_py.delivery.ways import Ways
 from zonemta_py.delivery.worker import Carrier
 from zonemta_py.delivery.zone import ZoneDelivery
-from zonemta_py.errors import ConfigError
+from zonemta_py.dequeue.channel import DESTINATION, TRANSPORT, Channels
+from zonemta_py.errors import ConfigError, LocalError
 from zonemta_py.events.export import Exporter
 from zonemta_py.intake.intake import Intake
-from zonemta_py.intake.programs import enqueue
+from zonemta_py.intake.programs import Handover, enqueue
 from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.preflight import verify, warnings
 from zonemta_py.processes.arrangement import arrangement, cores
@@ -66,6 +67,7 @@ class Relay:
         self._zones: dict[str, ZoneDelivery] = {}
         self.fleet: Fleet | None = None
         self._signer: Signer | None = None
+        self._channels: Channels | None = None
 
     async def __aenter__(self) -> "Relay":
         await self.start()
@@ -87,16 +89,23 @@ class Relay:
 
         ``key`` is a submission key: the same key again is the same message, and sends nothing.
         """
-        return await enqueue(
-            self.queue, self.router, self.config, self.hostname,
-            sender=sender, recipients=recipients, message=message, key=key, user=user,
-        )  # fmt: skip
+        handover = Handover(self.queue, self.router, self.config, self.hostname)
+        return await enqueue(handover, sender, recipients, message, key=key, user=user)
+
+    @property
+    def channels(self) -> Channels:
+        """The zones with ``transport: dequeue``, for ``dequeue`` and ``adequeue``. Raises LocalError."""
+        if self._channels is None or self.stopped:
+            raise LocalError("the relay is not started: use it inside `async with Relay(…) as relay:`")
+        return self._channels
 
     def _destination_of(self, zone: str, domain: str) -> str:
         settings = self.config.zones.get(zone)
-        if settings is not None and settings.smarthost is not None:
-            return str(settings.smarthost)
-        return domain
+        if settings is None:
+            return domain
+        if settings.transport == TRANSPORT:
+            return DESTINATION
+        return domain if settings.smarthost is None else str(settings.smarthost)
 
     async def start(self) -> None:
         """Open for business. Raises ConfigError or LocalError, with everything closed again."""
@@ -123,7 +132,9 @@ class Relay:
             await self.fleet.start()
             self.dead.cleared = self.fleet.forget
         for name, zone in config.zones.items():
-            self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._carrier)
+            if zone.transport != TRANSPORT:
+                self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._carrier)
+        self._channels = Channels(self.outbound, asyncio.get_running_loop(), everywhere=False)
         queue.windows.on_ready = self._on_ready
         queue.report_on = partial(about_notes, self.outbound)
         self.exporter = Exporter(queue, config.events)
@@ -173,6 +184,8 @@ class Relay:
         delivery = self._zones.get(zone)
         if delivery is not None:
             delivery.ready(destination, light=light)
+        elif self._channels is not None:
+            self._channels.ring(zone)
 
     async def _settle_removed_zones(self, config: Config) -> None:
         for zone in sorted(zones_on_disk(self.queue.store) - set(config.zones)):
@@ -214,6 +227,8 @@ class Relay:
         self._ways = Ways(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
+            if zone.transport == TRANSPORT:
+                continue
             if delivery is None:
                 self._zones[name] = ZoneDelivery(name, zone, outbound, self._carrier)
                 self._zones[name].look_around()
@@ -249,6 +264,10 @@ class Relay:
         for name in set(old.zones) & set(config.zones):
             if old.zones[name].smarthost != config.zones[name].smarthost:
                 raise ConfigError(f"zones.{name}.smarthost: takes a restart to change")
+            if TRANSPORT in {old.zones[name].transport, config.zones[name].transport} and (
+                old.zones[name].transport != config.zones[name].transport
+            ):
+                raise ConfigError(f"zones.{name}.transport: to and from {TRANSPORT} takes a restart")
 
     async def flush(self) -> int:
         """Make every deferred recipient due now, and try destinations that rest; returns how many."""

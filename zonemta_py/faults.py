@@ -20,6 +20,7 @@ KINDS = {
     "deliver": "a delivered recipient leaves",
     "defer": "a recipient goes to its later time",
     "bounce": "a failed recipient leaves, with its report or note",
+    "requeue": "a deferred recipient leaves for a message of its own",
     "hold": "a recipient is held",
     "delete": "an operator takes a recipient out",
     "last": "the last recipient leaves, and the markers with it",

@@ -34,3 +34,4 @@ class Fate(StrEnum):
     DEFERRED = "deferred"
     BOUNCED = "bounced"
     EXPIRED = "expired"
+    REQUEUED = "requeued"  # deferred, in a message of its own

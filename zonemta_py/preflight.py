@@ -11,6 +11,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.local import is_local, make_transport
 from zonemta_py.delivery.ways import read_password
+from zonemta_py.dequeue.channel import TRANSPORT
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import load_users
 from zonemta_py.intake.port import make_context
@@ -45,6 +46,9 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
     for i, listener in enumerate(config.listeners):
         if any(network.prefixlen == 0 for network in listener.trusted_networks):
             yield f"listeners[{i}].trusted_networks lets everybody relay"
+    for name, zone in config.zones.items():
+        if zone.transport == TRANSPORT:
+            yield f"zones.{name}.transport is {TRANSPORT}: its mail waits for a program with this relay in it"
     if config.queue.durability == "none":
         yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
     if config.queue.store == "memory":

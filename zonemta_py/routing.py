@@ -81,6 +81,12 @@ def make_router(config: Config) -> Router:
     return Router(frozenset(config.zones), rules, headers)
 
 
+def one_zone(zone: str) -> Router:
+    """Everything goes to ``zone``."""
+    everything = _Rule(None, None, re.compile(""), None, zone)
+    return Router(frozenset((zone,)), (everything,), frozenset())
+
+
 def _glob(pattern: str | None) -> re.Pattern[str] | None:
     return re.compile(translate(pattern.lower())) if pattern is not None else None
 

@@ -59,9 +59,13 @@ class Threads:
             except Exception:
                 log.exception("what follows the work of a thread failed")
 
-    def close(self) -> None:
-        """Do what was put, then end the threads. It blocks."""
+    def end(self) -> None:
+        """Do what was put, then end the threads; nobody waits for that."""
         for _ in self._threads:
             self._items.put(None)
+
+    def close(self) -> None:
+        """The same, and it blocks until they have ended."""
+        self.end()
         for thread in self._threads:
             thread.join()

@@ -12,7 +12,9 @@ from tests.conftest import until
 from zonemta_py.pipeline import progress
 
 
-async def test_a_folder_that_goes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_that_goes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark removes its temporary folders at the end, between our look at the parent and at the folder."""
     going = tmp_path / "a" / "_temporary"
     going.mkdir(parents=True)

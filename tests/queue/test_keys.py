@@ -18,6 +18,7 @@ from zonemta_py.queue.records import (
     Origin,
     Submitted,
     Waiting,
+    born,
     read_inflight,
     read_mark,
     read_meta,
@@ -62,6 +63,7 @@ def test_records_are_frozen() -> None:
                 "e+3D1",
                 True,
                 b"\x02" * 32,
+                1_700_000_000_000,
             ),
             read_meta,
         ),
@@ -134,6 +136,17 @@ def test_version_2_is_read() -> None:
     )
     assert read_mark(mark).version == 2
     assert (read_meta(meta).envid, read_meta(meta).body_hash) == ("e+3D1", b"")
+    assert read_waiting(waiting).orcpt == "rfc822;x"
+
+
+def test_version_3_is_read() -> None:
+    """What the third wrote: all but when a message that goes on under another id was accepted."""
+    mark, meta, waiting, *_ = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-3.hex").read_text().split()
+    )
+    assert read_mark(mark).version == 3
+    assert (read_meta(meta).body_hash, read_meta(meta).born_ms) == (b"\x02" * 32, 0)
+    assert born(read_meta(meta), ID) == keys.created_ms(ID)
     assert read_waiting(waiting).orcpt == "rfc822;x"
 
 

@@ -139,7 +139,7 @@ def _retry(retry: Retry, key: str, complain: Complain) -> None:
     for name, delays in lists.items():
         if any(delay <= 0 for delay in delays):
             complain(f"{key}.{name}", "a delay must be longer than nothing")
-    if (retry.policy == "function") != (retry.function is not None):
+    if (retry.policy in ("function", "backoff")) != (retry.function is not None):
         complain(f"{key}.function", "policy: function and the function's name belong together")
 
 

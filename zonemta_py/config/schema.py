@@ -95,7 +95,7 @@ class Priorities:
 class Retry:
     """When a deferred recipient is tried again, and when no more."""
 
-    policy: str = choice("ladder", "exponential", "quadratic", "priority", "function")
+    policy: str = choice("ladder", "exponential", "quadratic", "priority", "function", "backoff")
     delays: tuple[Seconds, ...] = tuple(
         Seconds(s) for s in (300, 420, 480, 1500, 4500, 2 * HOUR, 4 * HOUR)
     )
@@ -150,7 +150,9 @@ class Zone:
     messages_per_connection: int = number(100)
     recipients_per_transaction: int = number(100, 1, 10_000)
     rate: Rate | None = None
-    transport: str = choice("smtp", "lmtp", "pipe", "maildir", "python", "blackhole", later=("http",))
+    transport: str = choice(
+        "smtp", "lmtp", "pipe", "maildir", "python", "blackhole", "dequeue", later=("http",)
+    )
     maildir: MaildirDelivery = MaildirDelivery()
     pipe: PipeDelivery = PipeDelivery()
     python: RoutineDelivery = RoutineDelivery()

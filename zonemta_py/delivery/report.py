@@ -14,11 +14,11 @@ from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.compose import Addressee, NewMessage, compose_report
-from zonemta_py.queue.keys import DEFERRED, HELD_MS, created_ms, end_of, parse_recipient, zone_prefix
+from zonemta_py.queue.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
 from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.records import Note, Origin, read_waiting
-from zonemta_py.queue.transitions import Aftermath, Outcome, Submission
+from zonemta_py.queue.records import Note, Origin, born, read_waiting
+from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
 from zonemta_py.smtp import qsbmf, verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.dsn import Failure, Report, status_report
@@ -34,7 +34,20 @@ log = logging.getLogger(__name__)
 def aftermath(
     outbound: Outbound, zone: Zone, live: LiveMessage, outcomes: Sequence[Outcome]
 ) -> Aftermath:
-    """What settling ``outcomes`` causes: reports now, or notes for the report at the message's end."""
+    """What settling ``outcomes`` causes: reports now, or notes for the report at the message's end.
+
+    What the peers said is a fact: a report that cannot be made does not undo it.
+    """
+    try:
+        return _aftermath(outbound, zone, live, outcomes)
+    except Exception:
+        log.exception("no report about %s could be made", live.id)
+        return NOTHING
+
+
+def _aftermath(
+    outbound: Outbound, zone: Zone, live: LiveMessage, outcomes: Sequence[Outcome]
+) -> Aftermath:
     now_ms = clock.now_ms()
     told = settle.notes(live.meta, outcomes, zone.retry, now_ms)
     ending = outbound.queue.ends(live, outcomes)
@@ -131,7 +144,8 @@ class _Reports:
     def _send(self, notes: Sequence[Note], to: str, envelope_sender: str) -> None:
         outbound, live = self._outbound, self._live
         report_id = outbound.queue.ids.next(clock.now_ms())
-        failures = [_failure(note, self._zone.retry, live.id) for note in notes]
+        born_ms = born(live.meta, live.id)
+        failures = [_failure(note, self._zone.retry, born_ms) for note in notes]
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
         domain = domain_of(to)
@@ -157,7 +171,7 @@ class _Reports:
             message_id=live.id,
             report_id=report_id,
             sender=to,
-            arrival_date=clock.mail_date(created_ms(live.id)),
+            arrival_date=clock.mail_date(born(live.meta, live.id)),
             date=clock.mail_date(clock.now_ms()),
             failures=failures,
             original_header=_header(live.meta.header, bounce.max_bytes),
@@ -218,9 +232,9 @@ def _beginning(queue: Queue, live: LiveMessage, most: int) -> bytes:
     return found
 
 
-def _failure(note: Note, retry: Retry, message: str) -> Failure:
+def _failure(note: Note, retry: Retry, born_ms: int) -> Failure:
     default = {"failed": "5.0.0", "delayed": "4.0.0"}.get(note.action, "2.0.0")
-    until_ms = created_ms(message) + int(retry.give_up_after * 1000)
+    until_ms = born_ms + int(retry.give_up_after * 1000)
     return Failure(
         action=note.action,
         recipient=note.recipient,

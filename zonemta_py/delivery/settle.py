@@ -4,19 +4,25 @@ from collections.abc import Sequence
 
 from zonemta_py.config.schema import Retry
 from zonemta_py.model import Attempt, Fate
-from zonemta_py.queue.keys import created_ms
 from zonemta_py.queue.lanes import Recipient
-from zonemta_py.queue.records import FORMAT, Meta, Note, Waiting
+from zonemta_py.queue.records import FORMAT, Meta, Note, Waiting, born
 from zonemta_py.queue.transitions import Outcome
-from zonemta_py.schedule.retry import Policy, RetryContext, next_attempt, warning_is_due
+from zonemta_py.schedule.retry import (
+    Policy,
+    RetryContext,
+    next_attempt,
+    priority_of,
+    warning_is_due,
+)
 from zonemta_py.smtp.classify import Phase, Verdict, verdict
 from zonemta_py.smtp.dsn_options import wants_delay, wants_failure, wants_success
+from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
 
 
 def decide(
     meta: Meta,
-    priority: str,
+    urgency: str,
     recipient: Recipient,
     attempt: Attempt,
     retry: Retry,
@@ -33,7 +39,7 @@ def decide(
         return Outcome(recipient, Fate.DELIVERED, attempt)
     if judged is Verdict.FAILED:
         return Outcome(recipient, Fate.BOUNCED, attempt)
-    born_ms = created_ms(recipient.message)
+    born_ms = born(meta, recipient.message)
     context = RetryContext(
         created_ms=born_ms,
         attempts=recipient.record.attempts + 1,
@@ -42,7 +48,7 @@ def decide(
         zone=recipient.zone,
         sender=meta.sender,
         recipient=recipient.address,
-        priority=priority,
+        priority=urgency,
         code=attempt.code,
         status=attempt.status,
         reply=attempt.text,
@@ -58,6 +64,15 @@ def judge(attempt: Attempt) -> Verdict:
     if attempt.code:
         return verdict(Reply(attempt.code, attempt.status, attempt.text), Phase(attempt.phase))
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
+
+
+def priority(header: bytes, policy: str) -> str:
+    """The priority a message's header asks for, looked up only for a retry policy that asks."""
+    if policy in ("priority", "function"):
+        for field in scan(header)[0]:
+            if field.name == b"priority":
+                return priority_of(field_value(header, field))
+    return "normal"
 
 
 def notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) -> list[Note]:
@@ -78,9 +93,9 @@ def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
     if outcome.fate is Fate.DELIVERED:
         success = "delivered" if outcome.attempt.final else "relayed"
         return success if wants_success(notify) and not outcome.attempt.dsn else ""
-    if outcome.fate is not Fate.DEFERRED:
+    if outcome.fate not in (Fate.DEFERRED, Fate.REQUEUED):
         return "failed" if wants_failure(notify) else ""
-    due = not meta.warned and warning_is_due(retry, created_ms(outcome.recipient.message), now_ms)
+    due = not meta.warned and warning_is_due(retry, born(meta, outcome.recipient.message), now_ms)
     return "delayed" if due and wants_delay(notify) else ""
 
 

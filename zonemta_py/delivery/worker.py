@@ -15,15 +15,12 @@ from zonemta_py.model import Attempt
 from zonemta_py.queue.abandoned import cut_off
 from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.lease import Lease
-from zonemta_py.queue.live import LiveMessage
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import NOTHING
 from zonemta_py.schedule.destination import Destination
-from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt, priority_of
+from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_options import write_notify
-from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.transports.pipelining import DsnOptions
 
 REST_S = 300.0  # of a destination, when the policy names no time
@@ -162,7 +159,7 @@ class Worker:
 
     def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Batch:
         outbound, live, retry = self._outbound, lease.live, self._zone.retry
-        now_ms, priority = clock.now_ms(), _priority(live, retry.policy)
+        now_ms, priority = clock.now_ms(), settle.priority(live.meta.header, retry.policy)
         outcomes = [
             settle.decide(
                 live.meta,
@@ -177,24 +174,8 @@ class Worker:
             for recipient, attempt in zip(lease.recipients, attempts, strict=False)
             if attempt is not None
         ]
-        try:
-            after = report.aftermath(outbound, self._zone, live, outcomes)
-        except Exception:
-            # What the peers said is a fact; a report that cannot be made must not undo it.
-            log.exception("no report about %s could be made", live.id)
-            after = NOTHING
+        after = report.aftermath(outbound, self._zone, live, outcomes)
         return outbound.queue.settle(lease, outcomes, after)
-
-
-def _priority(live: LiveMessage, policy: str) -> str:
-    """The message's priority, looked up only for a policy that asks."""
-    if policy not in ("priority", "function"):
-        return "normal"
-    header = live.meta.header
-    for field in scan(header)[0]:
-        if field.name == b"priority":
-            return priority_of(field_value(header, field))
-    return "normal"
 
 
 def _dsn_options(lease: Lease) -> DsnOptions | None:

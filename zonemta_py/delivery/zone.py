@@ -11,8 +11,8 @@ from zonemta_py.delivery.worker import Carrier, Delivery, Worker
 from zonemta_py.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.model import Attempt
 from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.keys import created_ms
 from zonemta_py.queue.lease import Lease
+from zonemta_py.queue.records import born
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.scheduler import Scheduler
 
@@ -186,7 +186,7 @@ class ZoneDelivery:
         while lease := self._outbound.queue.lease(
             self.name, destination.name, zone.recipients_per_transaction
         ):
-            if created_ms(lease.live.id) > oldest_ms:
+            if born(lease.live.meta, lease.live.id) > oldest_ms:
                 self._outbound.queue.release(lease)
                 self._outbound.queue.windows.rest(self.name, destination.name)
                 return

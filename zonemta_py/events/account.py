@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from zonemta_py.events.schema import FINAL
 from zonemta_py.events.segments import read_segment, sealed_segments
-
-FINAL = ("delivered", "bounced", "expired", "deleted", "lost")
 
 
 class Account:

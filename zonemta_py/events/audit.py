@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from zonemta_py.events.account import FINAL
+from zonemta_py.events.schema import FINAL
 
 _OUTCOMES = {name: number for number, name in enumerate(("", *FINAL))}
 _NAMES = ("", *FINAL)

@@ -141,6 +141,18 @@ class Expired(_OfAttempt, frozen=True, kw_only=True):
     report: str
 
 
+class Requeued(_OfAttempt, frozen=True, kw_only=True):
+    """The recipient is tried again at ``due_ms``, as recipient ``new_index`` of message ``new_message``.
+
+    A program had dealt with others of its message for good.
+    """
+
+    name: ClassVar[str] = "requeued"
+    due_ms: int
+    new_message: str
+    new_index: int
+
+
 class Deleted(_OfRecipient, frozen=True, kw_only=True):
     """An operator removed the recipient from the queue."""
 
@@ -209,8 +221,17 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 EVENTS: tuple[type, ...] = (
     Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Lost, Uncertain, Held, Released,
-    Discarded, Repeated, Moved,
+    Discarded, Repeated, Moved, Requeued,
 )  # fmt: skip
+
+FINAL = (
+    "delivered",
+    "bounced",
+    "expired",
+    "requeued",
+    "deleted",
+    "lost",
+)  # each recipient has one of them
 
 
 def encode(event: Event) -> bytes:

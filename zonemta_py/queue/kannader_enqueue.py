@@ -62,7 +62,6 @@ class Enqueuer:
             recipient.record = recipient.record._replace(
                 due_ms=due_ms, last_ms=to_ms(schedule.last_attempt)
             )
-            batch.put(keys.due_key(due_ms, recipient.zone, message), b"")
         transitions.accept(batch, made, now_ms)
         await self._queue.commits.submit(batch)
         return [

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from zonemta_py.events.schema import FINAL
+
 Seat = tuple[str, int]  # message and index
 
 
@@ -30,7 +32,7 @@ class Ledger:
                 seat = (record["message"], index)
                 if seat in self.open:
                     self.open[seat] = (record["new_zone"], self.open[seat][1])
-        elif event in ("delivered", "bounced", "expired", "deleted", "lost"):
+        elif event in FINAL:
             self.done.add((record["message"], record["index"]))
         elif event == "held":
             self.held.add((record["message"], record["index"]))

@@ -74,7 +74,7 @@ class Queue:
         self.cleanup = Cleanup(store, self.commits)
         self.submissions = Submissions(store, self.commits, now)
         self._live = LiveMessages(body_cache_bytes)
-        self.acceptance = Acceptance(self.windows, self._live, self.submissions, now)
+        self.acceptance = Acceptance(self.windows, self.deferral, self._live, self.submissions, now)
         self.operator = Operator(self)
         self.report_on: ReportOn = _nobody_reports
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from zonemta_py.codec import unpacker
 from zonemta_py.errors import QueueCorrupt
+from zonemta_py.queue.keys import created_ms
 
-FORMAT = 3
-READABLE = (1, 2, 3)
+FORMAT = 4
+READABLE = (1, 2, 3, 4)
 
 
 class Origin(NamedTuple):
@@ -45,7 +46,8 @@ class Meta(NamedTuple):
     ``zones`` are those its recipients were routed to. ``report_for`` is the id of the message
     that a report is about. ``smtputf8``: the client declared it. ``ret`` (FULL, HDRS or empty) and
     ``envid`` (xtext) as in RFC 3461. ``warned``: the sender was told of a delay. ``body_hash`` is
-    DKIM's (relaxed, SHA-256), empty when nobody was going to sign.
+    DKIM's (relaxed, SHA-256), empty when nobody was going to sign. ``born_ms``: when its mail was
+    accepted first, if that was under another id; 0 otherwise.
     """
 
     version: int
@@ -60,6 +62,7 @@ class Meta(NamedTuple):
     envid: str = ""
     warned: bool = False
     body_hash: bytes = b""  # since version 3
+    born_ms: int = 0  # since version 4
 
 
 class Waiting(NamedTuple):
@@ -194,6 +197,11 @@ _read_waiting2 = _reader(Waiting)
 _read_waiting1 = _reader(_Waiting1)
 read_inflight = _reader(Inflight)
 read_open = _reader(Open)
+
+
+def born(meta: Meta, message: str) -> int:
+    """When the mail of ``message`` was accepted (unix ms): its age counts from then."""
+    return meta.born_ms or created_ms(message)
 
 
 def new_waiting(number: int, domain: str, submitter: str, notify: int = 0, orcpt: str = "") -> Waiting:

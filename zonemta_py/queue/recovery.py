@@ -17,9 +17,9 @@ from zonemta_py.queue.cut_off import CutOff
 from zonemta_py.queue.records import read_inflight
 from zonemta_py.queue.store import Store
 
-FORMAT_VERSION = b"3"
+FORMAT_VERSION = b"4"
 IMPORTING = b"importing"  # in its place, while another queue is brought in
-FORMATS = (None, b"1", b"2", FORMAT_VERSION)
+FORMATS = (None, b"1", b"2", b"3", FORMAT_VERSION)
 
 log = logging.getLogger(__name__)
 

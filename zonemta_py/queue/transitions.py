@@ -17,29 +17,38 @@ from zonemta_py.events.schema import (
     Event,
     Expired,
     Held,
+    Requeued,
 )
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch
 from zonemta_py.queue.lanes import Recipient
-from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting
+from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting, born
 
 _KINDS = {
     Fate.DELIVERED: "deliver", Fate.DEFERRED: "defer", Fate.BOUNCED: "bounce", Fate.EXPIRED: "bounce",
+    Fate.REQUEUED: "requeue",
 }  # fmt: skip
 
 
 class Outcome(Struct, frozen=True):
-    """What a settle makes of one leased recipient. ``due_ms`` only for a deferral."""
+    """What a settle makes of one leased recipient.
+
+    ``due_ms`` only for a deferral, ``again`` (message, index) only for one that goes on elsewhere.
+    """
 
     recipient: Recipient
     fate: Fate
     attempt: Attempt
     due_ms: int = 0
+    again: tuple[str, int] = ("", 0)
 
 
 class Submission(Struct, frozen=True):
-    """A message to be accepted. ``tail`` are its last chunks, those that are not written yet."""
+    """A message to be accepted. ``tail`` are its last chunks, those that are not written yet.
+
+    A recipient whose record has a due time is accepted as deferred; its key says so too.
+    """
 
     message: str
     meta: Meta
@@ -78,6 +87,8 @@ def accept(batch: Batch, new: Submission, now_ms: int) -> None:
     batch.put(keys.meta_key(message), pack(meta))
     for recipient in new.recipients:
         batch.put(recipient.key, pack(recipient.record))
+    for due in due_keys_of(new.recipients):
+        batch.put(due, b"")
     if mark.chunks > len(new.tail):
         batch.delete(keys.open_key(message))
     if new.key is not None:
@@ -139,6 +150,11 @@ def settle(
         _record(batch, meta, outcome, report, now_ms)
 
 
+def due_keys_of(recipients: Iterable[Recipient]) -> set[bytes]:
+    """The ``due/`` keys of recipients that are deferred."""
+    return {keys.due_key(r.record.due_ms, r.zone, r.message) for r in recipients if r.record.due_ms}
+
+
 def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
     """The ``due/`` keys that settling ``outcomes`` writes."""
     return {
@@ -149,9 +165,18 @@ def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
 
 
 def _defer(batch: Batch, outcome: Outcome, now_ms: int) -> None:
-    recipient, attempt = outcome.recipient, outcome.attempt
-    record = recipient.record._replace(
-        attempts=recipient.record.attempts + 1,
+    recipient = outcome.recipient
+    record = deferred(outcome, now_ms)
+    zone, message = recipient.zone, recipient.message
+    batch.put(keys.deferred_key(zone, message, recipient.address), pack(record))
+    batch.put(keys.due_key(outcome.due_ms, zone, message), b"")
+
+
+def deferred(outcome: Outcome, now_ms: int) -> Waiting:
+    """The record of a recipient after an attempt that failed for now."""
+    record, attempt = outcome.recipient.record, outcome.attempt
+    return record._replace(
+        attempts=record.attempts + 1,
         due_ms=outcome.due_ms,
         last_ms=now_ms,
         uncertain=0,  # it came to its end without a crash
@@ -159,9 +184,6 @@ def _defer(batch: Batch, outcome: Outcome, now_ms: int) -> None:
         status=attempt.status,
         text=attempt.text,
     )
-    zone, message = recipient.zone, recipient.message
-    batch.put(keys.deferred_key(zone, message, recipient.address), pack(record))
-    batch.put(keys.due_key(outcome.due_ms, zone, message), b"")
 
 
 def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
@@ -176,7 +198,7 @@ def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int
         "sender": meta.sender,
         "submitter": recipient.record.submitter,
         "attempt": recipient.record.attempts + 1,
-        "created_ms": keys.created_ms(recipient.message),
+        "created_ms": born(meta, recipient.message),
         "phase": attempt.phase,
         "code": attempt.code,
         "status": attempt.status,
@@ -191,6 +213,9 @@ def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int
         batch.record(Delivered(**facts))
     elif outcome.fate is Fate.DEFERRED:
         batch.record(Deferred(**facts, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
+    elif outcome.fate is Fate.REQUEUED:
+        message, index = outcome.again
+        batch.record(Requeued(**facts, due_ms=outcome.due_ms, new_message=message, new_index=index))
     elif outcome.fate is Fate.BOUNCED:
         batch.record(Bounced(**facts, report=report))
     else:
@@ -228,7 +253,7 @@ def facts_of(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, 
         "sender": meta.sender,
         "submitter": record.submitter,
         "attempt": record.attempts,
-        "created_ms": keys.created_ms(message),
+        "created_ms": born(meta, message),
     }
 
 

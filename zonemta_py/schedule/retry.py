@@ -33,7 +33,10 @@ class RetryContext:
     reply: str = ""
 
 
-Policy = Callable[[RetryContext], float | None]
+Policy = Callable[[RetryContext], float | None]  # unix ms, or None to give up
+Backoff = Callable[
+    [RetryContext, int], float | None
+]  # a delay in seconds after so many attempts, or None
 
 
 def next_attempt(policy: Policy, context: RetryContext, jitter: float) -> int | None:
@@ -87,6 +90,22 @@ def quadratic(skip: int) -> Policy:
     return policy
 
 
+def from_backoff(backoff: Backoff | Sequence[float]) -> Policy:
+    """The policy of a python-slimta backoff function, or of delays (s), the last of which repeats.
+
+    A function says alone when to give up, by None: ``give_up_after`` does not count beside it.
+    """
+    if not callable(backoff):
+        return ladder(backoff)
+    function = backoff
+
+    def policy(context: RetryContext) -> float | None:
+        delay_s = function(context, context.attempts)
+        return None if delay_s is None else context.now_ms + delay_s * 1000
+
+    return policy
+
+
 def by_priority(delays: dict[str, Sequence[float]]) -> Policy:
     """A ladder for each priority; ``normal`` for one that has none."""
     ladders = {name: ladder(own) for name, own in delays.items() if own}
@@ -114,6 +133,8 @@ def make_policy(retry: Retry) -> Policy:
         return by_priority({"urgent": own.urgent, "normal": own.normal, "nonurgent": own.nonurgent})
     if retry.policy == "function":
         return named_function(retry.function or "")
+    if retry.policy == "backoff":
+        return from_backoff(named_function(retry.function or ""))
     return ladder(retry.delays)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from zonemta_py.events.schema import FINAL
 from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED
 
-FINALS = ("delivered", "bounced", "expired", "deleted", "lost")
 WAITING, UNSENT = "waiting", "unsent"
 SUBMISSION = {REFUSED: "refused by the relay", DEFERRED: "deferred by the relay"}
-OUTCOMES = (*FINALS, WAITING, *SUBMISSION.values(), UNSENT)
+OUTCOMES = (*FINAL, WAITING, *SUBMISSION.values(), UNSENT)
 
 
 def outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame], DataFrame]:
@@ -31,7 +31,7 @@ def outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame
         ends = (
             submitted.select("key", "address", F.explode("last.messages").alias("message"))
             .join(
-                events.where(F.col("event").isin(*FINALS)).select(
+                events.where(F.col("event").isin(*FINAL)).select(
                     "message",
                     F.col("recipient").alias("address"),
                     F.col("event").alias("end"),

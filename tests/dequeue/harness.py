@@ -1,0 +1,84 @@
+"""A queue with mail in it, and what the tests ask of it."""
+
+import email
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from email.message import Message as Mail
+from pathlib import Path
+from typing import Any
+
+from zonemta_py import Config, Queue
+from zonemta_py.config.schema import Events, QueueSettings, Retry, Zone
+from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
+from zonemta_py.queue.inspect import recipient_rows
+from zonemta_py.queue.keys import MESSAGE, end_of, owner_of
+from zonemta_py.queue.messages import read_message
+
+BODY = b"From: s@a.example\r\nSubject: x\r\n\r\nhello\r\n"
+ZONE = "list"
+
+AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
+
+
+def settings(folder: Path, **retry: Any) -> Config:
+    """Two zones for programs, no jitter."""
+    zone = Zone(retry=replace(Retry(jitter=0), **retry))
+    return Config(
+        listeners=(),
+        hostname="relay.example",
+        zones={"default": zone, ZONE: zone},
+        queue=QueueSettings(directory=folder / "queue", min_free_disk=0),  # type: ignore[arg-type]
+        events=Events(directory=folder / "queue" / "events"),
+    )
+
+
+@asynccontextmanager
+async def opened(folder: Path, **retry: Any) -> AsyncIterator[Queue]:
+    """The queue in ``folder``."""
+    async with Queue(settings(folder, **retry)) as queue:
+        yield queue
+
+
+async def run(queue: Queue, routine: AsyncRoutine, zone: str = ZONE, **options: Any) -> int:
+    """Hand out what there is, and come back at once when there is no more."""
+    options = {"retry_interval_s": 0.01, "max_attempts": 1, **options}
+    return await adequeue(queue, zone, routine, **options)
+
+
+def rows(queue: Queue, zone: str | None = None) -> list[dict[str, Any]]:
+    """The recipients in the queue."""
+    return list(recipient_rows(queue.channels.outbound.queue.store, zone))
+
+
+def stored(queue: Queue) -> set[str]:
+    """The messages of which anything is on disk."""
+    store = queue.channels.outbound.queue.store
+    return {owner_of(key) for key in store.keys(MESSAGE, end_of(MESSAGE))}
+
+
+def meta_of(queue: Queue, message: str) -> Any:
+    """Envelope of a stored message."""
+    return read_message(queue.channels.outbound.queue.store, message)[0]
+
+
+async def reports(queue: Queue) -> list[Mail]:
+    """The reports that wait, each as a message; they are taken out."""
+    found: list[Mail] = []
+
+    async def keep(message: AsyncMessage) -> None:
+        list(message.recipients())
+        assert message.sender == ""
+        found.append(email.message_from_bytes(b"\r\n".join(message.lines()) + b"\r\n"))
+        await message.finish(Disposition.DELIVERED)
+
+    await run(queue, keep, "default")
+    return found
+
+
+def per_recipient(report: Mail) -> list[dict[str, str]]:
+    """The fields of a report about each recipient (RFC 3464 section 2.3)."""
+    status = next(part for part in report.walk() if part.get_content_type() == "message/delivery-status")
+    blocks = status.get_payload()
+    assert isinstance(blocks, list)
+    return [dict(block.items()) for block in blocks[1:] if isinstance(block, Mail)]

@@ -1,0 +1,535 @@
+"""The nineteen acceptance checks of the MTA SDK's contract, by number."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import until
+from tests.dequeue.harness import (
+    BODY,
+    ZONE,
+    meta_of,
+    opened,
+    per_recipient,
+    reports,
+    rows,
+    run,
+    stored,
+)
+from zonemta_py import Queue
+from zonemta_py.dequeue import (
+    ABORT,
+    AsyncMessage,
+    BadArgument,
+    Disposition,
+    Message,
+    NotInMessage,
+    WrongOrder,
+    WrongThread,
+    dequeue,
+)
+from zonemta_py.queue import keys
+from zonemta_py.smtp.dsn_options import DELAY, FAILURE, NEVER, SUCCESS
+
+FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
+
+
+async def put(
+    queue: Queue, *to: str, notify: int = 0, envid: str = "", sender: str = "s@a.example"
+) -> str:
+    """A message in the zone; with what its sender asks about reports."""
+    new = queue.start(sender, zone=ZONE)
+    new._envid = envid  # what a client would say at MAIL
+    for address in to or ("u@b.example",):
+        new.to(address)
+    new._recipients = [type(r)(r.address, notify, f"rfc822;{r.address}") for r in new._recipients]
+    await new.write(BODY)
+    return await new.finish()
+
+
+async def settled(queue: Queue, disposition: int, reason: str = "") -> None:
+    """Finish every message so."""
+
+    async def routine(message: AsyncMessage) -> None:
+        await message.finish(disposition, reason)
+
+    await run(queue, routine)
+
+
+async def test_sun_01_a_routine_that_never_finishes(folder: Path) -> None:
+    """Three messages stay, with one attempt more, due after the first delay; nobody hears of it."""
+    async with opened(folder) as queue:
+        for _ in range(3):
+            await put(queue)
+        assert await run(queue, lambda message: asyncio.sleep(0), backoff=[120.0, 300.0]) == 3
+        left = rows(queue)
+        assert [(row["attempts"], row["state"]) for row in left] == [(1, "deferred")] * 3
+        now_ms = queue.channels.outbound.queue.now()
+        assert all(110_000 < row["due_ms"] - now_ms <= 120_000 for row in left)
+        assert await reports(queue) == []
+
+
+async def test_sun_02_a_routine_that_raises(folder: Path) -> None:
+    """The same; the others are handed out in the same thread."""
+    seen: list[SimpleNamespace] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        seen.append(message.thread)
+        if len(seen) == 2:
+            raise ValueError("a defect of the program's")
+        await message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        for _ in range(4):
+            await put(queue)
+        assert await run(queue, routine, max_threads=1) == 4
+        assert [row["attempts"] for row in rows(queue)] == [1]
+        assert len({id(each) for each in seen}) == 1
+
+
+async def test_sun_03_the_order_of_calls(folder: Path) -> None:
+    """Lines and rewind before all recipients, anything after the end."""
+    errors: list[str] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        for call in (message.next_line, message.rewind):
+            with pytest.raises(WrongOrder) as caught:
+                call()
+            errors.append(str(caught.value))
+        list(message.recipients())
+        await message.finish(Disposition.DELIVERED)
+        for call in (message.next_recipient, message.next_line, message.rewind, lambda: message.info):
+            with pytest.raises(WrongOrder, match="is finished"):
+                call()
+        with pytest.raises(WrongOrder):
+            message.dispose("u@b.example", Disposition.FAILED)
+        with pytest.raises(WrongOrder):
+            await message.finish()
+        with pytest.raises(WrongOrder):
+            message.start()
+
+    async with opened(folder) as queue:
+        await put(queue)
+        await run(queue, routine)
+        assert rows(queue) == []
+    assert errors == ["read all recipients before the lines (MTA_ORDER)"] * 2
+
+
+async def test_sun_04_each_recipient_once(folder: Path) -> None:
+    async def routine(message: AsyncMessage) -> None:
+        with pytest.raises(NotInMessage, match="no recipient was read yet"):
+            _ = message.recipient
+        first = message.next_recipient()
+        assert first == message.recipient
+        assert first is not None
+        rest = [recipient.address for recipient in message.recipients()]
+        assert [first.address, *rest] == ["a@x.example", "b@x.example", "c@y.example"]
+        assert message.next_recipient() is None
+        assert message.next_recipient() is None
+        await message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        await put(queue, "a@x.example", "b@x.example", "c@y.example")
+        await run(queue, routine)
+        assert rows(queue) == []
+
+
+async def test_sun_05_lines(folder: Path) -> None:
+    """A MiB with lines across every chunk's edge, twice the same; a header alone ends after it."""
+    lines = [(b"%07d " % n) * (n % 9 + 1) for n in range(30_000)]
+    body = b"\r\n".join([*lines, b"the end without an end"])
+    found: dict[str, list[bytes]] = {}
+
+    async def routine(message: AsyncMessage) -> None:
+        list(message.recipients())
+        first = list(message.lines())
+        assert message.next_line() is None
+        message.rewind()
+        assert list(message.lines()) == first
+        found[message.info.id] = first
+        await message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        large = await queue.enqueue(
+            "s@a.example", ["u@b.example"], b"Subject: x\r\n\r\n" + body, zone=ZONE
+        )
+        alone = await queue.enqueue("s@a.example", ["u@b.example"], b"Subject: y\r\n\r\n", zone=ZONE)
+        await run(queue, routine)
+    header, text = found[large][: found[large].index(b"")], found[large][found[large].index(b"") + 1 :]
+    assert len(body) > 1 << 20
+    assert text == body.split(b"\r\n")
+    assert header[-1] == b"Subject: x"
+    assert found[alone][-1] == b"Subject: y"
+
+
+async def test_sun_06_delivered(folder: Path) -> None:
+    """Nobody hears of it unless they asked: then once, from the null sender."""
+    async with opened(folder) as queue:
+        await put(queue, "a@x.example")
+        await settled(queue, Disposition.DELIVERED)
+        assert rows(queue) == []
+        await put(queue, "a@x.example", notify=SUCCESS)
+        await settled(queue, Disposition.DELIVERED)
+        (report,) = await reports(queue)
+        (about,) = per_recipient(report)
+        assert (about["Action"], about["Final-Recipient"]) == ("delivered", "rfc822; a@x.example")
+        assert rows(queue) == []
+
+
+async def test_sun_07_failed(folder: Path) -> None:
+    """A report with the reason; none when NOTIFY leaves failure out, none about mail from nobody."""
+    async with opened(folder) as queue:
+        await put(queue, "a@x.example")
+        await settled(queue, Disposition.FAILED, "550 5.1.1 x is not here")
+        (report,) = await reports(queue)
+        (about,) = per_recipient(report)
+        assert (report["To"], about["Action"], about["Status"]) == ("<s@a.example>", "failed", "5.1.1")
+        assert "x is not here" in about["Diagnostic-Code"]
+        await put(queue, notify=NEVER)
+        await put(queue, notify=DELAY)
+        await put(queue, sender="")
+        await settled(queue, Disposition.FAILED, "x")
+        assert await reports(queue) == []
+        assert rows(queue) == []
+
+
+@pytest.mark.parametrize(
+    ("disposition", "action"),
+    [
+        (Disposition.RELAYED, None),
+        (Disposition.RELAYED_FOREIGN, "relayed"),
+        (Disposition.RETURN, "failed"),
+        (Disposition.TIMEDOUT, "failed"),
+    ],
+)
+async def test_sun_08_the_other_dispositions(
+    folder: Path, disposition: Disposition, action: str | None
+) -> None:
+    async with opened(folder) as queue:
+        await put(queue, notify=SUCCESS | FAILURE)
+        await settled(queue, disposition)
+        found = [about["Action"] for report in await reports(queue) for about in per_recipient(report)]
+        assert found == ([action] if action else [])
+        assert rows(queue) == []
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+async def test_sun_09_mixed(folder: Path, size: int) -> None:
+    """The old message is gone; a new one has the deferred recipient, the same octets, flags and age."""
+    found: list[bytes] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        for recipient in message.recipients():
+            kind = Disposition.DEFERRED if recipient.address == "b@x.example" else Disposition.DELIVERED
+            message.dispose(recipient.address, kind, "421 4.3.2 not now")
+        found.append(b"\n".join(message.lines()))
+        await message.finish()
+
+    async with opened(folder) as queue:
+        new = queue.start("s@a.example", zone=ZONE)
+        new._envid = "E+3D1"
+        for address in ("a@x.example", "b@x.example", "c@x.example"):
+            new.to(address)
+        new._recipients = [type(r)(r.address, FAILURE, "rfc822;o@x") for r in new._recipients]
+        await new.write(BODY + b"y" * 98 + b"\r\n" * (size // 2))
+        old = await new.finish()
+        before = meta_of(queue, old)
+        await run(queue, routine)
+        (row,) = rows(queue)
+        after = meta_of(queue, row["message"])
+        assert row["message"] != old
+        assert (row["recipient"], row["attempts"], row["reply"]) == ("b@x.example", 1, "not now")
+        assert (after.envid, after.sender, after.header) == ("E+3D1", before.sender, before.header)
+        assert after.born_ms == keys.created_ms(old)
+        assert queue.channels.outbound.queue.store.get(keys.mark_key(old)) is None
+        await queue.channels.outbound.queue.deferral.flush(None, None, None)
+
+        async def again(message: AsyncMessage) -> None:
+            (recipient,) = message.recipients()
+            assert (recipient.orcpt, recipient.notify) == ("rfc822;o@x", FAILURE)
+            assert message.info.accepted_ms == keys.created_ms(old)
+            found.append(b"\n".join(message.lines()))
+            await message.finish(Disposition.DELIVERED)
+
+        await run(queue, again)
+        assert rows(queue) == []
+        await until(lambda: not stored(queue))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("point", ["requeue.unwritten", "requeue.written"])
+async def test_sun_09_killed_in_the_middle(folder: Path, point: str) -> None:
+    """Exactly one of the two is there afterwards, whole."""
+    async with opened(folder) as queue:
+        old = await put(queue, "a@x.example", "b@x.example", "c@x.example")
+    program = Path(__file__).parent / "mixed_program.py"
+    done = subprocess.run(
+        [sys.executable, program, folder, point],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    async with opened(folder) as queue:
+        left = rows(queue)
+        if point == "requeue.unwritten":
+            assert [(row["message"], row["recipient"]) for row in left] == [
+                (old, "a@x.example"), (old, "b@x.example"), (old, "c@x.example"),
+            ]  # fmt: skip
+        else:
+            assert [row["recipient"] for row in left] == ["b@x.example"]
+            assert left[0]["message"] != old
+        assert stored(queue) == {left[0]["message"]}
+
+
+async def test_sun_10_abort(folder: Path) -> None:
+    """Whatever was said before: nothing bounces, all are deferred in their message."""
+
+    async def routine(message: AsyncMessage) -> None:
+        for recipient in message.recipients():
+            message.dispose(recipient.address, Disposition.FAILED, "no")
+        await message.abort("the disk is full")
+
+    async with opened(folder) as queue:
+        message = await put(queue, "a@x.example", "b@x.example")
+        await run(queue, routine)
+        assert [(row["message"], row["reply"]) for row in rows(queue)] == [
+            (message, "the disk is full")
+        ] * 2
+        assert await reports(queue) == []
+
+
+async def test_sun_11_one_disposition_for_all(folder: Path) -> None:
+    async def routine(message: AsyncMessage) -> None:
+        for recipient in message.recipients():
+            message.dispose(recipient.address, Disposition.DELIVERED)
+        await message.finish(Disposition.DEFERRED)
+
+    async with opened(folder) as queue:
+        await put(queue, "a@x.example", "b@x.example")
+        await run(queue, routine)
+        assert [row["attempts"] for row in rows(queue)] == [1, 1]
+
+
+async def test_sun_12_bad_arguments(folder: Path) -> None:
+    async def routine(message: AsyncMessage) -> None:
+        with pytest.raises(BadArgument, match=r"7 is no disposition.*\(MTA_BADARGS\)"):
+            message.dispose("u@b.example", 7)
+        with pytest.raises(NotInMessage, match=r"'U@b.example' is no recipient.*\(MTA_NO\)"):
+            message.dispose("U@b.example", Disposition.FAILED)
+        with pytest.raises(BadArgument):
+            await message.finish(-1)
+        await message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        await put(queue)
+        await run(queue, routine)
+        assert rows(queue) == []
+        with pytest.raises(BadArgument, match="max_threads"):
+            await run(queue, routine, max_threads=0)
+
+
+@pytest.mark.parametrize(("threads", "per_thread"), [(1, 20), (5, 4)])
+async def test_sun_13_threads(folder: Path, threads: int, per_thread: int) -> None:
+    """Never more at once than allowed; each thread keeps its state, ends once, and in time."""
+    lock = threading.Lock()
+    running = most = 0
+    full = threading.Event()
+    handled: Counter[int] = Counter()
+    ended: list[int] = []
+
+    def routine(message: Message) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+            if running == threads:
+                full.set()
+        assert full.wait(30), "never so many at once"
+        message.thread.owner = getattr(message.thread, "owner", threading.get_ident())
+        assert message.thread.owner == threading.get_ident()
+        with lock:
+            handled[id(message.thread)] += 1
+            message.thread.count = handled[id(message.thread)]
+            message.thread.self = message.thread  # kept alive, so that its id is its own
+            running -= 1
+        message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        for _ in range(50):
+            await put(queue)
+        count = await asyncio.to_thread(
+            dequeue, queue, ZONE, routine, lambda thread: ended.append(thread.count), threads, per_thread, **FAST
+        )  # fmt: skip
+        assert count == 50
+        assert rows(queue) == []
+    assert most == threads
+    assert sorted(ended) == sorted(handled.values())
+    assert sum(ended) == 50
+    assert max(ended) <= per_thread
+
+
+async def test_sun_14_abort_ends_in_order(folder: Path) -> None:
+    """Every routine says ABORT: the messages nobody was called with are untouched."""
+    ended: list[object] = []
+
+    async def routine(message: AsyncMessage) -> object:
+        await message.finish(Disposition.DELIVERED)
+        return ABORT
+
+    async with opened(folder) as queue:
+        for _ in range(10):
+            await put(queue)
+        assert await run(queue, routine, done=ended.append, max_threads=2) <= 2
+        left = rows(queue)
+        assert 8 <= len(left) <= 9
+        assert {(row["attempts"], row["state"]) for row in left} == {(0, "waiting")}
+        assert 1 <= len(ended) <= 2
+
+
+async def test_sun_15_idle(folder: Path) -> None:
+    """It comes back when nothing comes for so long; what comes meanwhile is handed out."""
+    seen: list[str] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        seen.append(message.info.id)
+        await message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        task = asyncio.create_task(run(queue, routine, retry_interval_s=0.2, max_attempts=2))
+        for number in range(3):
+            await put(queue)
+            await until(lambda number=number: len(seen) > number, "the message")  # type: ignore[misc]
+            assert not task.done()
+        assert await task == 3
+
+
+async def test_sun_16_two_threads_on_one_message(folder: Path) -> None:
+    caught: list[Exception] = []
+
+    def routine(message: Message) -> None:
+        message.next_recipient()
+
+        def elsewhere() -> None:
+            for call in (message.next_recipient, message.finish):
+                try:
+                    call()
+                except WrongThread as exc:
+                    caught.append(exc)
+
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        message.finish(Disposition.DELIVERED)
+
+    async with opened(folder) as queue:
+        await put(queue)
+        await asyncio.to_thread(dequeue, queue, ZONE, routine, **FAST)  # type: ignore[arg-type]
+        assert rows(queue) == []
+        with pytest.raises(WrongThread, match="adequeue"):
+            dequeue(queue, ZONE, routine)
+    assert len(caught) == 2
+    assert "(MTA_THREAD)" in str(caught[0])
+
+
+async def test_sun_17_an_intermediate_channel(folder: Path) -> None:
+    """Mail that stands for another keeps its envelope; an abort leaves no chunk."""
+    seen: list[str] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        seen.append(message.info.id)
+        new = message.start(zone="default")
+        for recipient in message.recipients():
+            new.to(recipient)
+        await new.copy(message)
+        for _ in range(4):
+            await new.write_line(b"z" * 50_000)
+        if len(seen) == 1:
+            await new.abort()
+            return
+        await new.finish()
+        await message.finish(Disposition.RELAYED)
+
+    async def last(message: AsyncMessage) -> object:
+        (recipient,) = message.recipients()
+        assert (recipient.notify, recipient.orcpt) == (SUCCESS, "rfc822;u@b.example")
+        assert (message.info.envid, message.sender) == ("E1", "s@a.example")
+        assert list(message.lines())[-5:] == [b"hello", *[b"z" * 50_000] * 4]
+        await message.finish(Disposition.DELIVERED)
+        seen.append("last")
+        return ABORT  # the report about it comes into the same zone
+
+    async with opened(folder) as queue:
+        old = await put(queue, notify=SUCCESS, envid="E1")
+        inner = queue.channels.outbound.queue
+        await run(queue, routine)
+        await until(lambda: stored(queue) == {old}, "the chunks of the aborted one to go")
+        await inner.deferral.flush(None, None, None)
+        await run(queue, routine)
+        assert stored(queue) == {row["message"] for row in rows(queue, "default")}
+        await run(queue, last, "default", max_threads=1)
+        assert seen == [old, old, "last"]
+        (report,) = await reports(queue)
+        assert per_recipient(report)[0]["Action"] == "delivered"
+        await until(lambda: not stored(queue))
+
+
+async def test_sun_18_backoff_and_the_end(folder: Path) -> None:
+    """Attempts at +2, +7, +17, +47, +77 minutes; a warning for those who want one; after a day returned."""
+    async with opened(folder, give_up_after=86_400.0, warn_after=7_200.0) as queue:
+        inner = queue.channels.outbound.queue
+        began_ms = inner.now()
+        at_ms = began_ms
+        inner.now = lambda: at_ms
+        inner.deferral._now = lambda: at_ms
+        await put(queue, notify=DELAY | FAILURE)
+        await put(queue, notify=FAILURE)
+        made: list[int] = []
+
+        async def routine(message: AsyncMessage) -> None:
+            made.append((at_ms - began_ms) // 60_000)
+
+        while True:
+            await run(queue, routine, backoff=[120.0, 300.0, 600.0, 1800.0])
+            left = rows(queue, ZONE)
+            if not left:
+                break
+            at_ms = min(row["due_ms"] for row in left)
+            while await inner.deferral.wake_due(at_ms):
+                pass
+        offsets = made[::2]
+        assert offsets[:6] == [0, 2, 7, 17, 47, 77]
+        assert offsets[-1] == 24 * 60
+        kinds = [
+            (about["Action"], about["Status"])
+            for report in await reports(queue)
+            for about in per_recipient(report)
+        ]
+        assert Counter(kinds) == {("failed", "4.4.7"): 2}
+
+
+async def test_sun_19_not_twice_in_one_run(folder: Path) -> None:
+    """What was deferred comes again only when it is due."""
+    seen: list[str] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        seen.append(message.info.id)
+        if len(seen) == 3:
+            await queue.channels.outbound.queue.deferral.flush(None, None, None)
+
+    async with opened(folder) as queue:
+        for _ in range(3):
+            await put(queue)
+        await run(queue, routine, max_threads=1)
+        assert len(set(seen[:3])) == 3
+        assert len(seen) == 5, "the two that were deferred before the flush"
+        assert "(MTA_" in str(WrongOrder("x"))

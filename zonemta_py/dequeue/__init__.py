@@ -1,0 +1,29 @@
+"""Channel programs: a routine of yours is called with each message of a zone (docs/library.md).
+
+def routine(message: Message) -> None:
+    for recipient in message.recipients():
+        message.dispose(recipient.address, Disposition.DELIVERED)
+    message.finish()
+
+dequeue("var/queue", "archive", routine)
+"""
+
+from zonemta_py.dequeue.disposition import ABORT, Disposition
+from zonemta_py.dequeue.envelope import Info, Recipient
+from zonemta_py.dequeue.errors import (
+    BadArgument,
+    DequeueError,
+    NoSuchZone,
+    NotInMessage,
+    WrongOrder,
+    WrongThread,
+)
+from zonemta_py.dequeue.message import AsyncMessage, Message
+from zonemta_py.dequeue.outgoing import AsyncOutgoing, Outgoing
+from zonemta_py.dequeue.run import adequeue, dequeue
+
+__all__ = [
+    "ABORT", "AsyncMessage", "AsyncOutgoing", "BadArgument", "DequeueError", "Disposition", "Info",
+    "Message", "NoSuchZone", "NotInMessage", "Outgoing", "Recipient", "WrongOrder", "WrongThread",
+    "adequeue", "dequeue",
+]  # fmt: skip

@@ -1,0 +1,148 @@
+"""The workers of one call: they begin while there is mail and room, and end when there is none.
+
+Source: MTA SDK, mtaDequeueStart.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zonemta_py import clock
+from zonemta_py.dequeue.channel import Channel
+from zonemta_py.dequeue.disposition import ABORT
+from zonemta_py.dequeue.errors import BadArgument
+from zonemta_py.dequeue.seats import Seat
+from zonemta_py.errors import QueueCorrupt
+from zonemta_py.queue.lease import Lease
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many at once, and when to stop. The defaults are the SDK's."""
+
+    max_threads: int = 20
+    max_messages_per_thread: int = 20
+    max_attempts: int = 5
+    retry_interval_s: float = 10.0
+    wait_timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise BadArgument(f"{name} must be more than nothing")
+
+
+class Crew:
+    """The workers of one call."""
+
+    def __init__(
+        self, channel: Channel, limits: Limits, seat: Callable[[], Seat], *, cancels: bool
+    ) -> None:
+        self._channel = channel
+        self._cancels = cancels  # a coroutine can be stopped, a thread cannot
+        self._limits = limits
+        self._seat = seat
+        self._bell = asyncio.Event()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self.messages = 0
+
+    async def run(self) -> None:
+        """Until nothing has come for a while, a routine has said ABORT, or the queue has failed."""
+        bells = self._channel.channels.bells
+        if self._channel.name in bells:
+            raise BadArgument(f"zone '{self._channel.name}' is being dequeued by another call")
+        bells[self._channel.name] = self._bell.set
+        try:
+            await self._hand_out()
+        except asyncio.CancelledError:
+            if self._cancels:
+                for worker in self._workers:
+                    worker.cancel()
+            raise
+        finally:
+            self._stopping = True
+            del bells[self._channel.name]
+            await self._wait_for_workers()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _hand_out(self) -> None:
+        attempts = self._limits.max_attempts
+        while not self._stopping:
+            self._bell.clear()
+            room = len(self._workers) < self._limits.max_threads
+            lease = self._lease() if room else None
+            if lease is not None:
+                attempts = self._limits.max_attempts
+                self._begin(lease)
+                await asyncio.sleep(0)
+                continue
+            if room and not self._workers:
+                if not attempts:
+                    return
+                attempts -= 1
+            await clock.wait_event(self._bell, self._limits.retry_interval_s)
+
+    def _lease(self) -> Lease | None:
+        while True:
+            try:
+                return self._channel.lease()
+            except QueueCorrupt as exc:
+                log.critical("%s; its recipients stay where they are", exc)
+
+    def _begin(self, lease: Lease) -> None:
+        worker = asyncio.create_task(self._work(lease), name=f"dequeue-{self._channel.name}")
+        self._workers.add(worker)
+        worker.add_done_callback(self._ended)
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._bell.set()
+        if not worker.cancelled() and worker.exception() is not None:
+            self._failure = worker.exception()
+            self._stopping = True
+
+    async def _work(self, first: Lease) -> None:
+        """One thread's life."""
+        seat, lease, count = self._seat(), first, 0
+        try:
+            while True:
+                count += 1
+                if await self._process(seat, lease) is ABORT:
+                    self._stopping = True
+                    return
+                following = None
+                if not self._stopping and count < self._limits.max_messages_per_thread:
+                    following = self._lease()
+                if following is None:
+                    return
+                lease = following
+        finally:
+            await seat.close()
+
+    async def _process(self, seat: Seat, lease: Lease) -> object:
+        """A routine that raises costs its message an attempt, and nobody else anything."""
+        queue = self._channel.queue
+        self.messages += 1
+        await queue.start(lease)
+        try:
+            return await seat.process(lease)
+        except Exception as exc:
+            if queue.failure is not None:
+                raise
+            log.error("%s: the routine raised %r", lease.live.id, exc, exc_info=exc)
+            return None
+
+    async def _wait_for_workers(self) -> None:
+        if not self._workers:
+            return
+        _, late = await asyncio.wait(self._workers, timeout=self._limits.wait_timeout_s)
+        if late:
+            log.error(
+                "%d routines have not ended; their messages are deferred by the next start", len(late)
+            )

@@ -1,0 +1,111 @@
+"""A queue in a program, without a relay: mail is put in and dequeued, and nobody else delivers it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from zonemta_py.config.schema import Config, Events, QueueSettings
+from zonemta_py.delivery.outbound import Outbound
+from zonemta_py.delivery.report import about_notes
+from zonemta_py.dequeue.channel import DESTINATION, Channels
+from zonemta_py.dequeue.outgoing import AsyncOutgoing
+from zonemta_py.errors import LocalError
+from zonemta_py.events.export import Exporter
+from zonemta_py.intake.programs import Handover, enqueue
+from zonemta_py.queue.queue import Queue as StoredQueue
+from zonemta_py.routing import make_router, one_zone
+from zonemta_py.stores.opening import open_store
+
+
+class Queue:
+    """The queue in a folder, or the one of a ``Config``; ``async with`` opens it, for this process alone.
+
+    Its event log is in the folder ``events`` beside it. Every zone is for programs to dequeue. Raises
+    QueueLocked, LocalError when it cannot be opened.
+    """
+
+    def __init__(self, path: Path | str | Config) -> None:
+        self.config = path if isinstance(path, Config) else _settings(Path(path))
+        self._queue: StoredQueue | None = None
+        self._channels: Channels | None = None
+        self._exporter: Exporter | None = None
+
+    async def __aenter__(self) -> "Queue":
+        config = self.config
+        self._queue = queue = StoredQueue(
+            open_store(config.queue),
+            sync=config.queue.durability == "sync",
+            window=config.queue.ready_window,
+            body_cache_bytes=config.queue.body_cache,
+            destination_of=lambda zone, domain: DESTINATION,
+            poison_after=config.queue.poison_after,
+        )
+        try:
+            await queue.recover()
+            outbound = Outbound(queue, config, config.hostname or socket.getfqdn(), make_router(config))
+            self._channels = Channels(outbound, asyncio.get_running_loop(), everywhere=True)
+            queue.report_on = partial(about_notes, outbound)
+            queue.windows.on_ready = self._on_ready
+            self._exporter = Exporter(queue, config.events)
+            await self._exporter.start()
+            await queue.begin()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        queue, self._queue, self._channels = self._queue, None, None
+        try:
+            if self._exporter is not None:
+                await self._exporter.close()
+        finally:
+            if queue is not None:
+                await queue.close()
+
+    def _on_ready(self, zone: str, destination: str, light: bool) -> None:
+        if self._channels is not None:
+            self._channels.ring(zone)
+
+    @property
+    def channels(self) -> Channels:
+        """What ``dequeue`` works on. Raises LocalError when the queue is not open."""
+        if self._channels is None:
+            raise LocalError("the queue is not open: use it inside `async with Queue(…) as queue:`")
+        return self._channels
+
+    async def enqueue(
+        self,
+        sender: str,
+        recipients: Iterable[str],
+        message: bytes | AsyncIterable[bytes],
+        *,
+        zone: str = "default",
+        key: str = "",
+        user: str = "",
+    ) -> str:
+        """Take a message into ``zone``; its id once it is on disk. As ``Relay.enqueue``. Raises NotAccepted."""
+        channels = self.channels
+        channels.zone(zone)
+        outbound = channels.outbound
+        handover = Handover(outbound.queue, one_zone(zone), self.config, outbound.hostname)
+        return await enqueue(handover, sender, recipients, message, key=key, user=user)
+
+    def start(self, sender: str, *, zone: str = "default") -> AsyncOutgoing:
+        """New mail piece by piece: ``to``, ``write``, ``finish``."""
+        self.channels.zone(zone)
+        return AsyncOutgoing(self.channels, sender, zone, None)
+
+
+def _settings(path: Path) -> Config:
+    return replace(
+        Config(listeners=()),
+        queue=QueueSettings(directory=path),
+        events=Events(directory=path / "events"),
+    )
