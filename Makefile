@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml setup-venv
 	touch $@
 
 $(STAMP)-test: pyproject.toml setup-venv setup-java
-	./setup-venv $(VENV) '.[test,pipeline]'
+	./setup-venv $(VENV) '.[test,pipeline,redis,s3]'
 	./setup-java
 	touch $@ $(STAMP)
 

@@ -49,7 +49,7 @@ class Relay:
         self.hostname = config.hostname or socket.getfqdn()
         self.router = make_router(config)
         verify(config)
-        store = open_store(config.queue)
+        store = open_store(config.queue, spare=True)
         self.queue = Queue(
             store,
             sync=config.queue.durability == "sync",

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.config.schema import QueueSettings
+from tests.servers import LOCAL, SHARED, queue_settings
 from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.check import check_queue
 from zonemta_py.queue.chunks import MessageWriter
@@ -49,7 +49,7 @@ class Clock:
         return self.ms
 
 
-KINDS = ["leveldb", "memory", "filesystem"]
+KINDS = [*LOCAL, *SHARED]
 kind = "leveldb"  # the store of queues that do not say; the fixture each_store changes it
 _in_memory: dict[Path, MemoryStore] = {}  # what a restart finds again
 
@@ -58,7 +58,7 @@ def make_store(folder: Path, kind: str) -> Store:
     """The store of ``folder``, made or opened again."""
     if kind == "memory":
         return _in_memory.setdefault(folder, MemoryStore())
-    return open_store(QueueSettings(directory=folder, store=kind))
+    return open_store(queue_settings(folder, kind))
 
 
 def make_queue(

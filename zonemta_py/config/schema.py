@@ -70,16 +70,48 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
+class RedisQueue:
+    """Where ``store: redis`` keeps the queue."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    prefix: str = "zonemta"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectQueue:
+    """Where ``store: s3`` keeps the queue. Credentials are found as every AWS client finds them."""
+
+    bucket: str | None = None
+    prefix: str = "zonemta"
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    notices: str | None = None  # URL of an SQS queue
+
+
+@dataclass(frozen=True, slots=True)
+class SharedQueue:
+    """How relays get along whose queues are in one place (redis, s3)."""
+
+    name: str | None = None
+    lease: Seconds = Seconds(30)
+    poll: Seconds = Seconds(1)
+    take_over: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSettings:
     """Where accepted mail is kept, and how surely."""
 
     directory: Path = Path("var/queue")
-    store: str = choice("leveldb", "memory", "filesystem", later=("redis", "s3"))
+    store: str = choice("leveldb", "memory", "filesystem", "redis", "s3")
     durability: str = choice("sync", "none")
     min_free_disk: Size = Size(1 << 30)
     ready_window: int = number(50_000, 100, 10_000_000)
     body_cache: Size = Size(32 << 20)
     poison_after: int = number(3, 1, 1_000_000)
+    redis: RedisQueue = RedisQueue()
+    s3: ObjectQueue = ObjectQueue()
+    shared: SharedQueue = SharedQueue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Queue:
     async def __aenter__(self) -> "Queue":
         config = self.config
         self._queue = queue = StoredQueue(
-            open_store(config.queue),
+            open_store(config.queue, spare=True),
             sync=config.queue.durability == "sync",
             window=config.queue.ready_window,
             body_cache_bytes=config.queue.body_cache,

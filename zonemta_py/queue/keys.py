@@ -58,6 +58,11 @@ def chunk_key(message: str, number: int) -> bytes:
     return b"message/%b/%06d" % (message.encode(), number)
 
 
+def is_chunk(key: bytes) -> bool:
+    """Whether a key is a chunk's."""
+    return key.startswith(MESSAGE) and key[-1:].isdigit()
+
+
 def mark_key(message: str) -> bytes:
     """The marker ``#``."""
     return f"message/{message}/#".encode()

@@ -69,7 +69,7 @@ class FilesStore(MemoryStore):
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
         """The value of ``key``, or None. Raises QueueCorrupt when its file cannot be read."""
         value = super().get(key)
-        if value is None or not _is_chunk(key):
+        if value is None or not keys.is_chunk(key):
             return value
         path, at = self._chunk(key)
         try:
@@ -95,9 +95,9 @@ class FilesStore(MemoryStore):
         ops, sync = batch
         try:
             for key, value in ops:
-                if value is not None and _is_chunk(key):
+                if value is not None and keys.is_chunk(key):
                     self._write_chunk(key, value, sync=sync)
-            others = [op for op in ops if op[1] is None or not _is_chunk(op[0])]
+            others = [op for op in ops if op[1] is None or not keys.is_chunk(op[0])]
             plan = self._layout.plan(others, super().get)
             steps = [_step(path, state) for path, state in plan.files.items()]
             # Bodies go after their keys: whoever holds one moment of the store can still read them.
@@ -106,7 +106,7 @@ class FilesStore(MemoryStore):
                 self._intend(steps, sync=sync)
                 self._apply([step for step in steps if step not in bodies], sync=sync)
             self._layout.take(plan)
-            super().write([(key, b"" if value and _is_chunk(key) else value) for key, value in ops])
+            super().write([(key, b"" if value and keys.is_chunk(key) else value) for key, value in ops])
             if steps:
                 self._apply(bodies, sync=sync)
                 (self._root / INTENT).unlink()
@@ -206,7 +206,7 @@ class FilesStore(MemoryStore):
                 continue
             found += self._load_message(folder)
         super().write(found)
-        plan = self._layout.plan([op for op in found if not _is_chunk(op[0])], lambda _: None)
+        plan = self._layout.plan([op for op in found if not keys.is_chunk(op[0])], lambda _: None)
         self._layout.take(plan)
 
     def _load_message(self, folder: Path) -> Iterator[Op]:
@@ -254,10 +254,6 @@ class FilesStore(MemoryStore):
     def close(self) -> None:
         """Let another process have it."""
         self._lock_file.close()
-
-
-def _is_chunk(key: bytes) -> bool:
-    return key.startswith(keys.MESSAGE) and key[-1:].isdigit()
 
 
 def _step(path: str, state: bytes | Link | None) -> Step:

