@@ -101,6 +101,18 @@ def object_endpoint() -> str:
     return endpoint
 
 
+def notice_queue(name: str) -> str:
+    """The URL of a queue in SQS."""
+    import botocore.session
+
+    client = botocore.session.get_session().create_client(
+        "sqs", region_name="us-east-1", endpoint_url=object_endpoint()
+    )
+    url: str = client.create_queue(QueueName=name)["QueueUrl"]
+    client.close()
+    return url
+
+
 def part_of(folder: Path) -> str:
     """A name of this folder's own."""
     return hashlib.sha256(str(folder).encode()).hexdigest()[:16]

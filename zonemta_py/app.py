@@ -4,12 +4,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
-from zonemta_py.config.schema import Config, Zone
+from zonemta_py.config.schema import Config, Processes, Zone
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.local import LocalCarrier, is_local
@@ -33,9 +34,11 @@ from zonemta_py.processes.receivers import Receivers
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.rezone import move_zone
 from zonemta_py.queue.scan import zones_on_disk
+from zonemta_py.queue.store import Store
 from zonemta_py.routing import DEFAULT_ZONE, make_router
 from zonemta_py.schedule.dead import DeadAddresses
-from zonemta_py.stores.opening import open_store
+from zonemta_py.stores.opening import open_place, open_store
+from zonemta_py.takeover import TakeOver
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +46,15 @@ log = logging.getLogger(__name__)
 class Relay:
     """A relay in this process. ``addresses`` are where its listeners accept, once started."""
 
-    def __init__(self, config: Config, log_level: str = "info") -> None:
+    def __init__(self, config: Config, log_level: str = "info", *, store: Store | None = None) -> None:
         self.log_level = log_level  # of the other processes
         self.config = config
         self.hostname = config.hostname or socket.getfqdn()
         self.router = make_router(config)
         verify(config)
-        store = open_store(config.queue, spare=True)
+        self._takes_over = store is None and config.queue.shared.take_over
         self.queue = Queue(
-            store,
+            store or open_store(config.queue, spare=True),
             sync=config.queue.durability == "sync",
             window=config.queue.ready_window,
             body_cache_bytes=config.queue.body_cache,
@@ -68,6 +71,7 @@ class Relay:
         self.fleet: Fleet | None = None
         self._signer: Signer | None = None
         self._channels: Channels | None = None
+        self.take_over: TakeOver | None = None
 
     async def __aenter__(self) -> "Relay":
         await self.start()
@@ -142,6 +146,10 @@ class Relay:
         await queue.begin()
         self.control = ControlServer(config.queue.directory, Operations(queue, self._zones, self.dead))
         await self.control.start()
+        place = open_place(config.queue) if self._takes_over else None
+        if place is not None:
+            self.take_over = TakeOver(place, config.queue.shared, self._deputy)
+            self.take_over.start()
         await self._listen(receivers)
         log.info(
             "zonemta %s as %s: listening on %s, zones %s, %d receivers and %d senders of their own",
@@ -179,6 +187,18 @@ class Relay:
             return RemoteCarrier(self.fleet, name)
         assert self._signer is not None
         return Sender(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
+
+    def _deputy(self, store: Store, name: str) -> "Relay":
+        """A relay like this one on another's queue."""
+        config = self.config
+        directory = config.queue.directory / "taken-over" / name
+        directory.mkdir(parents=True, exist_ok=True)
+        queue = replace(config.queue, directory=directory)
+        return Relay(
+            replace(config, listeners=(), queue=queue, processes=Processes()),
+            self.log_level,
+            store=store,
+        )
 
     def _on_ready(self, zone: str, destination: str, light: bool) -> None:
         delivery = self._zones.get(zone)
@@ -283,6 +303,8 @@ class Relay:
             return
         self.stopped = True
         grace = self.config.shutdown_grace if grace_s is None else grace_s
+        if self.take_over is not None:
+            await self.take_over.close()
         work = [part.drain(grace) for part in (self.intake, self.receivers) if part is not None]
         work += [zone.close(grace) for zone in self._zones.values()]
         for result in await asyncio.gather(*work, return_exceptions=True):

@@ -16,8 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.crash.disk import Disk
-from tests.crash.rounds import Rounds, Verdict
-from zonemta_py import faults
+from tests.crash.rounds import POINTS, Rounds, Verdict
 from zonemta_py.clock import monotonic_s
 
 KILLS_A_ROUND = 25
@@ -59,7 +58,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    points = rng.sample(sorted(faults.POINTS), len(faults.POINTS))
+    points = rng.sample(sorted(POINTS), len(POINTS))
     total, kills, began_s = Counter[str](), Counter[str](), monotonic_s()
     number = 0
     while kills.total() < options.kills:

@@ -27,6 +27,9 @@ from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.stores.opening import open_store
 
 REACH_S = 20.0  # a point that is not reached under load for so long is a defect of the test
+POINTS = [
+    point for point in faults.POINTS if not point.startswith("requeue")
+]  # that is reached by a program: tests/dequeue
 FINALS = ("delivered", "bounced", "expired", "deleted")
 
 

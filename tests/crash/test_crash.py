@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.rounds import Rounds, Verdict
-from zonemta_py import faults
+from tests.crash.rounds import POINTS, Rounds, Verdict
 
 
 def assert_nothing_lost(verdict: Verdict) -> None:
@@ -26,10 +25,10 @@ async def test_killed_at_every_point(folder: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     async with Rounds(folder, random.Random(seed)) as rounds:
-        for point in faults.POINTS:
+        for point in POINTS:
             await rounds.at_point(point)
         for _ in range(5):
             await rounds.at_random()
         verdict = await rounds.finish()
     assert_nothing_lost(verdict)
-    assert set(verdict.kills) == {*faults.POINTS, "random"}
+    assert set(verdict.kills) == {*POINTS, "random"}

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.disk import Disk, needs_compiler
-from tests.crash.rounds import Rounds
+from tests.crash.rounds import POINTS, Rounds
 from tests.crash.test_crash import assert_nothing_lost
-from zonemta_py import faults
 
 
 @pytest.mark.crash
@@ -27,7 +26,7 @@ async def test_power_cuts(folder: Path, store: str) -> None:
         disk=disk,
         power_cuts=True,
     ) as rounds:
-        for point in rng.sample(sorted(faults.POINTS), 6):
+        for point in rng.sample(sorted(POINTS), 6):
             if not point.startswith(("hold", "delete")):
                 await rounds.at_point(point)
         for _ in range(4):

@@ -94,7 +94,7 @@ class SharedQueue:
 
     name: str | None = None
     lease: Seconds = Seconds(30)
-    poll: Seconds = Seconds(1)
+    poll: Seconds = Seconds(5)
     take_over: bool = True
 
 

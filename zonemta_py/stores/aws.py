@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from zonemta_py.config.schema import ObjectQueue
@@ -29,6 +30,12 @@ T = TypeVar("T")
 _CONFIG = AioConfig(
     connect_timeout=5, read_timeout=15, max_pool_connections=2 * AT_ONCE, retries={"max_attempts": 5, "mode": "standard"}
 )  # fmt: skip
+
+
+@cache
+def _session() -> AioSession:
+    """One for the process: it reads the descriptions of the services, a tenth of a second each."""
+    return AioSession()
 
 
 class Conflict(Exception):
@@ -60,7 +67,7 @@ class Objects:
             raise
 
     async def _connect(self, settings: ObjectQueue) -> None:
-        session = get_session()
+        session = _session()
         options = {"region_name": settings.region, "endpoint_url": settings.endpoint, "config": _CONFIG}
         self._s3 = await self._stack.enter_async_context(session.create_client("s3", **options))
         self._sqs: Any = None

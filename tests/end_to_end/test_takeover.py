@@ -1,0 +1,126 @@
+"""Relays that share a store: what one leaves, another delivers."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+from tests.crash.load import DOMAINS, Load, recipients_of
+from tests.end_to_end.harness import Stage, empty, ledger, relaying, staged
+from tests.servers import SHARED, object_endpoint, part_of, redis_url
+from zonemta_py import Queue
+from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.script import Rule, Step
+from zonemta_py.bench.sink import Sink
+from zonemta_py.config.schema import Config
+from zonemta_py.events.account import account_of
+from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.stores.opening import open_place
+
+
+def place(folder: Path, kind: str) -> dict[str, Any]:
+    """Where the relays of a test keep their queues."""
+    if kind == "redis":
+        return {"store": "redis", "redis": {"url": redis_url(), "prefix": part_of(folder)}}
+    return {
+        "store": "s3",
+        "s3": {"bucket": "queues", "prefix": part_of(folder), "endpoint": object_endpoint()},
+    }
+
+
+def settings(stage: Stage, kind: str, name: str, **changes: Any) -> Config:
+    """The configuration of one relay."""
+    queue = {
+        "directory": name,
+        "min_free_disk": "1MiB",
+        "shared": {"name": name, "lease": "2s", "poll": "200ms"},
+        **place(stage.folder, kind),
+    }
+    return stage.config(queue=queue, processes={}, **changes)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", SHARED)
+async def test_a_relay_is_killed(folder: Path, kind: str) -> None:
+    """Under load, with recipients deferred and in transactions: the other has every outcome."""
+    async with staged(folder) as stage:
+        rules = [
+            Rule(Step.RCPT, recipient="*.later@*", reply="451 4.7.1 later", times=1),
+            Rule(Step.RCPT, recipient="*.no@*", reply="550 5.1.1 no"),
+        ]
+        names = [*(f"d{n}.example" for n in range(DOMAINS)), "senders.example"]
+        sinks: list[Sink] = [await stage.receiver(name, *rules) for name in names]
+        relays, ports = [], []
+        for name in ("one", "two"):
+            ports.append(free_port())
+            config = settings(stage, kind, name, listeners=[{"address": f"127.0.0.1:{ports[-1]}"}])
+            path = folder / f"{name}.yaml"
+            path.write_text(config.text)
+            relays.append(
+                Child(["serve", "-c", str(path), "--log-level", "warning"], folder / f"{name}.log")
+            )
+        one, two = relays
+        try:
+            await asyncio.to_thread(one.wait_ready)
+            await asyncio.to_thread(two.wait_ready)
+            load = Load(ports[0], clients=4)
+            load.start()
+            await until(lambda: len(load.acknowledged) > 60, "mail in the first")
+            one.kill()
+            load.port = ports[1]
+            before = len(load.acknowledged)
+            await until(lambda: len(load.acknowledged) > before + 60, "mail in the second")
+            await load.stop()
+            expected = {a for number in load.acknowledged for a in recipients_of(number)}
+            refused = {address for address in expected if ".no@" in address}
+            wanted = (expected - refused) | {f"{a.partition('.')[0]}@senders.example" for a in refused}
+            await until(lambda: wanted <= set(arrived(sinks)), "everything to arrive", 60)
+            shared = open_place(settings(stage, kind, "three").queue)
+            assert shared is not None
+            assert two.stop() == 0
+            assert shared.orphans() == []
+            shared.close()
+        finally:
+            for relay in relays:
+                relay.kill()
+        text = (folder / "two.log").read_text()
+        assert "the queue of one is taken over" in text
+        assert "Traceback" not in text
+    records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
+    named = {r["recipient"] for r in records if r["event"] == "uncertain" or r.get("uncertain")}
+    twice = {address for address, count in arrived(sinks).items() if count > 1}
+    assert twice <= named
+    assert account_of(folder / "events").queued("default") == 0
+    finals = Counter(
+        (r["message"], r["index"]) for r in records if r["event"] in ("delivered", "bounced")
+    )
+    assert set(finals.values()) == {1}
+
+
+def arrived(sinks: list[Sink]) -> Counter[str]:
+    """How often each recipient got its mail."""
+    found: Counter[str] = Counter()
+    for sink in sinks:
+        found.update(sink.tally.by_recipient)
+    return found
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_mail_that_a_program_left(folder: Path, kind: str) -> None:
+    """A program puts mail in and ends; a relay that shares its place delivers it."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        async with relaying(settings(stage, kind, "one")) as relay:
+            async with Queue(settings(stage, kind, "program", listeners=[])) as queue:
+                for number in range(3):
+                    text = b"Subject: x\n\n%d\n" % number
+                    await queue.enqueue("s@a.example", [f"u{number}@d.example"], text + b"y\n" * 50_000)
+            await until(lambda: len(sink.messages) == 3, "the program's mail")
+            assert relay.take_over is not None
+            taker = relay.take_over
+            await until(lambda: not taker.names, "the part to be given back")
+            await empty(relay)
+    assert ledger(folder).total("delivered") == 3
