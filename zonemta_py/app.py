@@ -11,6 +11,7 @@ from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
 from zonemta_py.config.schema import Config, Processes, Zone
+from zonemta_py.config.secrets import read_token
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.local import LocalCarrier, is_local
@@ -24,6 +25,7 @@ from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.dequeue.channel import DESTINATION, TRANSPORT, Channels
 from zonemta_py.errors import ConfigError, LocalError
 from zonemta_py.events.export import Exporter
+from zonemta_py.intake.http import HttpDoor
 from zonemta_py.intake.intake import Intake
 from zonemta_py.intake.programs import Handover, enqueue
 from zonemta_py.intake.sockets import bound_address, listening_sockets
@@ -72,6 +74,7 @@ class Relay:
         self._signer: Signer | None = None
         self._channels: Channels | None = None
         self.take_over: TakeOver | None = None
+        self.http: HttpDoor | None = None
 
     async def __aenter__(self) -> "Relay":
         await self.start()
@@ -93,8 +96,10 @@ class Relay:
 
         ``key`` is a submission key: the same key again is the same message, and sends nothing.
         """
-        handover = Handover(self.queue, self.router, self.config, self.hostname)
-        return await enqueue(handover, sender, recipients, message, key=key, user=user)
+        return await enqueue(self._handover(), sender, recipients, message, key=key, user=user)
+
+    def _handover(self) -> Handover:
+        return Handover(self.queue, self.router, self.config, self.hostname)
 
     @property
     def channels(self) -> Channels:
@@ -151,6 +156,10 @@ class Relay:
             self.take_over = TakeOver(place, config.queue.shared, self._deputy)
             self.take_over.start()
         await self._listen(receivers)
+        if config.admin.mail:
+            token = read_token(config.admin.token_file)
+            self.http = HttpDoor(config.admin.address, token, self._handover)
+            await self.http.start()
         log.info(
             "zonemta %s as %s: listening on %s, zones %s, %d receivers and %d senders of their own",
             __version__,
@@ -277,6 +286,7 @@ class Relay:
             ("queue", old.queue, config.queue),
             ("processes", old.processes, config.processes),
             ("events", old.events, config.events),
+            ("admin", old.admin, config.admin),
         ]
         for key, before, after in fixed:
             if before != after:
@@ -305,6 +315,8 @@ class Relay:
         grace = self.config.shutdown_grace if grace_s is None else grace_s
         if self.take_over is not None:
             await self.take_over.close()
+        if self.http is not None:
+            await self.http.close()
         work = [part.drain(grace) for part in (self.intake, self.receivers) if part is not None]
         work += [zone.close(grace) for zone in self._zones.values()]
         for result in await asyncio.gather(*work, return_exceptions=True):

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from zonemta_py.config.schema import Config
+from zonemta_py.config.secrets import read_token
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.local import is_local, make_transport
 from zonemta_py.delivery.ways import read_password
@@ -30,6 +31,7 @@ def verify(config: Config) -> None:
             _under(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
         if zone.smarthost_auth.password_file is not None:
             _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
+    _under("admin.token_file", partial(read_token, config.admin.token_file))
     _under("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):

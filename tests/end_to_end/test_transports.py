@@ -113,7 +113,8 @@ async def test_large_and_small_through_a_pipe(folder: Path) -> None:
         ("transport: pipe, pipe: {command: [x, '{0}']}", "a placeholder is one of"),
         ("transport: pipe, pipe: {command: [x, '{sender.x}']}", "a placeholder is one of"),
         ("transport: python", "needs a function"),
-        ("transport: http", "not available in this version"),
+        ("transport: http", "expected http:// or https://"),
+        ("tls: dane", "not available in this version"),
     ],
 )
 def test_a_transport_that_cannot_be(zone: str, problem: str) -> None:
@@ -127,3 +128,30 @@ def test_what_is_not_on_this_machine(folder: Path) -> None:
     text = "zones: {default: {transport: python, python: {function: no.such.thing}}}"
     with pytest.raises(ConfigError, match=r"zones\.default\.python: no function"):
         verify(parse_config(text, folder / "z.yaml"))
+
+
+async def test_from_relay_to_relay_by_http(folder: Path) -> None:
+    """What one posts the other takes; its refusal is the recipient's, and its words are in the report."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        home = await stage.receiver("sender.example")
+        inner = stage.config(
+            admin={"address": "127.0.0.1:0", "mail": True},
+            listeners=[{"address": "127.0.0.1:0", "max_message_size": "100KiB"}],
+            queue={"directory": "inner", "min_free_disk": "1MiB"},
+            events={"directory": "inner-events"},
+            processes={},
+        )
+        async with relaying(inner) as behind:
+            assert behind.http is not None
+            zone = {"transport": "http", "http": {"url": f"http://127.0.0.1:{behind.http.port}/mail"}}
+            routes = [{"recipient_domain": "d.example", "zone": "web"}]
+            async with relaying(stage.config(zones={"web": zone}, routing=routes)) as relay:
+                await send(relay, ["u@d.example", "v@d.example"], b"Subject: x\r\n\r\nhi\r\n", ME)
+                await until(lambda: sink.tally.messages == 2, "both")
+                await send(relay, ["u@d.example"], b"Subject: x\r\n\r\n" + b"line\r\n" * 30_000, ME)
+                await until(lambda: home.tally.messages == 1, "the report")
+                await empty(relay)
+                await empty(behind)
+        assert b"5.3.4" in home.messages[0].data
+        assert b"Message size exceeds the limit" in home.messages[0].data

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.queue.harness import accept, opened
+from tests.servers import queue_settings
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.errors import LocalError
 from zonemta_py.queue import keys
@@ -40,12 +41,15 @@ def filled(store: Store, records: dict[bytes, bytes]) -> Store:
 RECORDS = {b"message/%024d/%06d" % (n, 1): bytes([n % 256]) * (n * 997 % 65_537) for n in range(200)}
 
 
-@pytest.mark.parametrize("source", KINDS)
-@pytest.mark.parametrize("target", KINDS)
+PAIRS = [(one, other) for one in KINDS for other in KINDS]
+PAIRS += [("leveldb", "redis"), ("redis", "s3"), ("s3", "leveldb")]
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_between_all_stores(folder: Path, source: str, target: str) -> None:
     """Every key and value, and nothing else."""
-    one = filled(open_store(QueueSettings(directory=folder / "one", store=source)), RECORDS)
-    other = open_store(QueueSettings(directory=folder / "other", store=target))
+    one = filled(open_store(queue_settings(folder / "one", source)), RECORDS)
+    other = open_store(queue_settings(folder / "other", target))
     path = folder / "queue.export"
     told: list[int] = []
     assert export_queue(one, path, told.append) == len(RECORDS) + 3 == sum(told)

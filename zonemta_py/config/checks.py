@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.schema import Config, Dkim, Listener, Retry, Zone
+from zonemta_py.config.schema import Admin, Config, Dkim, Listener, QueueSettings, Retry, Zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
 HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
+PART_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
+PREFIX = re.compile(r"[A-Za-z0-9._:/-]{1,255}\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 
 RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
@@ -48,6 +51,8 @@ def check(config: Config, complain: Complain) -> None:
     _routes(config, complain)
     _pools(config, complain)
     _dkim(config.dkim, complain)
+    _queue(config.queue, complain)
+    _admin(config.admin, complain)
 
 
 def _is_host(text: str) -> bool:
@@ -99,6 +104,31 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
         )
 
 
+def _admin(admin: Admin, complain: Complain) -> None:
+    if admin.mail and admin.token_file is None and not _is_loopback(admin.address.host):
+        complain("admin.token_file", f"{admin.address} is open to others: they need the token in a file")
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (is_ip(host) and ip_address(host).is_loopback)
+
+
+def _queue(queue: QueueSettings, complain: Complain) -> None:
+    if queue.store == "s3" and not queue.s3.bucket:
+        complain("queue.s3.bucket", "store: s3 needs a bucket")
+    name = queue.shared.name
+    if name is not None and not PART_NAME.match(name):
+        complain("queue.shared.name", f"found '{name}'; letters, digits, '.', '_' and '-'")
+    for key, value in (("redis", queue.redis.prefix), ("s3", queue.s3.prefix)):
+        if not PREFIX.match(value):
+            complain(
+                f"queue.{key}.prefix", f"found '{value}'; letters, digits, '.', '_', '-', ':' and '/'"
+            )
+    for key, seconds in (("lease", queue.shared.lease), ("poll", queue.shared.poll)):
+        if seconds <= 0:
+            complain(f"queue.shared.{key}", "must be longer than nothing")
+
+
 def _transport(zone: Zone, key: str, complain: Complain) -> None:
     """What the transport of a zone needs to know; that of others does not matter."""
     if zone.transport == "lmtp" and zone.smarthost is None:
@@ -113,6 +143,8 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
             complain(f"{key}.pipe", "needs either a command or a preset")
         for word in zone.pipe.command:
             _pattern(word, PROGRAM_WORDS, f"{key}.pipe.command", complain)
+    if zone.transport == "http" and not (zone.http.url or "").startswith(("http://", "https://")):
+        complain(f"{key}.http.url", f"found '{zone.http.url}', expected http:// or https://")
     if zone.transport == "python" and zone.python.function is None:
         complain(f"{key}.python", "needs a function: package.module.function")
 

@@ -33,6 +33,15 @@ class RoutineDelivery:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpDelivery:
+    """Where ``transport: http`` posts."""
+
+    url: str | None = None
+    token_file: Path | None = None
+    timeout: Seconds = Seconds(5 * MINUTE)
+
+
+@dataclass(frozen=True, slots=True)
 class BlackholeDelivery:
     """How long ``transport: blackhole`` takes for each recipient."""
 

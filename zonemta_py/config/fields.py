@@ -1,4 +1,4 @@
-"""What the fields of a configuration are made with: closed sets of words, bounded numbers, reserved keys."""
+"""What the fields of a configuration are made with: closed sets of words, bounded numbers."""
 
 from dataclasses import field
 from typing import Any
@@ -21,8 +21,3 @@ def hidden(default: str) -> Any:
 def number(default: int, least: int = 1, most: int = 10**9) -> Any:
     """A whole number from ``least`` to ``most``."""
     return field(default=default, metadata={"least": least, "most": most})
-
-
-def later(default: Any, what: str) -> Any:
-    """A key that takes only its default until ``what`` exists."""
-    return field(default=default, metadata={"reserved": what})

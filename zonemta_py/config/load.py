@@ -8,7 +8,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, NoReturn
@@ -221,10 +221,6 @@ class _Reader:
             self.fail(node, key, f"found '{value}', allowed: {', '.join(limits['choices'])}")
         if "least" in limits and not limits["least"] <= value <= limits["most"]:
             self.fail(node, key, f"found {value}, allowed: {limits['least']} to {limits['most']}")
-        if "reserved" in limits and value != spec.default and spec.default is not MISSING:
-            self.fail(
-                node, key, f"arrives with {limits['reserved']}, which this version lacks; leave it out"
-            )
 
     def anchor(self, value: Any) -> Any:
         """``value`` with every relative path put under the folder of the file."""

@@ -1,8 +1,7 @@
 """Every configuration key, its type, its default and its limits. Values are frozen.
 
 ``config/zonemta.yaml`` is this file in YAML, with a comment for each key; a test keeps the two
-together. A field made by ``choice`` knows values that later versions bring; one made by ``later``
-cannot be changed yet. Both refuse with a word.
+together. A field made by ``choice`` knows values that later versions bring, and refuses them with a word.
 """
 
 from dataclasses import dataclass, field
@@ -11,11 +10,12 @@ from pathlib import Path
 
 from zonemta_py.config.deliveries import (
     BlackholeDelivery,
+    HttpDelivery,
     MaildirDelivery,
     PipeDelivery,
     RoutineDelivery,
 )
-from zonemta_py.config.fields import DAY, HOUR, MINUTE, choice, hidden, later, number
+from zonemta_py.config.fields import DAY, HOUR, MINUTE, choice, hidden, number
 from zonemta_py.config.units import HostPort, NameServer, ProcessCount, Rate, Seconds, Size
 
 Network = IPv4Network | IPv6Network
@@ -182,12 +182,11 @@ class Zone:
     messages_per_connection: int = number(100)
     recipients_per_transaction: int = number(100, 1, 10_000)
     rate: Rate | None = None
-    transport: str = choice(
-        "smtp", "lmtp", "pipe", "maildir", "python", "blackhole", "dequeue", later=("http",)
-    )
+    transport: str = choice("smtp", "lmtp", "pipe", "maildir", "python", "blackhole", "http", "dequeue")
     maildir: MaildirDelivery = MaildirDelivery()
     pipe: PipeDelivery = PipeDelivery()
     python: RoutineDelivery = RoutineDelivery()
+    http: HttpDelivery = HttpDelivery()
     blackhole: BlackholeDelivery = BlackholeDelivery()
     smarthost: HostPort | None = None
     smarthost_auth: SmarthostAuth = SmarthostAuth()
@@ -269,10 +268,11 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The HTTP API."""
+    """The HTTP listener; it is there when ``mail`` is true."""
 
-    address: HostPort = later(HostPort("127.0.0.1", 8125), "the HTTP API")
-    token_file: Path | None = later(None, "the HTTP API")
+    address: HostPort = HostPort("127.0.0.1", 8125)
+    token_file: Path | None = None
+    mail: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from zonemta_py import clock, faults
 from zonemta_py.config.schema import Zone
+from zonemta_py.config.secrets import read_token
 from zonemta_py.delivery.order import Errand, Order, Sent
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.model import Attempt
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import Blackhole
+from zonemta_py.transports.http import HttpPost
 from zonemta_py.transports.local import LocalTransport, Parcel
 from zonemta_py.transports.maildir import Maildir
 from zonemta_py.transports.pipe import PRESETS, Pipe
@@ -20,6 +22,9 @@ log = logging.getLogger(__name__)
 
 _MAKERS: dict[str, Callable[[Zone, str], LocalTransport]] = {
     "blackhole": lambda zone, hostname: Blackhole(zone.blackhole.latency),
+    "http": lambda zone, hostname: HttpPost(
+        zone.http.url or "", zone.http.timeout, hostname, read_token(zone.http.token_file)
+    ),
     "maildir": lambda zone, hostname: Maildir(
         str(zone.maildir.path), create=zone.maildir.create, hostname=hostname
     ),
@@ -64,7 +69,8 @@ class LocalCarrier:
         return Sent(attempts)
 
     def close(self) -> None:
-        """Nothing rests here."""
+        """Connections at rest end."""
+        self._transport.close()
 
 
 def make_transport(zone: Zone, hostname: str) -> LocalTransport:

@@ -1,5 +1,6 @@
 """One lease: from its recipients to an order, from what came of it to a settle."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Protocol
@@ -67,6 +68,8 @@ class _Errand:
         if self._live.body is not None:
             return self._live.body
         chunks = self._queue.body(self._live)
+        if self._queue.store.is_remote():
+            return _in_threads(chunks)
         return b"".join(chunks) if self._live.mark.chunks <= 1 else _each(chunks)
 
     def opened(self) -> None:
@@ -83,6 +86,11 @@ class _Errand:
 
 async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     for chunk in chunks:
+        yield chunk
+
+
+async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
         yield chunk
 
 

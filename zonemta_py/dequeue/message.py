@@ -107,7 +107,7 @@ class _Message:
 
     def _chunks(self) -> Iterator[bytes]:
         chunks = self._channel.queue.body(self._lease.live)
-        if self._bridge is None:
+        if self._bridge is None or self._channel.queue.store.is_remote():
             yield from chunks
             return
         while (chunk := self._bridge.call(lambda: next(chunks, None))) is not None:

@@ -116,6 +116,10 @@ class LevelStore(LevelView):
         """Whether compaction has so much to do that LevelDB will soon stop all writes."""
         return int(self._db.get_property(b"leveldb.num-files-at-level0")) >= LEVEL0_FILES
 
+    def is_remote(self) -> bool:
+        """No: it is on this machine's disk, and mostly in its memory."""
+        return False
+
     def close(self) -> None:
         """Close; nobody may be reading or writing, or the process dies."""
         self._db.close()

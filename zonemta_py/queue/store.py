@@ -51,5 +51,8 @@ class Store(View, Protocol):
     def is_behind(self) -> bool:
         """Whether more large writes now would make every later write wait."""
 
+    def is_remote(self) -> bool:
+        """Whether reading takes a trip over the network: bodies are then read in threads."""
+
     def close(self) -> None:
         """Close; nobody may be reading or writing."""

@@ -80,5 +80,9 @@ class MemoryStore:
         """Never: nothing is put off."""
         return False
 
+    def is_remote(self) -> bool:
+        """No."""
+        return False
+
     def close(self) -> None:
         """The values stay, for whoever holds the object."""

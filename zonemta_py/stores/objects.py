@@ -279,6 +279,10 @@ class ObjectStore(MemoryStore):
         )
         return super().size_bytes() + chunks * keys.CHUNK_BYTES
 
+    def is_remote(self) -> bool:
+        """Bodies are."""
+        return True
+
     def close(self) -> None:
         """Give the lease back, and say so when there is mail left."""
         self._renewal.close()

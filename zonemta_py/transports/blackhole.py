@@ -14,6 +14,9 @@ class Blackhole:
     def __init__(self, latency_s: float) -> None:
         self._latency_s = latency_s
 
+    def close(self) -> None:
+        """As ``LocalTransport``: nothing rests here."""
+
     async def deliver(self, parcel: Parcel) -> Reply:
         """As ``LocalTransport``."""
         async for _ in parcel.body():

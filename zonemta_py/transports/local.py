@@ -31,6 +31,9 @@ class LocalTransport(Protocol):
     async def deliver(self, parcel: Parcel) -> Reply:
         """Hand it over. Raises only what ``body`` and ``begin`` raise."""
 
+    def close(self) -> None:
+        """No delivery follows."""
+
 
 def trace(parcel: Parcel) -> bytes:
     """The fields of final delivery (RFC 5321 section 4.4, RFC 9228)."""

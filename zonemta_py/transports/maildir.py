@@ -27,6 +27,9 @@ class Maildir:
         self._create = create
         self._hostname = hostname.replace("/", "_").replace(":", "_")
 
+    def close(self) -> None:
+        """As ``LocalTransport``: nothing rests here."""
+
     async def deliver(self, parcel: Parcel) -> Reply:
         """As ``LocalTransport``."""
         names = parts(parcel.recipient)

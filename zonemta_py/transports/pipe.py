@@ -34,6 +34,9 @@ class Pipe:
         self._command = command
         self._timeout_s = timeout_s
 
+    def close(self) -> None:
+        """As ``LocalTransport``: nothing rests here."""
+
     async def deliver(self, parcel: Parcel) -> Reply:
         """As ``LocalTransport``."""
         values = {**parts(parcel.recipient), "sender": parcel.sender, "message": parcel.message}

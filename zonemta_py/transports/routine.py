@@ -24,6 +24,9 @@ class Routine:
         self._function = named_function(name)
         self._timeout_s = timeout_s
 
+    def close(self) -> None:
+        """As ``LocalTransport``: nothing rests here."""
+
     async def deliver(self, parcel: Parcel) -> Reply:
         """As ``LocalTransport``."""
         await parcel.begin()

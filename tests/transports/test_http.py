@@ -1,0 +1,108 @@
+"""HTTP POST against a scripted server."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from tests.transports.test_local import delivered
+from zonemta_py.smtp.http_reply import decode_address
+from zonemta_py.transports.http import HttpPost
+
+Answer = Callable[[web.Request, bytes], web.Response]
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[str]:
+    """The URL of a server that reads a message and answers so."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return answer(request, await request.read())
+
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_post("/in", handle)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/in"
+    await runner.cleanup()
+
+
+async def test_what_is_posted() -> None:
+    """The octets as they are, the envelope beside them, a bearer token if there is one."""
+    seen: list[tuple[web.Request, bytes]] = []
+
+    def answer(request: web.Request, body: bytes) -> web.Response:
+        seen.append((request, body))
+        return web.Response(status=204, headers={"X-Smtp-Reply": '250; message="2.1.5 kept as 7"'})
+
+    async with server(answer) as url:
+        transport = HttpPost(url, 5, "relay.example", "secret")
+        chunks = [b"a" * 70_000, b"\r\n", b"b" * 70_000]
+        reply = await delivered(transport, *chunks)
+        transport.close()
+        assert transport._closing is not None
+        await transport._closing
+    assert (reply.code, reply.status, reply.text) == (250, "2.1.5", "kept as 7")
+    request, body = seen[0]
+    assert body == b"Subject: x\r\n\r\n" + b"".join(chunks)
+    assert decode_address(request.headers["X-Envelope-Sender"]) == "s@a.example"
+    assert decode_address(request.headers["X-Envelope-Recipient"]) == "joe@b.example"
+    assert (request.content_type, request.headers["Authorization"]) == (
+        "message/rfc822",
+        "Bearer secret",
+    )
+    assert request.headers["X-Ehlo"] == "relay.example"
+
+
+@pytest.mark.parametrize(
+    ("status", "field", "code"),
+    [
+        (200, "", 250),
+        (500, '250; message="2.0.0 fine"', 250),
+        (200, '450; message="4.2.1 later"', 450),
+        (200, "nonsense", 250),
+        (404, "", 550),
+        (429, "", 451),
+        (503, "", 451),
+        (301, "", 451),
+    ],
+)
+async def test_answers(status: int, field: str, code: int) -> None:
+    """The field counts before the status; a redirection is not followed: it would lose the message."""
+    headers = {"X-Smtp-Reply": field} if field else {}
+    async with server(lambda request, body: web.Response(status=status, headers=headers)) as url:
+        transport = HttpPost(url, 5, "relay.example")
+        assert (await delivered(transport, b"x")).code == code
+        transport.close()
+        assert transport._closing is not None
+        await transport._closing
+
+
+async def test_nobody_answers() -> None:
+    """A closed port, and a server that reads and says nothing: later, by our own word."""
+    import asyncio
+
+    closed = HttpPost("http://127.0.0.1:9/in", 5, "relay.example")
+    assert (await delivered_or_not(closed)).startswith("4.4.1")
+    writers: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+    slow = HttpPost(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/in", 0.2, "relay.example")
+    assert (await delivered_or_not(slow)).startswith("4.4.2")
+    for transport in (closed, slow):
+        transport.close()
+        assert transport._closing is not None
+        await transport._closing
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
+    silent.close()
+
+
+async def delivered_or_not(transport: HttpPost) -> str:
+    from tests.transports.test_local import parcel
+
+    reply = await transport.deliver(parcel(b"x"))
+    assert reply.code == 0
+    return f"{reply.status} {reply.text}"
