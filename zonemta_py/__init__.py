@@ -10,23 +10,28 @@ if TYPE_CHECKING:
     from zonemta_py.app import Relay
     from zonemta_py.config.load import load_config, parse_config
     from zonemta_py.config.schema import Config
+    from zonemta_py.delivery.bounce_function import Bounce
     from zonemta_py.dequeue.own_queue import Queue
-    from zonemta_py.errors import ConfigError, LocalError
-    from zonemta_py.intake.programs import NotAccepted
+    from zonemta_py.errors import ConfigError, LocalError, NotAccepted
+    from zonemta_py.policies import Envelope
+    from zonemta_py.schedule.retry import RetryContext
     from zonemta_py.smtp.reply import Reply
     from zonemta_py.transports.local import Parcel
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bounce",
     "Config",
     "ConfigError",
+    "Envelope",
     "LocalError",
     "NotAccepted",
     "Parcel",
     "Queue",
     "Relay",
     "Reply",
+    "RetryContext",
     "load_config",
     "parse_config",
 ]
@@ -37,9 +42,12 @@ _PLACES = {
     "Queue": "zonemta_py.dequeue.own_queue",
     "load_config": "zonemta_py.config.load",
     "parse_config": "zonemta_py.config.load",
+    "Bounce": "zonemta_py.delivery.bounce_function",
     "ConfigError": "zonemta_py.errors",
+    "Envelope": "zonemta_py.policies",
+    "RetryContext": "zonemta_py.schedule.retry",
     "LocalError": "zonemta_py.errors",
-    "NotAccepted": "zonemta_py.intake.programs",
+    "NotAccepted": "zonemta_py.errors",
     "Parcel": "zonemta_py.transports.local",
     "Reply": "zonemta_py.smtp.reply",
 }

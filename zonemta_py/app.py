@@ -3,16 +3,18 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
+from zonemta_py.config.functions import named_function, with_functions
 from zonemta_py.config.schema import Config, Processes, Zone
 from zonemta_py.config.secrets import read_token
 from zonemta_py.config.units import HostPort
+from zonemta_py.delivery.bounce_function import BounceFunction
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.local import LocalCarrier, is_local
 from zonemta_py.delivery.mx import MxResolver
@@ -29,7 +31,8 @@ from zonemta_py.intake.http import HttpDoor
 from zonemta_py.intake.intake import Intake
 from zonemta_py.intake.programs import Handover, enqueue
 from zonemta_py.intake.sockets import bound_address, listening_sockets
-from zonemta_py.preflight import verify, warnings
+from zonemta_py.policies import EnvelopePolicy
+from zonemta_py.preflight import reloadable, verify, warnings
 from zonemta_py.processes.arrangement import arrangement, cores
 from zonemta_py.processes.fleet import Fleet, RemoteCarrier
 from zonemta_py.processes.receivers import Receivers
@@ -39,6 +42,7 @@ from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.queue.store import Store
 from zonemta_py.routing import DEFAULT_ZONE, make_router
 from zonemta_py.schedule.dead import DeadAddresses
+from zonemta_py.schedule.retry import Backoff
 from zonemta_py.stores.opening import open_place, open_store
 from zonemta_py.takeover import TakeOver
 
@@ -48,7 +52,20 @@ log = logging.getLogger(__name__)
 class Relay:
     """A relay in this process. ``addresses`` are where its listeners accept, once started."""
 
-    def __init__(self, config: Config, log_level: str = "info", *, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        log_level: str = "info",
+        *,
+        store: Store | None = None,
+        backoff: Backoff | None = None,
+        bounce: BounceFunction | None = None,
+        policies: Sequence[EnvelopePolicy] = (),
+    ) -> None:
+        self._with_functions = partial(
+            with_functions, backoff=backoff, bounce=bounce, policies=tuple(policies)
+        )
+        config = self._with_functions(config)
         self.log_level = log_level  # of the other processes
         self.config = config
         self.hostname = config.hostname or socket.getfqdn()
@@ -99,7 +116,8 @@ class Relay:
         return await enqueue(self._handover(), sender, recipients, message, key=key, user=user)
 
     def _handover(self) -> Handover:
-        return Handover(self.queue, self.router, self.config, self.hostname)
+        policies = [named_function(name) for name in self.config.policies]
+        return Handover(self.queue, self.router, self.config, self.hostname, policies)
 
     @property
     def channels(self) -> Channels:
@@ -234,8 +252,8 @@ class Relay:
         Listener and queue addresses, the event log and the process layout need a restart.
         """
         try:
-            config = load()
-            self._check_reload(config)
+            config = self._with_functions(load())
+            reloadable(self.config, config, zones_on_disk(self.queue.store))
             verify(config)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
@@ -268,36 +286,6 @@ class Relay:
         if self.receivers is not None:
             self.receivers.configure(config, hostname)
         log.info("configuration reloaded")
-
-    def _check_reload(self, config: Config) -> None:
-        old = self.config
-        gone = (set(old.zones) - set(config.zones)) & zones_on_disk(self.queue.store)
-        if gone:
-            raise ConfigError(
-                f"zones: recipients wait in zone '{min(gone)}', which the new configuration lacks; "
-                "with zone_removed: default a restart moves them"
-            )
-        fixed = [
-            (
-                "listeners",
-                [item.address for item in old.listeners],
-                [item.address for item in config.listeners],
-            ),
-            ("queue", old.queue, config.queue),
-            ("processes", old.processes, config.processes),
-            ("events", old.events, config.events),
-            ("admin", old.admin, config.admin),
-        ]
-        for key, before, after in fixed:
-            if before != after:
-                raise ConfigError(f"{key}: takes a restart to change")
-        for name in set(old.zones) & set(config.zones):
-            if old.zones[name].smarthost != config.zones[name].smarthost:
-                raise ConfigError(f"zones.{name}.smarthost: takes a restart to change")
-            if TRANSPORT in {old.zones[name].transport, config.zones[name].transport} and (
-                old.zones[name].transport != config.zones[name].transport
-            ):
-                raise ConfigError(f"zones.{name}.transport: to and from {TRANSPORT} takes a restart")
 
     async def flush(self) -> int:
         """Make every deferred recipient due now, and try destinations that rest; returns how many."""

@@ -18,6 +18,10 @@ class LocalError(ZonemtaError):
     """This machine, its configuration or its caller failed."""
 
 
+class NotAccepted(LocalError):
+    """A message is not taken; nothing of it is in the queue. The text is the reply that SMTP would give."""
+
+
 class ConfigError(LocalError):
     """A configuration cannot be used; the text names file, line, key, what was found, what is allowed."""
 

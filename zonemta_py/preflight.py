@@ -2,11 +2,12 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+from zonemta_py.config.functions import named_function
 from zonemta_py.config.schema import Config
 from zonemta_py.config.secrets import read_token
 from zonemta_py.delivery.dkim import load_keys
@@ -27,10 +28,14 @@ def verify(config: Config) -> None:
             _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
         _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
+        if zone.bounce.function is not None:
+            _under(f"zones.{name}.bounce.function", partial(named_function, zone.bounce.function))
         if is_local(zone):
             _under(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
         if zone.smarthost_auth.password_file is not None:
             _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
+    for function in config.policies:
+        _under("policies", partial(named_function, function))
     _under("admin.token_file", partial(read_token, config.admin.token_file))
     _under("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():
@@ -39,6 +44,32 @@ def verify(config: Config) -> None:
                 _bindable(f"pools.{name}[{i}].address", entry.address)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
+
+
+def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
+    """Raises ConfigError when ``new`` cannot take the place of ``old`` without a restart."""
+    gone = (set(old.zones) - set(new.zones)) & zones_with_mail
+    if gone:
+        raise ConfigError(
+            f"zones: recipients wait in zone '{min(gone)}', which the new configuration lacks; "
+            "with zone_removed: default a restart moves them"
+        )
+    addresses = [[listener.address for listener in config.listeners] for config in (old, new)]
+    fixed: list[tuple[str, object, object]] = [
+        ("listeners", *addresses),
+        ("queue", old.queue, new.queue),
+        ("processes", old.processes, new.processes),
+        ("events", old.events, new.events),
+        ("admin", old.admin, new.admin),
+    ]
+    for name in set(old.zones) & set(new.zones):
+        was, will = old.zones[name], new.zones[name]
+        fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
+        if TRANSPORT in (was.transport, will.transport):
+            fixed.append((f"zones.{name}.transport", was.transport, will.transport))
+    for key, before, after in fixed:
+        if before != after:
+            raise ConfigError(f"{key}: takes a restart to change")
 
 
 def warnings(config: Config, hostname: str) -> Iterator[str]:

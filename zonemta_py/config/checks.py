@@ -92,6 +92,8 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
             normalise(zone.bounce.double_bounce_to)
         except AddressError as exc:
             complain(f"{key}.bounce.double_bounce_to", f"found '{zone.bounce.double_bounce_to}': {exc}")
+    if zone.bounce.zone is not None and zone.bounce.zone not in config.zones:
+        complain(f"{key}.bounce.zone", f"there is no zone '{zone.bounce.zone}'")
     auth = zone.smarthost_auth
     if auth.username is not None and zone.smarthost is None:
         complain(f"{key}.smarthost_auth", "needs a smarthost")

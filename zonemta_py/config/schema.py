@@ -151,6 +151,8 @@ class Bounce:
     return_: str = choice("full", "headers")
     max_bytes: Size = Size(64 << 10)
     double_bounce_to: str | None = None
+    zone: str | None = None
+    function: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,7 @@ class Config:
     listeners: tuple[Listener, ...] = (Listener(),)
     queue: QueueSettings = QueueSettings()
     zones: dict[str, Zone] = field(default_factory=lambda: {"default": Zone()})
+    policies: tuple[str, ...] = ()
     routing: tuple[Route, ...] = (Route(header="X-Sending-Zone"),)
     pools: dict[str, tuple[PoolAddress, ...]] = field(
         default_factory=lambda: {"default": (PoolAddress(),)}

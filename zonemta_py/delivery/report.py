@@ -8,8 +8,10 @@ import logging
 from collections.abc import Sequence
 
 from zonemta_py import clock
-from zonemta_py.config.schema import Bounce, Retry, Zone
+from zonemta_py.config.schema import Bounce as BounceSettings
+from zonemta_py.config.schema import Retry, Zone
 from zonemta_py.delivery import settle
+from zonemta_py.delivery.bounce_function import Bounce, reworked
 from zonemta_py.delivery.outbound import Outbound
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.events.schema import Discarded
@@ -148,18 +150,24 @@ class _Reports:
         failures = [_failure(note, self._zone.retry, born_ms) for note in notes]
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
+        bounce = Bounce(live.id, to, failures, live.meta.header, report.header, report.body)
+        made = reworked(self._zone.bounce.function, bounce)
+        if made is None:
+            self._discard(notes, "bounce function")
+            return
         domain = domain_of(to)
+        zone = self._zone.bounce.zone or outbound.router.route(domain, "", "", {})
         new = NewMessage(
             sender=envelope_sender,
-            header=report.header,
-            recipients=[Addressee(to, domain, outbound.router.route(domain, "", "", {}))],
+            header=made.header,
+            recipients=[Addressee(to, domain, zone)],
             origin=_HERE,
             message_id=f"<{report_id}@{outbound.hostname}>",
-            eight_bit=not (report.body.isascii() and report.header.isascii()),
+            eight_bit=not (made.body.isascii() and made.header.isascii()),
             smtputf8=not to.isascii(),
             report_for=live.id,
         )
-        self.made.append(compose_report(report_id, new, report.body, clock.now_ms()))
+        self.made.append(compose_report(report_id, new, made.body, clock.now_ms()))
 
     def _rfc3464(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
         live, bounce = self._live, self._zone.bounce
@@ -197,7 +205,7 @@ class _Reports:
         )
 
 
-def _headers_only(live: LiveMessage, bounce: Bounce) -> bool:
+def _headers_only(live: LiveMessage, bounce: BounceSettings) -> bool:
     """Whether only the header goes back: the sender's RET counts more than the zone's setting."""
     return live.meta.ret == "HDRS" or (bounce.return_ == "headers" and live.meta.ret != "FULL")
 
@@ -209,7 +217,7 @@ def _header(block: bytes, most: int) -> bytes:
     return block[: block.rfind(b"\r\n", 0, most) + 2]
 
 
-def _original(queue: Queue, live: LiveMessage, bounce: Bounce) -> bytes | None:
+def _original(queue: Queue, live: LiveMessage, bounce: BounceSettings) -> bytes | None:
     """The body, or None for one that is too large to go back or cannot be read."""
     if live.mark.size + len(live.meta.header) > bounce.max_bytes:
         return None

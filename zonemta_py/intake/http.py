@@ -12,9 +12,9 @@ from aiohttp import web
 
 from zonemta_py.clock import monotonic_s
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import LocalError
+from zonemta_py.errors import LocalError, NotAccepted
 from zonemta_py.intake.commands import Rcpt
-from zonemta_py.intake.programs import Handover, NotAccepted
+from zonemta_py.intake.programs import Handover
 from zonemta_py.queue.records import Origin
 from zonemta_py.smtp.http_reply import (
     EHLO_FIELD,

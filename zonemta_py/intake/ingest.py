@@ -4,35 +4,33 @@ After the first thing wrong with it, the rest of a message is read and thrown aw
 to its final dot says what it was: answering earlier would make the rest look like commands.
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
 from zonemta_py import clock, faults
 from zonemta_py.codec import Struct
-from zonemta_py.errors import LocalError, QueueUnavailable
+from zonemta_py.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt
 from zonemta_py.intake.door import Door
-from zonemta_py.queue.compose import Addressee, NewMessage
+from zonemta_py.intake.rewriting import Parts, rewritten
+from zonemta_py.intake.stamping import first_value, stamped
+from zonemta_py.policies import EnvelopePolicy
+from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.queue.compose import NewMessage
 from zonemta_py.queue.promise import Promise
-from zonemta_py.queue.records import Origin
+from zonemta_py.queue.records import Origin, Submitted
 from zonemta_py.routing import Router
-from zonemta_py.smtp import verp
-from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
-from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, field_value, received, without
+from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, scan
 from zonemta_py.smtp.transparency import LineCheck
 
 LINE_MAX = 65_536  # octets: RFC 5321's 998 is what we may send, not what the world sends us
-MESSAGE_ID_MAX = 998  # octets of the field that the ledger keeps
 GIVE_UP_FACTOR = 2  # a sender that goes on past so many times the limit is cut off
 
 UNDER_WAY = "450 4.3.0 This submission is under way, try again later"
 UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
-
-_UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
 
 
 class Draft(Struct, frozen=True):
@@ -53,6 +51,7 @@ class Draft(Struct, frozen=True):
     envid: str = ""
     key_headers: tuple[tuple[str, ...], ...] = ()
     dkim_domains: Collection[str] = ()
+    policies: Sequence[EnvelopePolicy] = ()
 
 
 class Ingest(Promise):
@@ -73,6 +72,9 @@ class Ingest(Promise):
         self._check = LineCheck(LINE_MAX)
         self._hash: BodyHash | None = None
         self._size = 0
+        self._parts: Parts | None = None  # under policies, once the header is known
+        self._unwritten = 0
+        self._failure: QueueUnavailable | None = None
         self._ended = False
         self.refusal = ""
         self.reply = ""
@@ -104,11 +106,13 @@ class Ingest(Promise):
         try:
             began = self._splitter.done
             body = split(*data)
-            if not began and self._splitter.done and self._draft.dkim_domains:
-                self._hash = self._body_hash()
+            if not began and self._splitter.done:
+                self._headed()
             if self._hash is not None:
                 self._hash.feed(body)
-            return self._writer.write(body) if body else None
+            return (self._parts or self._writer).write(body) if body else None
+        except NotAccepted as exc:
+            self.refusal = str(exc)
         except HeaderTooLarge as exc:
             self.refusal = f"552 5.3.4 Refused: {exc}"
         except QueueUnavailable:
@@ -116,6 +120,16 @@ class Ingest(Promise):
         except LocalError as exc:
             self.refusal = f"552 5.3.4 {exc}"
         return None
+
+    def _headed(self) -> None:
+        """The header is known: what it decides about the body. Raises NotAccepted."""
+        draft = self._draft
+        if draft.dkim_domains:
+            self._hash = self._body_hash()
+        if draft.policies:
+            header = self._splitter.header
+            envelopes = rewritten(draft.policies, draft.sender, draft.recipients, header, draft.origin)
+            self._parts = Parts(self._queue, envelopes, self._writer)
 
     def _body_hash(self) -> BodyHash | None:
         """The hash to compute as the body streams in, if somebody will sign for the author."""
@@ -153,7 +167,7 @@ class Ingest(Promise):
             lower = _lower(names)
             if not present.issuperset(lower):
                 continue
-            values = [_first(header, fields, name) for name in lower]
+            values = [first_value(header, fields, name) for name in lower]
             if all(values):
                 return "\0".join([*names, *values])
         return ""
@@ -175,18 +189,27 @@ class Ingest(Promise):
             self._repeated()
             self.end(None)
             return
-        new = None if self.refusal else self._compose()
-        if new is None:
+        try:
+            new = [] if self.refusal else self._compose()
+        except NotAccepted as exc:
+            self.refusal, new = str(exc), []
+        if not new:
             self.abort()
             self.end(None)
             return
         self._ended = True  # from here on the queue answers for the message, whatever the client does
-        self._queue.accept(self._writer, new).then(self._stored)
+        self._unwritten = len(new)
+        for writer, message in new:
+            self._queue.accept(writer, message).then(self._stored)
 
     def _stored(self, failure: QueueUnavailable | None) -> None:
-        """The message is on disk, or not."""
+        """A message is on disk, or not; with the last of them the client is answered."""
+        self._unwritten -= 1
+        self._failure = self._failure or failure
+        if self._unwritten:
+            return
         first, own = self._claim.first, self._writer.id
-        if failure is not None:
+        if self._failure is not None:
             self.refusal = UNWRITABLE
         elif first:
             self.reply = (
@@ -214,73 +237,47 @@ class Ingest(Promise):
         self._claim.give_up()
         if not self._ended:
             self._ended = True
-            self._queue.abort(self._writer)
+            for writer in [part.writer for part in self._parts.parts] if self._parts else [self._writer]:
+                self._queue.abort(writer)
 
-    def _compose(self) -> NewMessage | None:
-        """The message as it is stored, or None with a refusal. From here on its commit has its key."""
-        draft, header, fields = self._draft, self._splitter.header, self._splitter.fields
-        now_ms = clock.now_ms()
-        if sum(1 for field in fields if field.name == b"received") > draft.max_hops:
-            self.refusal = "554 5.4.6 Too many Received fields: this looks like a mail loop"
-            return None
-        routing = [field for field in fields if field.name in self._router.headers]
-        values: dict[str, str] = {}
-        if routing and draft.trusted_routing:
-            for field in routing:
-                values.setdefault(field.name.decode(), field_value(header, field))
-        message_id = _first(header, fields, b"message-id")
-        stamped = [
-            received(
-                helo=_UNPRINTABLE.sub("?", draft.origin.helo) or "unknown",
-                client_ip=draft.origin.client_ip,
-                by=draft.hostname,
-                protocol=draft.origin.protocol,
-                message_id=self._writer.id,
-                recipient=self._fresh[0].address if len(self._fresh) == 1 else "",
-                date=clock.mail_date(now_ms),
-            )
-        ]
-        if not message_id:
-            message_id = f"<{self._writer.id}@{draft.hostname}>"
-            stamped.append(f"Message-ID: {message_id}\r\n".encode())
-        if not any(field.name == b"date" for field in fields):
-            stamped.append(f"Date: {clock.mail_date(now_ms)}\r\n".encode())
-        stamped.append(without(header, routing) if routing else header)
-        return NewMessage(
-            ret=draft.ret,
-            envid=draft.envid,
-            sender=draft.sender,
-            header=b"".join(stamped),
-            recipients=self._route(values),
-            origin=draft.origin,
-            message_id=message_id[:MESSAGE_ID_MAX],
-            eight_bit=self._check.eight_bit,
-            smtputf8=draft.smtputf8,
-            key=self._claim.hand_over(self._writer.id, self._fresh),
+    def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
+        """The messages as they are stored. Raises NotAccepted. From here on their commits have the key."""
+        fresh, splitter, first = self._fresh, self._splitter, self._writer.id
+        if self._parts is None:
+            key = self._claim.hand_over(first, fresh)
+            new = self._stamped(first, splitter.header, splitter.fields, self._draft.sender, fresh, key)
+            return [(self._writer, new)]
+        wanted = [(part, self._parts.recipients(part, fresh)) for part in self._parts.parts]
+        found: list[tuple[MessageWriter, NewMessage]] = []
+        for (envelope, writer), recipients in (each for each in wanted if each[1]):
+            fields, _ = scan(envelope.header)
+            # The key is on disk no sooner than all it covers: batches are written in order.
+            last = envelope is wanted[-1][0].envelope
+            key = self._claim.hand_over(first, fresh) if last else None
+            new = self._stamped(writer.id, envelope.header, fields, envelope.sender, recipients, key)
+            found.append((writer, new))
+        return found
+
+    def _stamped(
+        self,
+        message: str,
+        header: bytes,
+        fields: Sequence[Field],
+        sender: str,
+        recipients: Sequence[Rcpt],
+        key: tuple[str, Submitted] | None,
+    ) -> NewMessage:
+        draft = self._draft
+        return stamped(
+            message, header, fields, sender=sender, recipients=recipients, origin=draft.origin,
+            hostname=draft.hostname, router=self._router, trusted_routing=draft.trusted_routing,
+            max_hops=draft.max_hops, eight_bit=self._check.eight_bit, smtputf8=draft.smtputf8,
+            ret=draft.ret, envid=draft.envid, key=key,
             body_hash=self._hash.digest() if self._hash is not None else b"",
-        )
-
-    def _route(self, headers: dict[str, str]) -> list[Addressee]:
-        sender_domain, source = domain_of(verp.base(self._draft.sender)), self._draft.origin.client_ip
-        zones: dict[str, str] = {}
-        routed = []
-        for rcpt in self._fresh:
-            domain = domain_of(rcpt.address)
-            zone = zones.get(domain)
-            if zone is None:
-                zone = zones[domain] = self._router.route(domain, sender_domain, source, headers)
-            routed.append(Addressee(rcpt.address, domain, zone, rcpt.notify, rcpt.orcpt))
-        return routed
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
 def _lower(names: tuple[str, ...]) -> tuple[bytes, ...]:
     """Names of header fields as ``Field`` has them."""
     return tuple(name.lower().encode() for name in names)
-
-
-def _first(header: bytes, fields: Sequence[Field], name: bytes) -> str:
-    for field in fields:
-        if field.name == name:
-            return field_value(header, field)
-    return ""

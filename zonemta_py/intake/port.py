@@ -2,14 +2,17 @@
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zonemta_py.config.functions import named_function
 from zonemta_py.config.schema import Config, Listener
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import Users, load_users
 from zonemta_py.intake.door import Door
 from zonemta_py.intake.policies import DiskRoom, is_trusted
+from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.routing import Router
 
 if TYPE_CHECKING:
@@ -26,13 +29,15 @@ class Policy:
     users: Users | None
     tls_context: ssl.SSLContext | None
     dkim_domains: frozenset[str]
+    envelope_policies: Sequence[EnvelopePolicy]
 
 
 def make_policy(settings: Listener, hostname: str, config: Config, router: Router) -> Policy:
     """Read the files that ``settings`` names. Raises ConfigError when one cannot be used."""
     users = load_users(settings.auth.users_file) if settings.auth.users_file else None
     domains = frozenset(entry.domain for entry in config.dkim.keys if entry.domain)
-    return Policy(settings, hostname, router, users, make_context(settings), domains)
+    policies = [named_function(name) for name in config.policies]
+    return Policy(settings, hostname, router, users, make_context(settings), domains, policies)
 
 
 class Port:
@@ -54,6 +59,7 @@ class Port:
         self.router = policy.router
         self.users = policy.users
         self.dkim_domains = policy.dkim_domains
+        self.envelope_policies = policy.envelope_policies
         self.tls_context = policy.tls_context
         self.starttls_context = policy.tls_context if policy.settings.tls.mode == "starttls" else None
 

@@ -1,14 +1,15 @@
 """Mail from a program in this process: the same checks, stamps, routes and promises as over SMTP."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 
 from zonemta_py.codec import replace
 from zonemta_py.config.schema import Config, Listener
-from zonemta_py.errors import LocalError
+from zonemta_py.errors import NotAccepted
 from zonemta_py.intake.claim import Claim
 from zonemta_py.intake.commands import Rcpt
 from zonemta_py.intake.door import Door
 from zonemta_py.intake.ingest import UNDER_WAY, Draft, Ingest
+from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.records import Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
@@ -18,18 +19,22 @@ PROTOCOL = "local"  # in the Received field
 PROGRAM_IP = "127.0.0.1"
 
 
-class NotAccepted(LocalError):
-    """The message was not taken; nothing of it is in the queue. The text is what SMTP would have replied."""
-
-
 class Handover:
     """A message on its way in from a program: ``begin``, ``write``, and then ``finish`` or ``abort``."""
 
-    def __init__(self, queue: Door, router: Router, config: Config, hostname: str) -> None:
+    def __init__(
+        self,
+        queue: Door,
+        router: Router,
+        config: Config,
+        hostname: str,
+        policies: Sequence[EnvelopePolicy] = (),
+    ) -> None:
         self._queue = queue
         self._router = router
         self._config = config
         self._hostname = hostname
+        self._policies = policies
         self._ingest: Ingest | None = None
         self._held = b""  # a CR whose LF may follow
 
@@ -61,6 +66,7 @@ class Handover:
                 ret=ret,
                 envid=envid,
                 key_headers=settings.submission_key.headers,
+                policies=self._policies,
                 dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
             )
         except AddressError as exc:

@@ -219,6 +219,8 @@ class Session(Courteous):
         self._ingest = None
         self._set_rset_state()
         self._reply(ingest.refusal or ingest.reply)
+        if ingest.refusal.startswith("421"):
+            raise Hangup
 
     def _abandon(self) -> None:
         """The client has left: what it began leaves nothing behind."""
@@ -250,6 +252,7 @@ class Session(Courteous):
             max_hops=settings.max_hops,
             key_headers=settings.submission_key.headers,
             dkim_domains=self._port.dkim_domains,
+            policies=self._port.envelope_policies,
         )
 
     def _rset(self, argument: str) -> None:

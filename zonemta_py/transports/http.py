@@ -38,7 +38,8 @@ class HttpPost:
         await parcel.begin()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s), headers={"User-Agent": "zonemta_py"}
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                headers={"User-Agent": "zonemta_py"},
             )
         try:
             async with self._session.post(
