@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from zonemta_py.config.units import Seconds, Size
 
 BUCKET = "queues"
 START_S = 30.0
+REDIS, OBJECTS = "ZONEMTA_TEST_REDIS", "ZONEMTA_TEST_OBJECTS"  # for programs that a test starts
 LOCAL = ("leveldb", "memory", "filesystem")
 SHARED = ("redis", "s3")
 
@@ -87,15 +89,19 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 @cache
 def redis_url() -> str:
     """The Redis of this run, which has every write on disk before it answers."""
-    return f"redis://127.0.0.1:{start_redis(*DURABLE)[0]}/0"
+    if REDIS not in os.environ:
+        os.environ[REDIS] = f"redis://127.0.0.1:{start_redis(*DURABLE)[0]}/0"
+    return os.environ[REDIS]
 
 
 @cache
 def object_endpoint() -> str:
     """The S3 and SQS of this run, with a bucket."""
+    if OBJECTS in os.environ:
+        return os.environ[OBJECTS]
     port = free_port()
     _started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
-    endpoint = f"http://127.0.0.1:{port}"
+    os.environ[OBJECTS] = endpoint = f"http://127.0.0.1:{port}"
     request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
     urllib.request.urlopen(request, timeout=10).close()
     return endpoint

@@ -54,9 +54,9 @@ def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
             f"zones: recipients wait in zone '{min(gone)}', which the new configuration lacks; "
             "with zone_removed: default a restart moves them"
         )
-    addresses = [[listener.address for listener in config.listeners] for config in (old, new)]
+    before, after = ([listener.address for listener in config.listeners] for config in (old, new))
     fixed: list[tuple[str, object, object]] = [
-        ("listeners", *addresses),
+        ("listeners", before, after),
         ("queue", old.queue, new.queue),
         ("processes", old.processes, new.processes),
         ("events", old.events, new.events),
@@ -67,8 +67,8 @@ def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
         fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
         if TRANSPORT in (was.transport, will.transport):
             fixed.append((f"zones.{name}.transport", was.transport, will.transport))
-    for key, before, after in fixed:
-        if before != after:
+    for key, was_set, is_set in fixed:
+        if was_set != is_set:
             raise ConfigError(f"{key}: takes a restart to change")
 
 

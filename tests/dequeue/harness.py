@@ -8,8 +8,9 @@ from email.message import Message as Mail
 from pathlib import Path
 from typing import Any
 
+from tests.servers import queue_settings
 from zonemta_py import Config, Queue
-from zonemta_py.config.schema import Events, QueueSettings, Retry, Zone
+from zonemta_py.config.schema import Events, Retry, Zone
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
 from zonemta_py.queue.inspect import recipient_rows
 from zonemta_py.queue.keys import MESSAGE, end_of, owner_of
@@ -21,22 +22,22 @@ ZONE = "list"
 AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
 
 
-def settings(folder: Path, **retry: Any) -> Config:
+def settings(folder: Path, store: str = "leveldb", **retry: Any) -> Config:
     """Two zones for programs, no jitter."""
     zone = Zone(retry=replace(Retry(jitter=0), **retry))
     return Config(
         listeners=(),
         hostname="relay.example",
         zones={"default": zone, ZONE: zone},
-        queue=QueueSettings(directory=folder / "queue", min_free_disk=0),  # type: ignore[arg-type]
+        queue=queue_settings(folder / "queue", store, lease_s=1.0),
         events=Events(directory=folder / "queue" / "events"),
     )
 
 
 @asynccontextmanager
-async def opened(folder: Path, **retry: Any) -> AsyncIterator[Queue]:
+async def opened(folder: Path, store: str = "leveldb", **retry: Any) -> AsyncIterator[Queue]:
     """The queue in ``folder``."""
-    async with Queue(settings(folder, **retry)) as queue:
+    async with Queue(settings(folder, store, **retry)) as queue:
         yield queue
 
 
