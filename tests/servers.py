@@ -94,17 +94,23 @@ def redis_url() -> str:
     return os.environ[REDIS]
 
 
+def start_objects() -> tuple[str, "subprocess.Popen[bytes]"]:
+    """A server of one's own that speaks S3 and SQS, with a bucket: its endpoint and process."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = _started(command, port)
+    endpoint = f"http://127.0.0.1:{port}"
+    request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+    return endpoint, process
+
+
 @cache
 def object_endpoint() -> str:
     """The S3 and SQS of this run, with a bucket."""
-    if OBJECTS in os.environ:
-        return os.environ[OBJECTS]
-    port = free_port()
-    _started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
-    os.environ[OBJECTS] = endpoint = f"http://127.0.0.1:{port}"
-    request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
-    return endpoint
+    if OBJECTS not in os.environ:
+        os.environ[OBJECTS] = start_objects()[0]
+    return os.environ[OBJECTS]
 
 
 def notice_queue(name: str) -> str:

@@ -16,7 +16,7 @@ hostname: relay.bench.example
 allow_private_destinations: true
 listeners: [{{address: "127.0.0.1:0"{tls}}}]
 processes: {processes}
-queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}}}
+queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}{queue}}}
 events: {{directory: events}}
 resolver: {{nameservers: ["127.0.0.1:9"], timeout: 1s}}
 zones:
@@ -30,7 +30,7 @@ DKIM = "dkim: {keys: [{domain: source.example, selector: bench, key_file: dkim.p
 
 
 class OurRelay:
-    """zonemta, ready for ``scenario``."""
+    """zonemta, ready for ``scenario``. ``queue``: more settings of the queue, as YAML that begins with a comma."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class OurRelay:
         name: str = "zonemta",
         processes: str = "auto/auto",
         durable: bool = True,
+        queue: str = "",
     ) -> None:
         self.name = name
         self._folder = folder
@@ -56,6 +57,7 @@ class OurRelay:
                 sink_port=sink_port,
                 connections=scenario.connections,
                 durability="sync" if durable else "none",
+                queue=queue,
                 dkim=DKIM if scenario.dkim else "",
                 tls=TLS if scenario.tls else "",
                 processes=f"{{receivers: {receivers}, senders: {senders}}}",

@@ -1,8 +1,8 @@
 """What a relay takes while it runs, looked at again and again from outside."""
 
+import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +61,12 @@ def _open_files(pid: int) -> int:
 
 
 def _size_bytes(folder: Path) -> int:
-    """The files below ``folder``; those that go while we look do not count."""
+    """What the files take; folders and files may go meanwhile, which ``os.walk`` passes over."""
     total = 0
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        with suppress(OSError):
-            total += path.stat().st_size
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += Path(place, name).stat().st_size
+            except OSError:
+                pass  # compacted away meanwhile
     return total
