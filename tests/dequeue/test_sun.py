@@ -408,7 +408,7 @@ async def test_sun_15_idle(folder: Path) -> None:
         task = asyncio.create_task(run(queue, routine, retry_interval_s=0.2, max_attempts=2))
         for number in range(3):
             await put(queue)
-            await until(lambda number=number: len(seen) > number, "the message")  # type: ignore[misc]
+            await until(lambda number=number: len(seen) > number, "the message")
             assert not task.done()
         assert await task == 3
 
@@ -433,7 +433,7 @@ async def test_sun_16_two_threads_on_one_message(folder: Path) -> None:
 
     async with opened(folder) as queue:
         await put(queue)
-        await asyncio.to_thread(dequeue, queue, ZONE, routine, **FAST)  # type: ignore[arg-type]
+        await asyncio.to_thread(dequeue, queue, ZONE, routine, **FAST)
         assert rows(queue) == []
         with pytest.raises(WrongThread, match="adequeue"):
             dequeue(queue, ZONE, routine)

@@ -171,7 +171,7 @@ def routed(stage: Stage, store: str = "leveldb", **changes: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def fresh_script() -> None:
-    script.__init__()  # type: ignore[misc]
+    script.__init__()
 
 
 @pytest.mark.parametrize("store", [*LOCAL, *SHARED])
@@ -416,7 +416,7 @@ def test_slimta_13_splitting() -> None:
         def __init__(self, address: str) -> None:
             self.address = address
 
-    envelope = Envelope("s@a", [Asked(a) for a in ("X@A.com", "y@a.COM", "z@b")], b"", None)  # type: ignore[arg-type]
+    envelope = Envelope("s@a", [Asked(a) for a in ("X@A.com", "y@a.COM", "z@b")], b"", None)
     by_domain = split_by_domain(envelope)
     assert [each.recipients for each in by_domain] == [["X@A.com", "y@a.COM"], ["z@b"]]
     assert [each.recipients for each in split_by_recipient(envelope)] == [
@@ -473,7 +473,7 @@ def failing(relay: Relay) -> None:
     def write(batch: object) -> None:
         raise QueueUnavailable("the disk is gone")
 
-    relay.queue.store.write = write  # type: ignore[method-assign]
+    relay.queue.store.write = write
 
 
 async def test_slimta_17_a_proxy_names_the_client(folder: Path) -> None:

@@ -113,7 +113,10 @@ class RedisPlace:
         found = self._run(
             self._client.blpop([f"{self._prefix}:notices"], timeout=min(max(0.01, wait_s), NOTICE_S))
         )
-        return bytes(found[1]).decode() if found else None  # type: ignore[arg-type]
+        if not found:
+            return None
+        name = found[1]
+        return name if isinstance(name, str) else name.decode()
 
     def _run(self, work: Awaitable[T]) -> T:
         try:

@@ -1,0 +1,165 @@
+"""Policies by themselves, and through a relay: keys, processes, large bodies."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.end_to_end.harness import empty, facts, relaying, send, staged
+from tests.intake.raw import Raw
+from zonemta_py import Envelope, NotAccepted, Relay
+from zonemta_py.errors import ConfigError
+from zonemta_py.intake.commands import Rcpt
+from zonemta_py.policies import (
+    Client,
+    Forward,
+    Lookup,
+    run_policies,
+    split_by_domain,
+    split_by_recipient,
+)
+
+CLIENT = Client("127.0.0.1", "client.example", "", "ESMTP")
+
+
+def envelope(*recipients: str, header: bytes = b"Subject: x\r\n") -> Envelope:
+    return Envelope("s@a.example", [Rcpt(r, 2, f"rfc822;{r}") for r in recipients], header, CLIENT)
+
+
+def test_what_the_client_asked_goes_along() -> None:
+    """Through renaming and splitting, for the recipient it was about."""
+    forward = Forward([("^u@", "v@")])
+    one, two = run_policies([forward, split_by_recipient], envelope("u@x.example", "w@x.example"))
+    assert one.recipients == ["v@x.example"]
+    assert one.asked("v@x.example").orcpt == "rfc822;u@x.example"
+    assert two.asked("w@x.example").notify == 2
+    assert two.asked("other@x.example") is None
+
+
+def test_two_that_become_one() -> None:
+    """A forwarded recipient that was there already gets the message once."""
+    (one,) = run_policies([Forward([("^u@", "v@")])], envelope("u@x.example", "v@x.example"))
+    assert one.recipients == ["v@x.example"]
+
+
+def test_fields() -> None:
+    one = envelope("u@x.example", header=b"Subject: a\r\n b\r\nX: 1\r\nx: 2\r\n")
+    assert (one.field("subject"), one.field("X"), one.field("none")) == ("a b", "1", "")
+    one.prepend("X-New", "é")
+    assert one.header.startswith("X-New: é\r\n".encode())
+    for name, value in (("X:", "a"), ("", "a"), ("X", "a\r\nBcc: all@x.example")):
+        with pytest.raises(ValueError, match="is no header field"):
+            one.prepend(name, value)
+
+
+def test_nobody_is_left() -> None:
+    assert run_policies([lambda each: []], envelope("u@x.example")) == []
+
+
+@pytest.mark.parametrize("address", ["nobody", "a b@x.example", "u@x.example\r\nX: y", "@"])
+def test_an_address_that_is_none(address: str) -> None:
+    """What a policy makes is checked like what a client says."""
+
+    def spoil(one: Envelope) -> None:
+        one.recipients.append(address)
+
+    with pytest.raises(ValueError):
+        run_policies([spoil], envelope("u@x.example"))
+
+
+@given(st.lists(st.sampled_from(["a@x.example", "b@x.example", "a@y.example", "c@Y.example"]), unique=True, min_size=1))  # fmt: skip
+def test_splitting_keeps_everybody(addresses: list[str]) -> None:
+    for split in (split_by_domain, split_by_recipient):
+        made = split(envelope(*addresses))
+        assert sorted(each for one in made for each in one.recipients) == sorted(addresses)
+
+
+def test_lookups() -> None:
+    """An alias, a message of one's own with VERP and fields; the rest stays together."""
+    book = {
+        "a@x.example": {"alias": "b@y.example"},
+        "v@x.example": {"verp": "bounces.example"},
+        "h@x.example": {"add_headers": {"X-One": "1", "X-Two": "2"}},
+    }
+    made = Lookup(book.get)(envelope("a@x.example", "v@x.example", "h@x.example", "r@x.example"))
+    assert [one.recipients for one in made] == [
+        ["b@y.example", "r@x.example"], ["v@x.example"], ["h@x.example"],
+    ]  # fmt: skip
+    assert made[1].sender == "s+v=x.example@bounces.example"
+    assert made[2].field("X-Two") == "2"
+    assert made[0].header == envelope().header
+
+
+def split(one: Envelope) -> Iterable[Envelope]:
+    """What the configurations here name."""
+    return split_by_recipient(one)
+
+
+@pytest.mark.parametrize("receivers", [0, 1])
+async def test_split_through_a_relay(folder: Path, receivers: int) -> None:
+    """Large bodies whole in each, in the relay's process and in a receiver's."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        config = stage.config(
+            policies=[f"{__name__}.split"], processes={"receivers": receivers, "senders": 0}
+        )
+        body = b"Subject: x\r\n\r\n" + b"".join(b"line %d\r\n" % n for n in range(20_000))
+        async with relaying(config) as relay:
+            await send(relay, ["u@d.example", "v@d.example", "w@d.example"], body)
+            await empty(relay)
+        assert len(sink.messages) == 3
+        assert all(message.data.endswith(body.partition(b"\r\n\r\n")[2]) for message in sink.messages)
+    assert len(facts(folder, "accepted")) == 3
+
+
+async def test_a_repeat_under_policies(folder: Path) -> None:
+    """The same key is the same submission, however many messages it became; a larger one adds the new."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        config = stage.config(policies=[f"{__name__}.split"], processes={})
+        async with relaying(config) as relay:
+            replies = []
+            for to in (["u", "v"], ["u", "v"], ["u", "v", "w"]):
+                client = await Raw.connect(relay.addresses[0].port)
+                await client.ehlo()
+                data = b"X-Submission-Key: k\r\n\r\nbody\r\n.\r\n"
+                replies.append(await client.message(data, *(f"{name}@d.example" for name in to)))
+                client.close()
+            first = replies[0].split()[-1]
+            assert f"queued as {first} duplicate" in replies[1]
+            assert "1 new recipients" in replies[2]
+            await empty_but_keys(relay)
+        assert sorted(message.recipients[0][0] for message in sink.messages) == ["u", "v", "w"]
+
+
+async def empty_but_keys(relay: Relay) -> None:
+    from tests.conftest import until
+    from zonemta_py.queue import keys
+
+    store = relay.queue.store
+    await until(lambda: not list(store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))))
+
+
+async def test_functions_that_cannot_be(folder: Path) -> None:
+    """A name that leads nowhere; a function of this program for another process."""
+    async with staged(folder) as stage:
+        with pytest.raises(ConfigError, match=r"policies: no function 'nowhere\.at_all'"):
+            Relay(stage.config(policies=["nowhere.at_all"]))
+        with pytest.raises(ConfigError, match=r"bounce\.function"):
+            Relay(stage.config(zones={"default": {"bounce": {"function": "nowhere.at_all"}}}))
+        with pytest.raises(ConfigError, match="receivers: 0"):
+            Relay(stage.config(processes={"receivers": 1, "senders": 0}), policies=[split_by_domain])
+
+
+async def test_refused_by_a_program(folder: Path) -> None:
+    """``enqueue`` raises what SMTP would have answered."""
+
+    def never(one: Envelope) -> None:
+        raise NotAccepted("550 5.7.1 not today")
+
+    async with staged(folder) as stage, Relay(stage.config(processes={}), policies=[never]) as relay:
+        with pytest.raises(NotAccepted, match=r"550 5\.7\.1 not today"):
+            await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nbody\n")
+        await empty(relay)
