@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import until
 from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.queue.harness import everything
+from tests.servers import queue_settings
 from zonemta_py.admin.operations import Operations
 from zonemta_py.bench.nameserver import SERVFAIL
 from zonemta_py.bench.script import Rule, Script, Step
@@ -62,7 +63,7 @@ async def test_recipients_share_a_transaction_and_split_by_domain(folder: Path) 
             assert sorted(a.tally.by_recipient.values()) == [1] * 5
 
 
-@pytest.mark.parametrize("store", ["memory", "filesystem"])
+@pytest.mark.parametrize("store", ["memory", "filesystem", "redis", "s3"])
 async def test_other_stores_run_the_relay(folder: Path, store: str) -> None:
     """Several chunks, a deferral, a bounce with its report, an empty store."""
     body = b"a line of text\r\n" * 10_000
@@ -73,7 +74,11 @@ async def test_other_stores_run_the_relay(folder: Path, store: str) -> None:
         ]
         a, s = await stage.receiver("a.example", *rules), await stage.receiver("sender.example")
         config = stage.config()
-        config = replace(config, queue=replace(config.queue, store=store))
+        shared = queue_settings(folder, store)
+        queue = replace(
+            config.queue, store=store, redis=shared.redis, s3=shared.s3, shared=shared.shared
+        )
+        config = replace(config, queue=queue)
         async with relaying(config) as relay:
             await send(
                 relay, ["x@a.example", "no@a.example", "later@a.example"], b"Subject: s\r\n\r\n" + body
