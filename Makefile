@@ -13,14 +13,14 @@ demo: $(STAMP)
 	$(VENV)/bin/zonemta demo
 
 test: $(STAMP)-test
-	$(PY) -m pytest
+	./run-tests $(PY)
 
 check: $(STAMP)-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PY) -m pytest
+	./run-tests $(PY)
 
 fast: $(STAMP)-test
 	$(VENV)/bin/ruff check .
