@@ -11,7 +11,7 @@ from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
 from zonemta_py.config.functions import named_function, with_functions
-from zonemta_py.config.schema import Config, Processes, Zone
+from zonemta_py.config.schema import Config, Listener, Processes, Zone
 from zonemta_py.config.secrets import read_token
 from zonemta_py.config.units import HostPort
 from zonemta_py.delivery.bounce_function import BounceFunction
@@ -73,7 +73,7 @@ class Relay:
         verify(config)
         self._takes_over = store is None and config.queue.shared.take_over
         self.queue = Queue(
-            store or open_store(config.queue, spare=True),
+            store or open_store(config.queue, spare=config.queue.shared.take_over),
             sync=config.queue.durability == "sync",
             window=config.queue.ready_window,
             body_cache_bytes=config.queue.body_cache,
@@ -171,12 +171,16 @@ class Relay:
         await self.control.start()
         place = open_place(config.queue) if self._takes_over else None
         if place is not None:
-            self.take_over = TakeOver(place, config.queue.shared, self._deputy)
+            programs = {name for name, zone in config.zones.items() if zone.transport == TRANSPORT}
+            self.take_over = TakeOver(place, config.queue.shared, self._deputy, programs)
             self.take_over.start()
         await self._listen(receivers)
         if config.admin.mail:
             token = read_token(config.admin.token_file)
-            self.http = HttpDoor(config.admin.address, token, self._handover)
+            self.http = HttpDoor(
+                config.admin.address, token, self._handover, grace_s=config.shutdown_grace,
+                message_timeout_s=(*config.listeners, Listener())[0].message_timeout,
+            )  # fmt: skip
             await self.http.start()
         log.info(
             "zonemta %s as %s: listening on %s, zones %s, %d receivers and %d senders of their own",
@@ -222,7 +226,13 @@ class Relay:
         directory.mkdir(parents=True, exist_ok=True)
         queue = replace(config.queue, directory=directory)
         return Relay(
-            replace(config, listeners=(), queue=queue, processes=Processes()),
+            replace(
+                config,
+                listeners=(),
+                queue=queue,
+                processes=Processes(),
+                admin=replace(config.admin, mail=False),
+            ),
             self.log_level,
             store=store,
         )
@@ -301,12 +311,14 @@ class Relay:
             return
         self.stopped = True
         grace = self.config.shutdown_grace if grace_s is None else grace_s
-        if self.take_over is not None:
-            await self.take_over.close()
-        if self.http is not None:
-            await self.http.close()
         work = [part.drain(grace) for part in (self.intake, self.receivers) if part is not None]
         work += [zone.close(grace) for zone in self._zones.values()]
+        if self.take_over is not None:
+            work.append(self.take_over.close(grace))
+        if self.http is not None:
+            work.append(self.http.close())
+        if self._channels is not None:
+            work.append(self._channels.close(grace))
         for result in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(result, BaseException):
                 log.error("a part of the relay did not stop in order: %r", result)

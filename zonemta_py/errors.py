@@ -27,7 +27,11 @@ class ConfigError(LocalError):
 
 
 class QueueLocked(LocalError):
-    """Another process has the queue open; the text says which."""
+    """Another process has the queue open; the text says which. ``holder`` is host:pid where that is known."""
+
+    def __init__(self, text: str, holder: str = "") -> None:
+        super().__init__(text)
+        self.holder = holder
 
 
 class QueueUnavailable(LocalError):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of, normalise
-from zonemta_py.smtp.headers import field_value, scan
+from zonemta_py.smtp.headers import field_value, is_header, scan
 
 _FIELD_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 
@@ -83,15 +83,26 @@ EnvelopePolicy = Callable[[Envelope], Envelope | Iterable[Envelope] | None]
 def run_policies(policies: Sequence[EnvelopePolicy], envelope: Envelope) -> list[Envelope]:
     """The envelopes that come of ``envelope``: each policy sees what those before it made.
 
-    Recipients are normalised; envelopes without any are gone. Raises whatever a policy raises.
+    Recipients are normalised; envelopes without any are gone. Raises whatever a policy raises, and ValueError or
+    TypeError for what cannot be stored.
     """
     envelopes = [envelope]
     for policy in policies:
         envelopes = [made for each in envelopes for made in _run(policy, each)]
     for each in envelopes:
-        for address in list(each.recipients):
-            each.rename(address, address)
+        _check(each)
     return [each for each in envelopes if each.recipients]
+
+
+def _check(envelope: Envelope) -> None:
+    if not isinstance(envelope, Envelope) or not isinstance(envelope.header, bytes):
+        raise TypeError(f"a policy made {envelope!r}, and no envelope with a header")
+    if not is_header(envelope.header):
+        raise ValueError(f"a policy made a header that is none: {envelope.header[:200]!r}")
+    if envelope.sender not in ("", verp.DOUBLE_BOUNCE):
+        normalise(verp.base(envelope.sender))
+    for address in list(envelope.recipients):
+        envelope.rename(address, address)
 
 
 def _run(policy: EnvelopePolicy, envelope: Envelope) -> Iterable[Envelope]:

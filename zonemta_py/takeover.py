@@ -7,15 +7,17 @@ count for each queue by itself.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Protocol
 
 from zonemta_py import clock
 from zonemta_py.config.schema import SharedQueue
-from zonemta_py.errors import QueueLocked, ZonemtaError
+from zonemta_py.errors import QueueLocked
 from zonemta_py.queue import keys
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.queue.store import Store
-from zonemta_py.stores.shared import MAIL, Place
+from zonemta_py.stores.shared import Place
 
 NOTICE_S = 1.0  # of one wait for a hint: a relay that stops waits no longer than that
 AGAIN_S = 60.0  # before a part that could not be taken over is tried again
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 class Deputy(Protocol):
     """A relay on somebody else's queue."""
 
+    @property
+    def queue(self) -> Queue:
+        """Its queue."""
+
     async def start(self) -> None:
         """Begin to deliver."""
 
@@ -34,15 +40,24 @@ class Deputy(Protocol):
 
 
 class TakeOver:
-    """Looks for parts that nobody has. ``deputy`` makes the relay for one: its store and name."""
+    """Looks for parts that nobody has. ``deputy`` makes the relay for one: its store and name.
+
+    Mail for the zones in ``programs`` is left for whoever dequeues it.
+    """
 
     def __init__(
-        self, place: Place, settings: SharedQueue, deputy: Callable[[Store, str], Deputy]
+        self,
+        place: Place,
+        settings: SharedQueue,
+        deputy: Callable[[Store, str], Deputy],
+        programs: Set[str] = frozenset(),
     ) -> None:
         self._place = place
         self._settings = settings
         self._deputy = deputy
+        self._programs = programs
         self._stopping = asyncio.Event()
+        self._grace_s: float | None = None
         self._refused: dict[str, float] = {}  # until when
         self._drains: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -65,7 +80,7 @@ class TakeOver:
                 if clock.monotonic_s() - looked_s >= self._settings.poll:
                     found += await asyncio.to_thread(self._place.orphans)
                     looked_s = clock.monotonic_s()
-            except ZonemtaError as exc:
+            except Exception as exc:  # what is wrong there must not end the looking
                 log.error("what other relays left cannot be seen: %s", exc)
                 await clock.wait_event(self._stopping, self._settings.poll)
                 continue
@@ -81,42 +96,44 @@ class TakeOver:
 
     async def _drain(self, name: str) -> None:
         """Deliver one part. What goes wrong with it costs nobody else anything."""
+        store: Store | None = None
         try:
             store = await asyncio.to_thread(self._place.open, name)
-        except (QueueLocked, ZonemtaError) as exc:
+            if await asyncio.to_thread(self._has_work, store):
+                log.warning("the queue of %s is taken over", name)
+                await self._deliver(name, store)
+                log.warning("the queue of %s is given back", name)
+            self._refused[name] = clock.monotonic_s() + AGAIN_S  # what is left is not for us
+        except QueueLocked as exc:
             log.info("%s is not taken over: %s", name, exc)
-            self._drains.pop(name, None)
-            return
-        try:
-            if not await asyncio.to_thread(_has_mail, store):
-                await asyncio.to_thread(store.close)
-                return
-            log.warning("the queue of %s is taken over", name)
-            await self._deliver(name, store)
-            log.warning("the queue of %s is given back", name)
         except Exception as exc:
             log.error("the queue of %s cannot be delivered here: %s", name, exc)
             self._refused[name] = clock.monotonic_s() + AGAIN_S
         finally:
+            if store is not None:
+                await asyncio.to_thread(store.close)  # again, where a deputy has closed it
             self._drains.pop(name, None)
 
     async def _deliver(self, name: str, store: Store) -> None:
-        deputy = self._deputy(store, name)
+        deputy = await asyncio.to_thread(self._deputy, store, name)
         try:
             await deputy.start()
-            while not self._stopping.is_set() and await asyncio.to_thread(_has_mail, store):
+            while not self._stopping.is_set() and deputy.queue.failure is None:
+                if not await asyncio.to_thread(self._has_work, store):
+                    break
                 await clock.wait_event(self._stopping, self._settings.poll)
         finally:
-            await deputy.stop()
+            await deputy.stop(self._grace_s)
 
-    async def close(self) -> None:
+    def _has_work(self, store: Store) -> bool:
+        facts = next(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
+        return facts is not None or bool(zones_on_disk(store) - self._programs)
+
+    async def close(self, grace_s: float | None = None) -> None:
         """Stop the deputies in order."""
+        self._grace_s = grace_s
         self._stopping.set()
-        if self._task is not None:
-            await self._task
-        await asyncio.gather(*list(self._drains.values()), return_exceptions=True)
+        await asyncio.gather(
+            *([self._task] if self._task else []), *self._drains.values(), return_exceptions=True
+        )
         await asyncio.to_thread(self._place.close)
-
-
-def _has_mail(store: Store) -> bool:
-    return any(next(store.keys(prefix, keys.end_of(prefix)), None) is not None for prefix in MAIL)

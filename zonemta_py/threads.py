@@ -44,6 +44,8 @@ class Threads:
                 result = work()
             except Exception as exc:
                 failure = exc
+            except BaseException as exc:  # sys.exit() in somebody's function ends that, not the thread
+                failure = RuntimeError(f"it raised {exc!r}")
             with self._lock:
                 self._results.append((done, result, failure))
                 tell, self._told = not self._told, True

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from zonemta_py.config.functions import named_function
 from zonemta_py.smtp.dsn import Failure
+from zonemta_py.smtp.headers import is_header
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,14 @@ def reworked(name: str | None, bounce: Bounce) -> Bounce | None:
     except Exception:
         log.exception("the bounce function failed on the report about %s", bounce.message)
         return bounce
-    if made is None or isinstance(made, Bounce):
+    if made is None or (isinstance(made, Bounce) and _is_sound(made)):
         return made
-    log.error("the bounce function returned %s, expected a Bounce or None", type(made).__name__)
+    log.error(
+        "the bounce function returned %.200r, expected a Bounce with a header and a body, or None", made
+    )
     return bounce
+
+
+def _is_sound(bounce: Bounce) -> bool:
+    octets = isinstance(bounce.header, bytes) and isinstance(bounce.body, bytes)
+    return octets and is_header(bounce.header)

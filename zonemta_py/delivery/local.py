@@ -10,7 +10,7 @@ from zonemta_py.delivery.order import Errand, Order, Sent
 from zonemta_py.errors import QueueCorrupt
 from zonemta_py.model import Attempt
 from zonemta_py.smtp.classify import Phase
-from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.blackhole import Blackhole
 from zonemta_py.transports.http import HttpPost
 from zonemta_py.transports.local import LocalTransport, Parcel
@@ -60,8 +60,8 @@ class LocalCarrier:
                 Attempt(
                     phase=Phase.DOT.value,
                     code=reply.code,
-                    status=reply.status,
-                    text=reply.text,
+                    status=printable(reply.status),
+                    text=printable(reply.text),
                     duration_ms=int((clock.monotonic_s() - began_s) * 1000),
                     final=True,
                 )

@@ -5,7 +5,7 @@ The same for a queue of the program's own and for a relay in it.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,22 +14,29 @@ from zonemta_py.config.checks import ZONE_NAME
 from zonemta_py.config.schema import Zone
 from zonemta_py.delivery import report
 from zonemta_py.delivery.outbound import Outbound
-from zonemta_py.dequeue.disposition import Disposition, Said, outcomes
+from zonemta_py.dequeue.disposition import Said, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
-from zonemta_py.errors import QueueCorrupt
-from zonemta_py.model import Fate
-from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.model import Attempt, Fate
 from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.requeue import copied, requeued
-from zonemta_py.queue.transitions import Outcome
+from zonemta_py.queue.transitions import Aftermath, Outcome
 from zonemta_py.schedule.retry import Policy, make_policy
 
 TRANSPORT = "dequeue"
 DESTINATION = "*"  # the one queue in which the mail of such a zone waits, whatever its domains
 RECIPIENTS_MAX = 1_000_000  # of one lease
 
-_DAMAGED = "the stored message is damaged; the operator has been told"
+PUT_OFF_MS = 300_000  # until the next attempt of what could not be settled as its program said
+
+_NOT_CARRIED_OUT = Attempt("dot", 0, "4.3.0", "the program's verdict could not be carried out")
+
+
+class Stoppable(Protocol):
+    """Whoever hands out messages."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Begin nothing new, and wait so long at most."""
 
 
 @dataclass(slots=True)
@@ -40,6 +47,7 @@ class Channels:
     loop: asyncio.AbstractEventLoop
     everywhere: bool  # every zone is one, configured or not
     bells: dict[str, Callable[[], None]] = field(default_factory=dict)
+    crews: set[Stoppable] = field(default_factory=set)
 
     def zone(self, name: str) -> Zone:
         """The settings of a zone. Raises NoSuchZone."""
@@ -54,6 +62,15 @@ class Channels:
                 "leaves it to programs"
             )
         return zones[name]
+
+    def accepts(self, zone: str) -> None:
+        """Raises NoSuchZone for one that new mail cannot go to."""
+        if zone not in self.outbound.config.zones and not (self.everywhere and ZONE_NAME.match(zone)):
+            raise NoSuchZone(f"there is no zone '{zone}'")
+
+    async def close(self, grace_s: float) -> None:
+        """No message is handed out any more; routines at work have ``grace_s``."""
+        await asyncio.gather(*(crew.stop(grace_s) for crew in list(self.crews)))
 
     def ring(self, zone: str) -> None:
         """There is mail for ``zone``."""
@@ -93,33 +110,40 @@ class Channel:
     async def settle(self, lease: Lease, said: Mapping[str, Said]) -> None:
         """End a message, all in one batch: reports, what is deferred, the end of the old one.
 
-        Raises QueueCorrupt when its body cannot be copied for those that are deferred: then all are.
-        Raises QueueUnavailable.
+        When it raises, everybody is deferred: QueueCorrupt when the body cannot be copied for those that
+        go on, whatever a backoff function raises. QueueUnavailable: they are, after the next start.
         """
-        queue, now_ms = self.queue, self.queue.now()
+        try:
+            ended, after = await self._prepared(lease, said)
+        except BaseException:
+            if self.queue.failure is None:
+                self._put_off(lease)
+            raise
+        await self.queue.settle(lease, ended, after)
+
+    async def _prepared(self, lease: Lease, said: Mapping[str, Said]) -> tuple[list[Outcome], Aftermath]:
+        """What the batch will hold."""
+        queue, live, now_ms = self.queue, lease.live, self.queue.now()
         ended = self._outcomes(lease, said, now_ms)
         deferred = sum(1 for outcome in ended if outcome.fate is Fate.DEFERRED)
         if not 0 < deferred < len(ended):
-            after = report.aftermath(self.channels.outbound, self.settings, lease.live, ended)
-            await queue.settle(lease, ended, after)
-            return
+            return ended, report.aftermath(self.channels.outbound, self.settings, live, ended)
+        writer = await copied(queue, live)
         try:
-            writer = await copied(queue, lease.live)
-        except QueueCorrupt:
-            everybody = {r.address: Said(Disposition.DEFERRED, _DAMAGED) for r in lease.recipients}
-            await self.settle(lease, everybody)
+            again, ended = requeued(writer, live, ended, now_ms)
+            after = report.aftermath(self.channels.outbound, self.settings, live, ended)
+            if after.warned:
+                again = replace(again, meta=again.meta._replace(warned=True))
+            return ended, replace(after, reports=[*after.reports, again])
+        except BaseException:
+            queue.abort(writer)
             raise
-        await self._split(lease, writer, ended, now_ms)
 
-    async def _split(
-        self, lease: Lease, writer: MessageWriter, ended: Sequence[Outcome], now_ms: int
-    ) -> None:
-        """The deferred ones go on in the message whose body ``writer`` has."""
-        again, ended = requeued(writer, lease.live, ended, now_ms)
-        after = report.aftermath(self.channels.outbound, self.settings, lease.live, ended)
-        if after.warned:
-            again = replace(again, meta=again.meta._replace(warned=True))
-        await self.queue.settle(lease, ended, replace(after, reports=[*after.reports, again]))
+    def _put_off(self, lease: Lease) -> None:
+        """Defer everybody, without asking anybody when."""
+        due_ms = self.queue.now() + PUT_OFF_MS
+        outcomes = [Outcome(r, Fate.DEFERRED, _NOT_CARRIED_OUT, due_ms) for r in lease.recipients]
+        self.queue.settle(lease, outcomes)
 
     def _outcomes(self, lease: Lease, said: Mapping[str, Said], now_ms: int) -> list[Outcome]:
         spread = self.channels.outbound.rng.random()

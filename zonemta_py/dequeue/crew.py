@@ -47,6 +47,7 @@ class Crew:
         self._seat = seat
         self._bell = asyncio.Event()
         self._workers: set[asyncio.Task[None]] = set()
+        self._untaken: dict[asyncio.Task[None], Lease] = {}  # by workers whose routine has not begun
         self._stopping = False
         self._failure: BaseException | None = None
         self.messages = 0
@@ -57,6 +58,7 @@ class Crew:
         if self._channel.name in bells:
             raise BadArgument(f"zone '{self._channel.name}' is being dequeued by another call")
         bells[self._channel.name] = self._bell.set
+        self._channel.channels.crews.add(self)
         try:
             await self._hand_out()
         except asyncio.CancelledError:
@@ -67,7 +69,8 @@ class Crew:
         finally:
             self._stopping = True
             del bells[self._channel.name]
-            await self._wait_for_workers()
+            await self._wait_for_workers(self._limits.wait_timeout_s)
+            self._channel.channels.crews.discard(self)
         if self._failure is not None:
             raise self._failure
 
@@ -96,24 +99,30 @@ class Crew:
                 log.critical("%s; its recipients stay where they are", exc)
 
     def _begin(self, lease: Lease) -> None:
-        worker = asyncio.create_task(self._work(lease), name=f"dequeue-{self._channel.name}")
+        worker = asyncio.create_task(self._work(), name=f"dequeue-{self._channel.name}")
+        self._untaken[worker] = lease
         self._workers.add(worker)
         worker.add_done_callback(self._ended)
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         self._bell.set()
+        lease = self._untaken.pop(worker, None)
+        if lease is not None and self._channel.queue.failure is None:
+            self._channel.queue.release(lease)  # cancelled before anybody was called with it
         if not worker.cancelled() and worker.exception() is not None:
             self._failure = worker.exception()
             self._stopping = True
 
-    async def _work(self, first: Lease) -> None:
+    async def _work(self) -> None:
         """One thread's life."""
-        seat, lease, count = self._seat(), first, 0
+        me = asyncio.current_task()
+        assert me is not None
+        seat, count = self._seat(), 0
         try:
             while True:
                 count += 1
-                if await self._process(seat, lease) is ABORT:
+                if await self._process(seat, me) is ABORT:
                     self._stopping = True
                     return
                 following = None
@@ -121,15 +130,16 @@ class Crew:
                     following = self._lease()
                 if following is None:
                     return
-                lease = following
+                self._untaken[me] = following
         finally:
             await seat.close()
 
-    async def _process(self, seat: Seat, lease: Lease) -> object:
+    async def _process(self, seat: Seat, me: "asyncio.Task[None]") -> object:
         """A routine that raises costs its message an attempt, and nobody else anything."""
-        queue = self._channel.queue
-        self.messages += 1
+        queue, lease = self._channel.queue, self._untaken[me]
         await queue.start(lease)
+        self.messages += 1
+        del self._untaken[me]  # from here on the message sees to its end
         try:
             return await seat.process(lease)
         except Exception as exc:
@@ -138,10 +148,16 @@ class Crew:
             log.error("%s: the routine raised %r", lease.live.id, exc, exc_info=exc)
             return None
 
-    async def _wait_for_workers(self) -> None:
+    async def stop(self, grace_s: float) -> None:
+        """As ``Stoppable``."""
+        self._stopping = True
+        self._bell.set()
+        await self._wait_for_workers(min(grace_s, self._limits.wait_timeout_s))
+
+    async def _wait_for_workers(self, timeout_s: float) -> None:
         if not self._workers:
             return
-        _, late = await asyncio.wait(self._workers, timeout=self._limits.wait_timeout_s)
+        _, late = await asyncio.wait(set(self._workers), timeout=timeout_s)
         if late:
             log.error(
                 "%d routines have not ended; their messages are deferred by the next start", len(late)

@@ -35,7 +35,8 @@ class _Message:
         self._channel = channel
         self._lease = lease
         self._bridge = bridge
-        self._owner: int | None = None
+        self._owner = threading.get_ident()
+        self._ending = threading.Lock()
         self._state = _State.RECIPIENTS
         self._said: dict[str, Said] = {}
         self._recipients = [
@@ -124,35 +125,42 @@ class _Message:
         word = checked(disposition)
         if address not in self._addresses:
             raise NotInMessage(f"{address!r} is no recipient of {self._info.id} in this zone")
-        self._said[address] = Said(word, reason)
+        self._said[address] = Said(word, str(reason))
 
     def _final(self, disposition: int | None, reason: str) -> dict[str, Said]:
         """What ``finish`` settles: ``disposition``, if there is one, counts for everybody."""
         self._check(_State.RECIPIENTS, _State.LINES)
         if disposition is None:
             unsaid = Said(
-                Disposition.DEFERRED, reason or "the program said nothing about this recipient"
+                Disposition.DEFERRED, str(reason) or "the program said nothing about this recipient"
             )
             said = {address: self._said.get(address, unsaid) for address in self._addresses}
         else:
-            said = dict.fromkeys(self._addresses, Said(checked(disposition), reason))
-        self._state = _State.OVER
+            said = dict.fromkeys(self._addresses, Said(checked(disposition), str(reason)))
+        if not self._claim_end():
+            raise WrongOrder(f"{self._info.id} is finished")
         return said
+
+    def _claim_end(self) -> bool:
+        """Whether this is the one end of the message: a routine's, or its thread's when it left none."""
+        with self._ending:
+            first, self._state = self._state is not _State.OVER, _State.OVER
+        return first
+
+    def own(self) -> None:
+        """The calling thread is the one that may use it."""
+        self._owner = threading.get_ident()
 
     async def _settle(self, said: Mapping[str, Said]) -> None:
         await self._channel.settle(self._lease, said)
 
     async def leave(self) -> None:
         """The routine is over, and says so itself: whatever it did not finish is deferred."""
-        if self._state is not _State.OVER:
-            self._state = _State.OVER
+        if self._claim_end():
             await self._settle({})
 
     def _check(self, *states: _State) -> None:
-        here = threading.get_ident()
-        if self._owner is None:
-            self._owner = here
-        if here != self._owner:
+        if threading.get_ident() != self._owner:
             raise WrongThread(f"{self._info.id} belongs to another thread")
         if self._state in states:
             return

@@ -4,6 +4,7 @@ It takes the way of all mail of programs (``intake.programs``). Mail that stands
 takes over its envelope id and RET, and each recipient's ORCPT and NOTIFY. Source: MTA SDK, mtaEnqueue….
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from zonemta_py.dequeue.errors import BadArgument, NotInMessage, WrongOrder
 from zonemta_py.intake.commands import Rcpt
 from zonemta_py.intake.programs import Handover
 from zonemta_py.routing import one_zone
+from zonemta_py.smtp.address import AddressError, normalise
 
 PIECE_BYTES = 65_536
 FIELDS = ("", "To", "Cc")
@@ -51,6 +53,8 @@ class _Outgoing:
     def __init__(
         self, channels: Channels, sender: str, zone: str | None, original: Original | None
     ) -> None:
+        if zone is not None:
+            channels.accepts(zone)
         outbound = channels.outbound
         router = outbound.router if zone is None else one_zone(zone)
         self._handover = Handover(outbound.queue, router, outbound.config, outbound.hostname)
@@ -61,7 +65,8 @@ class _Outgoing:
         self._recipients: list[Rcpt] = []
         self._fields: dict[str, list[str]] = {}
         self._pieces: list[bytes] = []
-        self._size = 0
+        self._held = 0
+        self._has_content = False
         self._begun = self._over = False
 
     def to(
@@ -78,14 +83,17 @@ class _Outgoing:
         NOTIFY. ``field``: To or Cc, to name it in the header too; not ``envelope``: there alone.
         Raises WrongOrder, NotInMessage, BadArgument.
         """
-        if self._over or self._size:
+        if self._over or self._has_content:
             raise WrongOrder("recipients come before the content")
         if field not in FIELDS:
             raise BadArgument(f"{field!r} is no header field for an address: To and Cc are")
         kept = address if isinstance(address, Recipient) else instead_of
         if kept is not None and (self._original is None or not self._original.holds(kept)):
             raise NotInMessage(f"{kept.address!r} is no recipient of the dequeued message")
-        text = address.address if isinstance(address, Recipient) else address
+        try:
+            text = normalise(address.address if isinstance(address, Recipient) else address)
+        except AddressError as exc:
+            raise BadArgument(f"{address!r}: {exc}") from exc
         if envelope:
             self._recipients.append(Rcpt(text, kept.notify, kept.orcpt) if kept else Rcpt(text))
         if field:
@@ -97,22 +105,26 @@ class _Outgoing:
             raise WrongOrder("the new mail is finished")
         if not self._recipients:
             raise WrongOrder("name a recipient before the content")
-        if not self._size:
-            for field, addresses in self._fields.items():
-                self._pieces.append(f"{field}: {', '.join(addresses)}\r\n".encode())
+        if not data:
+            return False
+        if not self._has_content:
+            self._has_content = True
+            fields = self._fields.items()
+            data = b"".join(f"{name}: {', '.join(each)}\r\n".encode() for name, each in fields) + data
         self._pieces.append(data)
-        self._size += len(data)
-        return sum(map(len, self._pieces)) >= PIECE_BYTES
+        self._held += len(data)
+        return self._held >= PIECE_BYTES
 
     async def _flush(self) -> None:
         if not self._begun:
             self._begun = True
             await self._handover.begin(self._sender, self._recipients, ret=self._ret, envid=self._envid)
-        data, self._pieces = b"".join(self._pieces), []
+        data, self._pieces, self._held = b"".join(self._pieces), [], 0
         await self._handover.write(data)
+        await asyncio.sleep(0)  # others run while much is copied
 
     async def _finish(self) -> str:
-        if self._over or not self._size:
+        if self._over or not self._has_content:
             raise WrongOrder("there is no content" if not self._over else "the new mail is finished")
         self._over = True
         try:

@@ -36,7 +36,7 @@ class Queue:
     async def __aenter__(self) -> "Queue":
         config = self.config
         self._queue = queue = StoredQueue(
-            open_store(config.queue, spare=True),
+            open_store(config.queue, spare=config.queue.shared.take_over),
             sync=config.queue.durability == "sync",
             window=config.queue.ready_window,
             body_cache_bytes=config.queue.body_cache,
@@ -61,7 +61,10 @@ class Queue:
         await self._close()
 
     async def _close(self) -> None:
-        queue, self._queue, self._channels = self._queue, None, None
+        channels, self._channels = self._channels, None
+        if channels is not None:
+            await channels.close(self.config.shutdown_grace)
+        queue, self._queue = self._queue, None
         try:
             if self._exporter is not None:
                 await self._exporter.close()

@@ -36,6 +36,7 @@ class ThreadSeat:
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(self._loop, f"dequeue-{channel.name}")
         self._state = SimpleNamespace()
+        self._busy = False
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         """As ``Bridge``."""
@@ -53,6 +54,7 @@ class ThreadSeat:
         over: asyncio.Future[object] = self._loop.create_future()
 
         def told(result: object, failure: Exception | None) -> None:
+            self._busy = False
             if over.done():
                 return
             if failure is not None:
@@ -60,21 +62,26 @@ class ThreadSeat:
             else:
                 over.set_result(result)
 
+        self._busy = True
         self._threads.put(work, told)
         return await over
+
+    def _routine_of(self, message: Message) -> object:
+        message.own()
+        return self._routine(message)
 
     async def process(self, lease: Lease) -> object:
         """As ``Seat``."""
         message = Message(self._channel, lease, self._state, self)
         try:
-            return await self._in_thread(partial(self._routine, message))
+            return await self._in_thread(partial(self._routine_of, message))
         finally:
             await message.leave()
 
     async def close(self) -> None:
         """As ``Seat``."""
         try:
-            if self._done is not None:
+            if self._done is not None and not self._busy:  # it would wait behind a routine that hangs
                 await self._in_thread(partial(self._done, self._state))
         finally:
             self._threads.end()

@@ -56,18 +56,20 @@ class Claim:
         new = set(not_covered(self._known, (rcpt.address for rcpt in recipients)))
         return [rcpt for rcpt in recipients if rcpt.address in new]
 
-    def hand_over(self, message: str, recipients: Sequence[Rcpt]) -> tuple[str, Submitted] | None:
-        """What goes into the message's batch; from here on its commit gives the key back."""
+    def covering(self, message: str, recipients: Sequence[Rcpt]) -> tuple[str, Submitted] | None:
+        """What goes into the message's batch; ``handed_over`` follows when the queue has taken it."""
         if not self._digest:
             return None
         addresses = (rcpt.address for rcpt in recipients)
         expires_ms = clock.now_ms() + int(self._window_s * 1000)
-        record = extended(self._known, message, addresses, expires_ms)
-        digest, self._digest = self._digest, ""
-        return digest, record
+        return self._digest, extended(self._known, message, addresses, expires_ms)
+
+    def handed_over(self) -> None:
+        """From here on the message's commit gives the key back."""
+        self._digest = ""
 
     def give_up(self) -> None:
-        """The message is not accepted; harmless after ``hand_over``."""
+        """The message is not accepted; harmless after ``handed_over``."""
         self._over = True
         if self._digest:
             self._keys.give_back(self._digest)

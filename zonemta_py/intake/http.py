@@ -4,6 +4,7 @@ The promise is SMTP's: 204 means that the message is on disk. Every answer has t
 have given. Source: python-slimta, slimta/edge/wsgi.py. The door to aiohttp's server.
 """
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from zonemta_py.smtp.reply import Reply, make_reply
 PATH = "/mail"
 MEDIA_TYPE = "message/rfc822"
 PROTOCOL = "HTTP"
+HELO_MAX = 255
 KEY_FIELD = "X-Submission-Key"
 
 log = logging.getLogger(__name__)
@@ -38,13 +40,24 @@ log = logging.getLogger(__name__)
 class HttpDoor:
     """Takes mail at ``address``. ``handover`` begins a message; ``token``: who does not have it is refused."""
 
-    def __init__(self, address: HostPort, token: str, handover: Callable[[], Handover]) -> None:
+    def __init__(
+        self,
+        address: HostPort,
+        token: str,
+        handover: Callable[[], Handover],
+        *,
+        message_timeout_s: float,
+        grace_s: float,
+    ) -> None:
         self._address = address
         self._token = token
         self._handover = handover
+        self._timeout_s = message_timeout_s
         application = web.Application()
         application.router.add_post(PATH, self._post)
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, shutdown_timeout=grace_s
+        )
         self.port = 0  # where it listens, once started
 
     async def start(self) -> None:
@@ -69,7 +82,11 @@ class HttpDoor:
             return web.Response(status=415, text=f"expected Content-Type: {MEDIA_TYPE}\n")
         began_s, handover = monotonic_s(), self._handover()
         try:
-            reply = Reply(250, "2.0.0", f"Ok: queued as {await self._take(request, handover)}")
+            async with asyncio.timeout(self._timeout_s):
+                await self._take(request, handover)
+            reply = Reply(250, "2.0.0", f"Ok: queued as {await handover.finish()}")
+        except TimeoutError:
+            reply = Reply(421, "4.4.2", "This message takes too long")
         except NotAccepted as exc:
             code, _, text = str(exc).partition(" ")
             reply = make_reply(int(code), text)
@@ -78,14 +95,17 @@ class HttpDoor:
         finally:
             handover.abort()
         log.debug("%s: %s after %.3f s", request.remote, reply, monotonic_s() - began_s)
-        return _answer(reply)
+        answer = _answer(reply)
+        if not request.content.at_eof():
+            answer.force_close()  # what is still to come is not read
+        return answer
 
     def _admitted(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")
         return not self._token or hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
-    async def _take(self, request: web.Request, handover: Handover) -> str:
-        """The message's id. Raises NotAccepted, ValueError for an envelope that cannot be read."""
+    async def _take(self, request: web.Request, handover: Handover) -> None:
+        """Hand over all of a request. Raises NotAccepted, ValueError for an envelope that cannot be read."""
         fields = request.headers
         sender = decode_address(fields.get(SENDER_FIELD, ""))
         recipients = [
@@ -93,13 +113,13 @@ class HttpDoor:
             for field in fields.getall(RECIPIENT_FIELD, [])
             for value in field.split(",")
         ]
-        origin = Origin(
-            f"http:{self._address}", request.remote or "", fields.get(EHLO_FIELD, ""), "", PROTOCOL
-        )
+        helo = fields.get(EHLO_FIELD, "").encode("ascii", "replace")[:HELO_MAX].decode()
+        origin = Origin(f"http:{self._address}", request.remote or "", helo, "", PROTOCOL)
         await handover.begin(sender, recipients, key=fields.get(KEY_FIELD, ""), origin=origin)
         async for chunk in request.content.iter_any():
             await handover.write(chunk)
-        return await handover.finish()
+            if handover.refusal:
+                raise NotAccepted(handover.refusal)
 
 
 def _answer(reply: Reply) -> web.Response:

@@ -106,7 +106,7 @@ class Ingest(Promise):
         try:
             began = self._splitter.done
             body = split(*data)
-            if not began and self._splitter.done:
+            if not began and self._splitter.done and self._fresh:
                 self._headed()
             if self._hash is not None:
                 self._hash.feed(body)
@@ -194,13 +194,22 @@ class Ingest(Promise):
         except NotAccepted as exc:
             self.refusal, new = str(exc), []
         if not new:
-            self.abort()
+            if self.refusal:
+                self.abort()
+            else:
+                self._repeated()  # policies lead the new recipients where the message already went
             self.end(None)
             return
-        self._ended = True  # from here on the queue answers for the message, whatever the client does
         self._unwritten = len(new)
-        for writer, message in new:
-            self._queue.accept(writer, message).then(self._stored)
+        promises = [self._queue.accept(writer, message) for writer, message in new]
+        self._ended = True  # from here on the queue answers for the message, whatever the client does
+        self._claim.handed_over()
+        taken = {writer.id for writer, _ in new}
+        for writer in self._writers():
+            if writer.id not in taken:
+                self._queue.abort(writer)
+        for promise in promises:
+            promise.then(self._stored)
 
     def _stored(self, failure: QueueUnavailable | None) -> None:
         """A message is on disk, or not; with the last of them the client is answered."""
@@ -237,24 +246,30 @@ class Ingest(Promise):
         self._claim.give_up()
         if not self._ended:
             self._ended = True
-            for writer in [part.writer for part in self._parts.parts] if self._parts else [self._writer]:
+            for writer in self._writers():
                 self._queue.abort(writer)
 
+    def _writers(self) -> list[MessageWriter]:
+        return [part.writer for part in self._parts.parts] if self._parts else [self._writer]
+
     def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
-        """The messages as they are stored. Raises NotAccepted. From here on their commits have the key."""
+        """The messages as they are stored; none when all their recipients have them. Raises NotAccepted."""
         fresh, splitter, first = self._fresh, self._splitter, self._writer.id
+        key = self._claim.covering(first, fresh)
         if self._parts is None:
-            key = self._claim.hand_over(first, fresh)
             new = self._stamped(first, splitter.header, splitter.fields, self._draft.sender, fresh, key)
             return [(self._writer, new)]
-        wanted = [(part, self._parts.recipients(part, fresh)) for part in self._parts.parts]
+        repeats = bool(self._claim.first)
+        wanted = [
+            (part, self._parts.recipients(part, fresh, repeats=repeats)) for part in self._parts.parts
+        ]
+        wanted = [(part, recipients) for part, recipients in wanted if recipients]
         found: list[tuple[MessageWriter, NewMessage]] = []
-        for (envelope, writer), recipients in (each for each in wanted if each[1]):
+        for (envelope, writer), recipients in wanted:
             fields, _ = scan(envelope.header)
             # The key is on disk no sooner than all it covers: batches are written in order.
-            last = envelope is wanted[-1][0].envelope
-            key = self._claim.hand_over(first, fresh) if last else None
-            new = self._stamped(writer.id, envelope.header, fields, envelope.sender, recipients, key)
+            its_key = key if len(found) == len(wanted) - 1 else None
+            new = self._stamped(writer.id, envelope.header, fields, envelope.sender, recipients, its_key)
             found.append((writer, new))
         return found
 

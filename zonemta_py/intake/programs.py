@@ -73,13 +73,20 @@ class Handover:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc
         if not draft.recipients:
             raise NotAccepted("503 5.5.1 No recipient")
-        claim = Claim(self._queue.submissions, user or PROGRAM_IP, settings.submission_key.window)
+        submitter = draft.origin.submitter
+        claim = Claim(self._queue.submissions, submitter, settings.submission_key.window)
         if key:
             lookup = claim.take(key)
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)
         self._ingest = Ingest(self._queue, self._router, draft, claim)
+
+    @property
+    def refusal(self) -> str:
+        """Why the rest of the message need not come; empty as long as it may."""
+        assert self._ingest is not None
+        return self._ingest.refusal if self._ingest.hopeless else ""
 
     async def write(self, data: bytes) -> None:
         """The next octets: header, empty line, body; lines end in CRLF or LF."""

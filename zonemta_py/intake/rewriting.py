@@ -69,14 +69,17 @@ class Parts:
             )  # batches are written in order: the last is enough
         return wait_for
 
-    def recipients(self, part: Part, fresh: Sequence[Rcpt]) -> list[Rcpt]:
-        """Those of a part, with what the client asked; none that repeats an earlier submission."""
+    def recipients(self, part: Part, fresh: Sequence[Rcpt], *, repeats: bool) -> list[Rcpt]:
+        """Those of a part, with what the client asked; none that had the message by an earlier submission.
+
+        ``repeats``: there was one, so those that policies add had it too.
+        """
         wanted = {rcpt.address: rcpt for rcpt in fresh}
         found = []
         for address in part.envelope.recipients:
             asked = part.envelope.asked(address)
             if asked is None:
-                found.append(Rcpt(address))
+                found += [] if repeats else [Rcpt(address)]
             elif asked.address in wanted:
                 found.append(Rcpt(address, asked.notify, asked.orcpt))
         return found

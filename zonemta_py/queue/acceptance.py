@@ -34,11 +34,11 @@ class Acceptance:
 
     def plan(self, batch: Batch, new: Submission) -> Then:
         """Put ``new`` into ``batch``. Returns what is to be called when that is on disk, or failed."""
+        transitions.accept(batch, new, self._now())  # first: what cannot be written reserves nothing
         placement = self._windows.plan([r for r in new.recipients if not r.record.due_ms])
         dues = transitions.due_keys_of(new.recipients)
         for due in dues:
             self._deferral.expect(due)
-        transitions.accept(batch, new, self._now())
         for spill in placement.spills:
             batch.put(spill.key, b"")
         # There before the commit is: whoever leases it the moment it is on disk must count with this.

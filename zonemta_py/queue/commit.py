@@ -187,4 +187,5 @@ class GroupCommit:
                 await self.submit(Batch())
         await self._loop.run_in_executor(None, self._thread.close)
         self._thread = None
+        self.failure = self.failure or QueueUnavailable("the queue is closed")  # for who comes late
         self._catch_up()

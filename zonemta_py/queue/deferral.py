@@ -86,15 +86,19 @@ class Deferral:
             if len(woken) >= WAKE_MAX or handled >= WAKE_MAX:
                 break
             _, zone, message = keys.parse_due(due)
-            finished = True
-            for recipient in self._due_of(batch, zone, message, now_ms):
-                woken.append(recipient)
-                if len(woken) >= WAKE_MAX:
-                    finished = False
-                    break
+            finished = readable_now = True
+            try:
+                for recipient in self._due_of(batch, zone, message, now_ms):
+                    woken.append(recipient)
+                    if len(woken) >= WAKE_MAX:
+                        finished = False
+                        break
+            except QueueCorrupt as exc:
+                log.critical("%s is left alone, repair the queue: %s", message, exc)
+                readable_now = False  # it keeps its key: another life may read it
             handled += 1
             if finished:
-                if due not in self._coming:
+                if readable_now and due not in self._coming:
                     batch.delete(due)
                 self._cursor = due + b"\x00"
         if handled:
@@ -111,13 +115,10 @@ class Deferral:
 
     def _due_of(self, batch: Batch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
-        try:
-            for key, value in self._store.scan(prefix, keys.end_of(prefix)):
-                record = readable(key, value)
-                if record is not None and record.due_ms <= now_ms and key not in self.moving:
-                    yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
-        except QueueCorrupt as exc:
-            log.critical("%s is left alone, repair the queue: %s", message, exc)
+        for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+            record = readable(key, value)
+            if record is not None and record.due_ms <= now_ms and key not in self.moving:
+                yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
 
     def retire(self, batch: Batch, times: Mapping[bytes, int]) -> None:
         """Delete the ``due/`` keys that nobody needs once these deferred keys (to due ms) are gone."""

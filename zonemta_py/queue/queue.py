@@ -8,6 +8,7 @@ batch, because they are one transition (decision 4). Decisions are plain ``def``
 future says when the batch is on disk. In memory there is nothing that a crash may not take.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
@@ -287,7 +288,10 @@ class Queue:
         await self.background.stop()
         await self.commits.close()
         await self.cleanup.close()
-        self.store.close()
+        if self.store.is_remote():
+            await asyncio.to_thread(self.store.close)
+        else:
+            self.store.close()
 
 
 def _nobody_reports(live: LiveMessage, notes: Sequence[Note]) -> Aftermath:

@@ -62,6 +62,11 @@ def scan(block: bytes) -> tuple[list[Field], int]:
     return fields, at
 
 
+def is_header(block: bytes) -> bool:
+    """Whether ``block`` is nothing but fields that end in CRLF."""
+    return not block or (block.endswith(b"\r\n") and scan(block)[1] == len(block))
+
+
 class HeaderSplitter:
     """Cuts a message into its header block and its body, at any split of the stream.
 

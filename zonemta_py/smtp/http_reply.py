@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 
-from zonemta_py.smtp.reply import Reply, make_reply
+from zonemta_py.smtp.reply import Reply, make_reply, printable
 
 FIELD = "X-Smtp-Reply"
 SENDER_FIELD = "X-Envelope-Sender"
@@ -48,7 +48,7 @@ def status_of(reply: Reply) -> int:
 
 def reply_of(status: int, reason: str) -> Reply:
     """What a server meant that said nothing but an HTTP status."""
-    text = f"the HTTP server answered {status} {reason}".strip()
+    text = printable(f"the HTTP server answered {status} {reason}")
     if 200 <= status < 300:
         return Reply(250, "2.0.0", text)
     # Asking again for too long a request or too many of them is what these two ask for.

@@ -5,7 +5,7 @@ a condition that does not hold.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -77,7 +77,7 @@ class Objects:
     def _run(self, work: Awaitable[T]) -> T:
         try:
             return self._thread.run(work)
-        except (ClientError, BotoCoreError, OSError) as exc:
+        except (ClientError, BotoCoreError, OSError, ValueError) as exc:
             raise LocalError(f"s3://{self._bucket}: {exc}") from exc
 
     # ---- objects
@@ -99,6 +99,19 @@ class Objects:
         written: datetime = answer["LastModified"]
         age_s = (parsedate_to_datetime(date) - written).total_seconds() if date else 0.0
         return Found(data, answer["ETag"], age_s)
+
+    def get_all(self, paths: Iterable[str]) -> list[Found | None]:
+        """Objects in the order of their paths, several read at once."""
+        return self._run(self._get_all(list(paths)))
+
+    async def _get_all(self, paths: "Sequence[str]") -> list[Found | None]:
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(path: str) -> Found | None:
+            async with room:
+                return await self._get(path)
+
+        return list(await asyncio.gather(*map(one, paths)))
 
     def put(self, path: str, data: bytes, *, new: bool = False, etag: str = "") -> str:
         """Write an object; its version. ``new``: only if there is none; ``etag``: only that one. Conflict."""

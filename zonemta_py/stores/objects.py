@@ -12,7 +12,7 @@ are also in memory, so this is for queues whose recipients fit there; bodies are
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from zonemta_py.codec import from_json, pack, to_json, unpacker
 from zonemta_py.config.schema import QueueSettings
@@ -27,6 +27,8 @@ from zonemta_py.stores.shared import MAIL, new_token
 FORMAT = 1
 SNAPSHOT_BYTES = 8 << 20  # of batches since the last one, or as much as that took
 SNAPSHOT_BATCHES = 1000
+READ_AT_ONCE = 64
+TRIES = 3
 SLACK_S = 2  # the server's clock shows whole seconds
 
 log = logging.getLogger(__name__)
@@ -52,8 +54,11 @@ class ObjectPlace:
         """As ``Place``; a notice about it has served its purpose."""
         store = ObjectStore(self._settings, name)
         receipt = self._receipts.pop(name, None)
-        if receipt is not None:
-            self._objects.forget(receipt)
+        try:
+            if receipt is not None:
+                self._objects.forget(receipt)
+        except LocalError as exc:
+            log.warning("a notice will come again: %s", exc)
         return store
 
     def orphans(self) -> list[str]:
@@ -61,8 +66,11 @@ class ObjectPlace:
         found = []
         for name in self._objects.folders():
             lease = self._objects.get(f"{name}/lease")
-            if lease is not None and _is_free(lease) and from_json(lease.data)["mail"]:
-                found.append(name)
+            try:
+                if lease is not None and _is_free(lease) and from_json(lease.data)["mail"]:
+                    found.append(name)
+            except (ValueError, KeyError, TypeError) as exc:
+                log.error("s3: %s/lease cannot be read, the part is left alone: %r", name, exc)
         return found
 
     def notice(self, wait_s: float) -> str | None:
@@ -92,13 +100,18 @@ class ObjectStore(MemoryStore):
         self._doubtful: set[int] = set()  # batches before the snapshot: such ones, or left over
         self._since = [0, 0]  # batches and octets since the snapshot
         self._snapshot_bytes = 0
+        self._closed = False
         try:
             self._lease = self._take()
-            self._load()
         except BaseException:
             self._objects.close()
             raise
         self._renewal = Renewal(f"s3-{name}", self._lease_s / 3, self._renew)
+        try:
+            self._load()
+        except BaseException:
+            self._leave(mail=True)
+            raise
 
     def _path(self, *parts: str) -> str:
         return "/".join((self.name, *parts))
@@ -117,23 +130,36 @@ class ObjectStore(MemoryStore):
                 )
         except Conflict:
             pass  # somebody was faster
-        holder = from_json(found.data)["token"].rpartition(":")[0] if found else "another relay"
-        raise QueueLocked(f"S3 part '{self.name}': in use by {holder}")
+        holder = from_json(found.data)["token"].rpartition(":")[0] if found else ""
+        raise QueueLocked(f"S3 part '{self.name}': in use by {holder or 'another relay'}", holder)
 
     def _lease_data(self, token: str, mail: bool = True) -> bytes:
         """A lease whose holder dies is taken to have left mail."""
         return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
 
     def _renew(self) -> bool:
-        """Write the lease again; False when it is lost. Its octets, and so its version, stay the same."""
+        """Write the lease again; False when it is lost."""
+        data = self._lease_data(self._token)
         try:
-            self._objects.put(self._path("lease"), self._lease_data(self._token), etag=self._lease)
+            self._lease = self._objects.put(self._path("lease"), data, etag=self._lease)
         except Conflict:
-            log.critical("S3 part '%s': the lease is lost, another relay has it", self.name)
-            return False
+            return self._is_still_ours(data)
         except LocalError as exc:
             log.error("S3 part '%s': the lease could not be renewed: %s", self.name, exc)
         return True
+
+    def _is_still_ours(self, data: bytes) -> bool:
+        """Whether a lease that changed was changed by ourselves: an answer was lost, and it was sent again."""
+        try:
+            found = self._objects.get(self._path("lease"))
+        except LocalError as exc:
+            log.error("S3 part '%s': the lease cannot be read: %s", self.name, exc)
+            return True  # the next batch will tell
+        if found is not None and found.data == data:
+            self._lease = found.etag
+            return True
+        log.critical("S3 part '%s': the lease is lost, another relay has it", self.name)
+        return False
 
     # ---- opening
 
@@ -144,12 +170,23 @@ class ObjectStore(MemoryStore):
             try:
                 self._append([])
                 self._first.add(self._seq)
+                self._check_conditions()
                 break
             except Conflict:
                 continue  # the one before us was not quite dead
         on_disk = set(self._objects.paths(self._path("body/")))
         known = {self._body(key) for key in self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if keys.is_chunk(key)}  # fmt: skip
         self._objects.delete(on_disk - known)
+
+    def _check_conditions(self) -> None:
+        """Nothing holds without them: the batch that was just written must not be written again."""
+        try:
+            self._objects.put(self._path("log", f"{self._seq:016x}"), pack((FORMAT, "?", [])), new=True)
+        except Conflict:
+            return
+        raise LocalError(
+            f"s3 part '{self.name}': this store ignores If-None-Match on writes, so two relays could have one part"
+        )
 
     def _read_snapshot(self) -> None:
         names = self._objects.paths(self._path("snapshot/"))
@@ -166,24 +203,35 @@ class ObjectStore(MemoryStore):
         self._snapshot_bytes = len(found.data)
 
     def _read_log(self) -> None:
+        newer = []
         for path in self._objects.paths(self._path("log/")):
-            seq = int(path.rpartition("/")[2], 16)
+            seq = _seq_of(path)
             if seq <= self._seq:
                 self._doubtful.add(seq)
-                continue
+            else:
+                newer.append((seq, path))
+        for seq, path, data in self._read_all(newer):
             if seq != self._seq + 1:
                 raise QueueCorrupt(f"{path}: the batch before it is missing")
-            found = self._objects.get(path)
-            if found is None:
-                raise QueueCorrupt(f"{path}: the batch is gone")
-            version, _, ops = _unpack_batch(found.data)
+            version, _, ops = _unpack_batch(data)
             if version != FORMAT:
                 raise LocalError(f"{path}: version {version} is not known here")
             super().write(list(ops))
             self._seq = seq
             if not ops:
                 self._first.add(seq)
-            self._count(len(found.data))
+            self._count(len(data))
+
+    def _read_all(self, batches: list[tuple[int, str]]) -> Iterator[tuple[int, str, bytes]]:
+        """Numbers, paths and contents, several at a time."""
+        for at in range(0, len(batches), READ_AT_ONCE):
+            some = batches[at : at + READ_AT_ONCE]
+            for (seq, path), found in zip(
+                some, self._objects.get_all([p for _, p in some]), strict=True
+            ):
+                if found is None:
+                    raise QueueCorrupt(f"{path}: the batch is gone")
+                yield seq, path, found.data
 
     # ---- reading
 
@@ -231,6 +279,8 @@ class ObjectStore(MemoryStore):
         if gone:
             self._objects.delete_later(gone)
         batches, octets = self._since
+        if self._renewal.lost:
+            return
         if batches >= SNAPSHOT_BATCHES or octets >= max(SNAPSHOT_BYTES, self._snapshot_bytes):
             self._snapshot()
 
@@ -238,12 +288,19 @@ class ObjectStore(MemoryStore):
         """One batch more. Raises Conflict when somebody else wrote it."""
         data = pack((FORMAT, self._token, ops))
         path = self._path("log", f"{self._seq + 1:016x}")
-        try:
-            self._objects.put(path, data, new=True)
-        except Conflict:
-            found = self._objects.get(path)  # our own, if its answer was lost and it was sent again
-            if found is None or found.data != data:
+        for _ in range(TRIES):
+            try:
+                self._objects.put(path, data, new=True)
+                break
+            except Conflict:
+                found = self._objects.get(path)
+                if found is None:
+                    continue  # two requests of our own met
+                if found.data == data:
+                    break  # our own: its answer was lost, and it was sent again
                 raise
+        else:
+            raise QueueUnavailable(f"S3 part '{self.name}': {path} cannot be written")
         self._seq += 1
         self._count(len(data))
 
@@ -267,10 +324,14 @@ class ObjectStore(MemoryStore):
             if found is not None and not _unpack_batch(found.data)[2]:
                 self._first.add(seq)
         self._doubtful.clear()
-        kept = {f"{seq:016x}" for seq in self._first}
-        old = [*self._objects.paths(self._path("log/")), *self._objects.paths(self._path("snapshot/"))]
-        newest = self._path("snapshot", f"{self._seq:016x}")
-        return [path for path in old if path != newest and path.rpartition("/")[2] not in kept]
+        # What is newer is another relay's, should it have the part by now.
+        batches = [
+            path for path in self._objects.paths(self._path("log/")) if _seq_of(path) <= self._seq
+        ]
+        snapshots = [
+            path for path in self._objects.paths(self._path("snapshot/")) if _seq_of(path) < self._seq
+        ]
+        return [*(path for path in batches if _seq_of(path) not in self._first), *snapshots]
 
     def size_bytes(self) -> int:
         """The octets of keys' values in memory, and of the bodies' chunks, roughly."""
@@ -284,9 +345,15 @@ class ObjectStore(MemoryStore):
         return True
 
     def close(self) -> None:
-        """Give the lease back, and say so when there is mail left."""
-        self._renewal.close()
+        """Give the lease back, and say so when there is mail left. Closed already, it is nothing."""
+        if self._closed:
+            return
         mail = any(next(self.keys(prefix, keys.end_of(prefix)), None) for prefix in MAIL)
+        self._leave(mail=mail)
+
+    def _leave(self, *, mail: bool) -> None:
+        self._closed = True
+        self._renewal.close()
         try:
             if not self._renewal.lost:
                 self._objects.put(self._path("lease"), self._lease_data("", mail), etag=self._lease)
@@ -295,6 +362,10 @@ class ObjectStore(MemoryStore):
         except (Conflict, LocalError) as exc:
             log.error("S3 part '%s': its lease runs out by itself: %s", self.name, exc)
         self._objects.close()
+
+
+def _seq_of(path: str) -> int:
+    return int(path.rpartition("/")[2], 16)
 
 
 def _is_free(lease: Found) -> bool:

@@ -1,11 +1,7 @@
-"""A store in Redis: an ordered index of keys, a hash of values, every batch one script.
+"""A store in Redis: an ordered index of keys, a hash of values, every batch one script (``redis_layout``).
 
-    {PREFIX:NAME}:keys     a sorted set whose members are the keys, all with score 0
-    {PREFIX:NAME}:values   a hash from key to value
-    {PREFIX:NAME}:lease    the token of the relay that has the part; Redis lets it expire
-    PREFIX:notices         a list of names of parts that were left with mail in them: hints
-
-The script of a batch first looks whether the lease is still the writer's. The one door to redis.
+The script of a batch first looks whether the lease is still the writer's, and whether it is the next batch: one
+that is sent again after an answer was lost is applied once. The one door to redis.
 """
 
 import asyncio
@@ -27,6 +23,7 @@ from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavai
 from zonemta_py.queue import keys
 from zonemta_py.queue.store import Op
 from zonemta_py.stores.loop_thread import LoopThread
+from zonemta_py.stores.redis_layout import GIVE_BACK, READ, RENEW, TAKE, WRITE, Part
 from zonemta_py.stores.shared import MAIL, new_token
 
 ANSWER_S = 5.0
@@ -38,40 +35,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_WRITE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local at = 3
-for _ = 1, tonumber(ARGV[2]) do
-  redis.call('ZADD', KEYS[2], 0, ARGV[at])
-  redis.call('HSET', KEYS[3], ARGV[at], ARGV[at + 1])
-  at = at + 2
-end
-for i = at, #ARGV do
-  redis.call('ZREM', KEYS[2], ARGV[i])
-  redis.call('HDEL', KEYS[3], ARGV[i])
-end
-return 1
-"""
-_READ = """
-local found = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
-if #found == 0 then return {found, {}} end
-return {found, redis.call('HMGET', KEYS[2], unpack(found))}
-"""
-_TAKE = """
-local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] then return held end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return false
-"""
-_RENEW = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-"""
-_GIVE_BACK = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
-
 
 class RedisPlace:
     """The parts in one Redis."""
@@ -80,7 +43,11 @@ class RedisPlace:
         self._settings = settings
         self._prefix = settings.redis.prefix
         self._thread = LoopThread("redis")
-        self._client = _client(settings)
+        try:
+            self._client = _client(settings)
+        except LocalError:
+            self._thread.close()
+            raise
         try:
             self._thread.run(_check(self._client, sync=settings.durability == "sync"))
         except (RedisError, OSError) as exc:
@@ -103,7 +70,7 @@ class RedisPlace:
         pattern = f"{{{_escaped(self._prefix)}:*}}:keys"
         async for index in self._client.scan_iter(match=pattern, count=1000):
             name = index.decode()[len(self._prefix) + 2 : -len("}:keys")]
-            part = _Part(self._prefix, name)
+            part = Part(self._prefix, name)
             if await self._client.get(part.lease) is None and await _has_mail(self._client, part):
                 found.append(name)
         return sorted(found)
@@ -126,8 +93,7 @@ class RedisPlace:
 
     def close(self) -> None:
         """As ``Place``."""
-        self._thread.run(self._client.aclose())
-        self._thread.close()
+        _end(self._thread, self._client)
 
 
 class RedisStore:
@@ -136,29 +102,33 @@ class RedisStore:
     def __init__(self, settings: QueueSettings, name: str) -> None:
         self.name = name
         self._prefix = settings.redis.prefix
-        self._part = _Part(self._prefix, name)
+        self._part = Part(self._prefix, name)
         self._lease_ms = int(settings.shared.lease * 1000)
         self._token = new_token()
         self._lock = RLock()  # a write waits for a frozen view
-        self._thread = LoopThread(f"redis-{name}")
+        self._written = 0
+        self._failure = ""  # why nothing is written any more
+        self._closed = False
         self._client = client = _client(settings)
-        self._write = client.register_script(_WRITE)
-        self._read = client.register_script(_READ)
-        self._renew = client.register_script(_RENEW)
+        self._thread = LoopThread(f"redis-{name}")
+        self._write = client.register_script(WRITE)
+        self._read = client.register_script(READ)
+        self._renew = client.register_script(RENEW)
         try:
             self._renewal = self._thread.run(self._take())
         except BaseException as exc:
-            self._thread.run(client.aclose())
-            self._thread.close()
+            _end(self._thread, client)
             if isinstance(exc, (RedisError, OSError)):
                 raise LocalError(f"Redis: {exc}") from exc
             raise
 
     async def _take(self) -> "asyncio.Task[None]":
-        take = self._client.register_script(_TAKE)
-        held = await take(keys=[self._part.lease], args=[self._token, self._lease_ms])
+        take = self._client.register_script(TAKE)
+        keys_of = [self._part.lease, self._part.written]
+        held = await take(keys=keys_of, args=[self._token, self._lease_ms])
         if held:
-            raise QueueLocked(f"Redis part '{self.name}': in use by {held.decode().rpartition(':')[0]}")
+            holder = held.decode().rpartition(":")[0]
+            raise QueueLocked(f"Redis part '{self.name}': in use by {holder}", holder)
         return asyncio.create_task(self._keep_renewing())
 
     async def _keep_renewing(self) -> None:
@@ -203,10 +173,12 @@ class RedisStore:
             start = found[-1] + b"\x00"
 
     def _ask(self, work: Awaitable[Any]) -> Any:
+        """An answer. A read that failed is not the same as damage: nothing is written on the strength of it."""
         try:
             return self._thread.run(work)
-        except (RedisError, OSError) as exc:
-            raise QueueCorrupt(f"Redis part '{self.name}' cannot be read: {exc}") from exc
+        except (RedisError, OSError, LocalError) as exc:
+            self._failure = f"Redis part '{self.name}' cannot be read: {exc}"
+            raise QueueCorrupt(self._failure) from exc
 
     @contextmanager
     def frozen(self) -> "Iterator[RedisStore]":
@@ -221,7 +193,7 @@ class RedisStore:
         return dict(ops)
 
     def write(self, batch: dict[bytes, bytes | None]) -> None:
-        """As ``Store``; a broken connection is tried again, since a batch may be applied twice."""
+        """As ``Store``; on a broken connection the batch is sent again under its number."""
         puts: list[Any] = []
         gone: list[bytes] = []
         for key, value in batch.items():
@@ -229,17 +201,21 @@ class RedisStore:
                 gone.append(key)
             else:
                 puts += (key, value)
-        args = [self._token, len(puts) // 2, *puts, *gone]
+        if self._failure:
+            raise QueueUnavailable(self._failure)
+        args = [self._token, self._written + 1, len(puts) // 2, *puts, *gone]
         part = self._part
+        where = [part.lease, part.index, part.values, part.written]
         try:
             with self._lock:
-                done = self._thread.run(
-                    self._write(keys=[part.lease, part.index, part.values], args=args)
-                )
-        except (RedisError, OSError) as exc:
-            raise QueueUnavailable(f"Redis part '{self.name}': {exc}") from exc
-        if not done:
-            raise QueueUnavailable(f"Redis part '{self.name}': the lease is lost, another relay has it")
+                done = self._thread.run(self._write(keys=where, args=args))
+        except (RedisError, OSError, LocalError) as exc:
+            self._failure = f"Redis part '{self.name}': {exc}"
+            raise QueueUnavailable(self._failure) from exc
+        if done != 1:
+            self._failure = f"Redis part '{self.name}': the lease is lost, another relay has it"
+            raise QueueUnavailable(self._failure)
+        self._written += 1
 
     def compact(self) -> None:
         """Nothing to do: removed keys take no room."""
@@ -260,7 +236,10 @@ class RedisStore:
         return True
 
     def close(self) -> None:
-        """Give the lease back, and say so when there is mail left."""
+        """Give the lease back, and say so when there is mail left. Closed already, it is nothing."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._thread.run(self._leave())
         except (RedisError, OSError) as exc:
@@ -269,7 +248,7 @@ class RedisStore:
 
     async def _leave(self) -> None:
         self._renewal.cancel()
-        give_back = self._client.register_script(_GIVE_BACK)
+        give_back = self._client.register_script(GIVE_BACK)
         try:
             ours = await give_back(keys=[self._part.lease], args=[self._token])
             if ours and await _has_mail(self._client, self._part):
@@ -278,21 +257,21 @@ class RedisStore:
             await self._client.aclose()
 
 
-class _Part:
-    """The names of a part's keys in Redis; one slot of a cluster."""
-
-    def __init__(self, prefix: str, name: str) -> None:
-        self.index = f"{{{prefix}:{name}}}:keys"
-        self.values = f"{{{prefix}:{name}}}:values"
-        self.lease = f"{{{prefix}:{name}}}:lease"
+def _end(thread: LoopThread, client: "redis.asyncio.Redis") -> None:
+    thread.run(client.aclose())
+    thread.close()
 
 
 def _client(settings: QueueSettings) -> "redis.asyncio.Redis":
+    """Raises LocalError for a URL that is none."""
     broken = [RedisConnectionError, RedisTimeoutError]
     retry = Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES)
-    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-        settings.redis.url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=retry, retry_on_error=broken
-    )  # fmt: skip
+    try:
+        client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+            settings.redis.url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=retry, retry_on_error=broken
+        )  # fmt: skip
+    except ValueError as exc:
+        raise LocalError(f"queue.redis.url: {settings.redis.url}: {exc}") from exc
     return client
 
 
@@ -302,7 +281,7 @@ async def _check(client: "redis.asyncio.Redis", *, sync: bool) -> None:
     if not sync:
         return
     try:
-        found = await client.config_get("append*")
+        found = {**await client.config_get("*append*"), **await client.config_get("maxmemory*")}
     except ResponseError as exc:
         log.warning(
             "queue.redis: whether Redis writes to disk before it answers cannot be seen: %s", exc
@@ -313,9 +292,19 @@ async def _check(client: "redis.asyncio.Redis", *, sync: bool) -> None:
             "queue.redis: this Redis answers before its disk has a write, so that accepted mail can be lost: "
             "set appendonly yes and appendfsync always there, or queue.durability: none here"
         )
+    if found.get("no-appendfsync-on-rewrite") == "yes":
+        raise LocalError(
+            "queue.redis: this Redis answers before its disk has a write while it rewrites its log: set "
+            "no-appendfsync-on-rewrite no there, or queue.durability: none here"
+        )
+    if found.get("maxmemory") != "0" and str(found.get("maxmemory-policy")).startswith("allkeys"):
+        raise LocalError(
+            "queue.redis: this Redis throws keys away when its memory is full: set maxmemory-policy noeviction "
+            "there, or queue.durability: none here"
+        )
 
 
-async def _has_mail(client: "redis.asyncio.Redis", part: _Part) -> bool:
+async def _has_mail(client: "redis.asyncio.Redis", part: Part) -> bool:
     for prefix in MAIL:
         if await client.zrangebylex(
             part.index, b"[" + prefix, b"(" + keys.end_of(prefix), start=0, num=1

@@ -7,6 +7,8 @@ reads or writes there as long as the lease lasts; a write by a relay that has lo
 import os
 import secrets
 import socket
+from pathlib import Path
+from threading import Event
 from typing import Protocol
 
 from zonemta_py.config.schema import SharedQueue
@@ -14,6 +16,7 @@ from zonemta_py.errors import QueueLocked
 from zonemta_py.queue import keys
 from zonemta_py.queue.store import Store
 
+WAIT_S = 0.5  # between two looks at a lease that will run out
 SPARES_MAX = 100  # names tried by a relay whose own part is being delivered by another
 
 MAIL = (keys.MESSAGE, keys.OUTBOX)  # what another relay has to see to
@@ -41,8 +44,20 @@ def own_name(settings: SharedQueue) -> str:
 
 
 def open_own(place: Place, settings: SharedQueue) -> Store:
-    """This relay's part, or one beside it while another relay still delivers what was left in it."""
+    """This relay's part, or one beside it while another relay still delivers what was left in it.
+
+    When it is this machine's own dead process that has the lease, it is waited for: its submission keys and
+    its mail are in that part.
+    """
     name = own_name(settings)
+    over, tries = Event(), int(settings.lease / WAIT_S) + 2
+    for _ in range(tries):
+        try:
+            return place.open(name)
+        except QueueLocked as exc:
+            if not _is_dead(exc.holder):
+                break
+            over.wait(WAIT_S)
     for number in range(1, SPARES_MAX):
         chosen = name if number == 1 else f"{name}-{number}"
         try:
@@ -50,6 +65,12 @@ def open_own(place: Place, settings: SharedQueue) -> Store:
         except QueueLocked:
             continue
     raise QueueLocked(f"queue.shared.name: {name} and {SPARES_MAX} names beside it are in use")
+
+
+def _is_dead(holder: str) -> bool:
+    """Whether ``holder`` (host:pid) is a process of this machine that has ended."""
+    host, _, pid = holder.rpartition(":")
+    return host == socket.getfqdn() and pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
 def new_token() -> str:
