@@ -14,8 +14,8 @@ from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue
 from zonemta_py.errors import LocalError, QueueLocked, QueueUnavailable
 from zonemta_py.queue import keys
 from zonemta_py.queue.store import Store
-from zonemta_py.stores import aws, objects, redis_store
-from zonemta_py.stores.objects import ObjectStore
+from zonemta_py.stores import aws, object_store, redis_store
+from zonemta_py.stores.object_store import ObjectStore
 from zonemta_py.stores.opening import open_place, open_store
 from zonemta_py.stores.redis_store import RedisStore
 from zonemta_py.stores.shared import Place
@@ -49,7 +49,7 @@ def stop_renewing(store: Store) -> None:
     if isinstance(store, RedisStore):
         store._thread.run(_cancel(store._renewal))
     else:
-        cast(ObjectStore, store)._renewal.close()
+        cast(ObjectStore, store)._lease.stop_renewing()
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
@@ -205,7 +205,7 @@ async def test_an_object_store_that_is_not_there(folder: Path, monkeypatch: pyte
 
 async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is cut, nothing else changes; only what began a life of the part stays of it."""
-    monkeypatch.setattr(objects, "SNAPSHOT_BATCHES", 5)
+    monkeypatch.setattr(object_store, "SNAPSHOT_BATCHES", 5)
     settings = queue_settings(folder, "s3")
     wanted: dict[bytes, bytes] = {}
     for life in range(3):

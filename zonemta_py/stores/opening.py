@@ -20,7 +20,7 @@ STORES: dict[str, Callable[[Path], Store]] = {"leveldb": LevelStore, "filesystem
 # Loaded when asked for: their clients are extras.
 PLACES = {
     "redis": ("zonemta_py.stores.redis_store", "RedisPlace"),
-    "s3": ("zonemta_py.stores.objects", "ObjectPlace"),
+    "s3": ("zonemta_py.stores.object_place", "ObjectPlace"),
 }
 
 

@@ -14,76 +14,26 @@ are also in memory, so this is for queues whose recipients fit there; bodies are
 import logging
 from collections.abc import Iterable, Iterator
 
-from zonemta_py.codec import from_json, pack, to_json, unpacker
+from zonemta_py.codec import pack, unpacker
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.queue import keys
 from zonemta_py.queue.store import Op
-from zonemta_py.stores.aws import Conflict, Found, Objects
+from zonemta_py.stores.aws import Conflict, Objects
 from zonemta_py.stores.memory import MemoryStore
-from zonemta_py.stores.renewal import Renewal
-from zonemta_py.stores.shared import MAIL, new_token
+from zonemta_py.stores.object_lease import ObjectLease
+from zonemta_py.stores.shared import MAIL
 
 FORMAT = 1
 SNAPSHOT_BYTES = 8 << 20  # of batches since the last one, or as much as that took
 SNAPSHOT_BATCHES = 1000
 READ_AT_ONCE = 64
 TRIES = 3
-SLACK_S = 2  # the server's clock shows whole seconds
 
 log = logging.getLogger(__name__)
 
 _unpack_batch = unpacker(tuple[int, str, list[tuple[bytes, bytes | None]]])  # format, token, operations
 _unpack_snapshot = unpacker(tuple[int, list[tuple[bytes, bytes]]])
-
-
-class ObjectPlace:
-    """The parts in one bucket."""
-
-    def __init__(self, settings: QueueSettings) -> None:
-        self._settings = settings
-        self._objects = Objects(settings.s3)
-        self._receipts: dict[str, str] = {}
-        try:
-            self._objects.folders()
-        except LocalError:
-            self._objects.close()
-            raise
-
-    def open(self, name: str) -> "ObjectStore":
-        """As ``Place``; a notice about it has served its purpose."""
-        store = ObjectStore(self._settings, name)
-        receipt = self._receipts.pop(name, None)
-        try:
-            if receipt is not None:
-                self._objects.forget(receipt)
-        except LocalError as exc:
-            log.warning("a notice will come again: %s", exc)
-        return store
-
-    def orphans(self) -> list[str]:
-        """As ``Place``; a part whose relay has died may turn out to be empty."""
-        found = []
-        for name in self._objects.folders():
-            lease = self._objects.get(f"{name}/lease")
-            try:
-                if lease is not None and _is_free(lease) and from_json(lease.data)["mail"]:
-                    found.append(name)
-            except (ValueError, KeyError, TypeError) as exc:
-                log.error("s3: %s/lease cannot be read, the part is left alone: %r", name, exc)
-        return found
-
-    def notice(self, wait_s: float) -> str | None:
-        """As ``Place``."""
-        received = self._objects.receive(wait_s)
-        if received is None:
-            return None
-        self._receipts[received[0]] = received[1]
-        return received[0]
-
-    def close(self) -> None:
-        """As ``Place``."""
-        self._objects.close()
 
 
 class ObjectStore(MemoryStore):
@@ -92,8 +42,6 @@ class ObjectStore(MemoryStore):
     def __init__(self, settings: QueueSettings, name: str) -> None:
         super().__init__()
         self.name = name
-        self._token = new_token()
-        self._lease_s = settings.shared.lease
         self._objects = Objects(settings.s3)
         self._seq = 0
         self._first: set[int] = set()  # batches that began a life
@@ -102,11 +50,10 @@ class ObjectStore(MemoryStore):
         self._snapshot_bytes = 0
         self._closed = False
         try:
-            self._lease = self._take()
+            self._lease = ObjectLease(self._objects, name, settings.shared.lease)
         except BaseException:
             self._objects.close()
             raise
-        self._renewal = Renewal(f"s3-{name}", self._lease_s / 3, self._renew)
         try:
             self._load()
         except BaseException:
@@ -115,51 +62,6 @@ class ObjectStore(MemoryStore):
 
     def _path(self, *parts: str) -> str:
         return "/".join((self.name, *parts))
-
-    # ---- the lease
-
-    def _take(self) -> str:
-        """The version of the lease, now ours. Raises QueueLocked."""
-        found = self._objects.get(self._path("lease"))
-        try:
-            if found is None:
-                return self._objects.put(self._path("lease"), self._lease_data(self._token), new=True)
-            if _is_free(found):
-                return self._objects.put(
-                    self._path("lease"), self._lease_data(self._token), etag=found.etag
-                )
-        except Conflict:
-            pass  # somebody was faster
-        holder = from_json(found.data)["token"].rpartition(":")[0] if found else ""
-        raise QueueLocked(f"S3 part '{self.name}': in use by {holder or 'another relay'}", holder)
-
-    def _lease_data(self, token: str, mail: bool = True) -> bytes:
-        """A lease whose holder dies is taken to have left mail."""
-        return bytes(to_json({"token": token, "lease_s": self._lease_s, "mail": mail}))
-
-    def _renew(self) -> bool:
-        """Write the lease again; False when it is lost."""
-        data = self._lease_data(self._token)
-        try:
-            self._lease = self._objects.put(self._path("lease"), data, etag=self._lease)
-        except Conflict:
-            return self._is_still_ours(data)
-        except LocalError as exc:
-            log.error("S3 part '%s': the lease could not be renewed: %s", self.name, exc)
-        return True
-
-    def _is_still_ours(self, data: bytes) -> bool:
-        """Whether a lease that changed was changed by ourselves: an answer was lost, and it was sent again."""
-        try:
-            found = self._objects.get(self._path("lease"))
-        except LocalError as exc:
-            log.error("S3 part '%s': the lease cannot be read: %s", self.name, exc)
-            return True  # the next batch will tell
-        if found is not None and found.data == data:
-            self._lease = found.etag
-            return True
-        log.critical("S3 part '%s': the lease is lost, another relay has it", self.name)
-        return False
 
     # ---- opening
 
@@ -258,7 +160,7 @@ class ObjectStore(MemoryStore):
 
     def write(self, batch: list[Op]) -> None:
         """As ``Store``: bodies first, then the batch, then what is not needed any more goes."""
-        if self._renewal.lost:
+        if self._lease.lost:
             raise QueueUnavailable(f"S3 part '{self.name}': the lease is lost, another relay has it")
         bodies = {
             self._body(key): value for key, value in batch if value is not None and keys.is_chunk(key)
@@ -279,14 +181,14 @@ class ObjectStore(MemoryStore):
         if gone:
             self._objects.delete_later(gone)
         batches, octets = self._since
-        if self._renewal.lost:
+        if self._lease.lost:
             return
         if batches >= SNAPSHOT_BATCHES or octets >= max(SNAPSHOT_BYTES, self._snapshot_bytes):
             self._snapshot()
 
     def _append(self, ops: list[Op]) -> None:
         """One batch more. Raises Conflict when somebody else wrote it."""
-        data = pack((FORMAT, self._token, ops))
+        data = pack((FORMAT, self._lease.token, ops))
         path = self._path("log", f"{self._seq + 1:016x}")
         for _ in range(TRIES):
             try:
@@ -353,21 +255,9 @@ class ObjectStore(MemoryStore):
 
     def _leave(self, *, mail: bool) -> None:
         self._closed = True
-        self._renewal.close()
-        try:
-            if not self._renewal.lost:
-                self._objects.put(self._path("lease"), self._lease_data("", mail), etag=self._lease)
-                if mail:
-                    self._objects.send(self.name)
-        except (Conflict, LocalError) as exc:
-            log.error("S3 part '%s': its lease runs out by itself: %s", self.name, exc)
+        self._lease.give_back(mail=mail)
         self._objects.close()
 
 
 def _seq_of(path: str) -> int:
     return int(path.rpartition("/")[2], 16)
-
-
-def _is_free(lease: Found) -> bool:
-    said = from_json(lease.data)
-    return not said["token"] or lease.age_s > said["lease_s"] + SLACK_S
