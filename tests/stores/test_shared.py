@@ -1,6 +1,10 @@
 """Stores that several relays share: leases, fences, and what a client sees when the server is not there."""
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +15,11 @@ import pytest
 from tests.conftest import until
 from tests.servers import DURABLE, SHARED, notice_queue, part_of, queue_settings, start_redis
 from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue
-from zonemta_py.errors import LocalError, QueueLocked, QueueUnavailable
+from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.queue import keys
 from zonemta_py.queue.store import Store
 from zonemta_py.stores import aws, object_store, redis_store
+from zonemta_py.stores.loop_thread import LoopThread
 from zonemta_py.stores.object_store import ObjectStore
 from zonemta_py.stores.opening import open_place, open_store
 from zonemta_py.stores.redis_store import RedisStore
@@ -240,3 +245,157 @@ async def test_bodies_without_a_batch_go(folder: Path) -> None:
     store = cast(ObjectStore, open_store(settings))
     assert store._objects.paths("one/body/") == []
     store.close()
+
+
+async def test_a_relay_that_hung_in_a_snapshot(folder: Path) -> None:
+    """It removes what is old to it, and nothing that another wrote since."""
+    settings = queue_settings(folder, "s3", lease_s=0.6)
+    one = cast(ObjectStore, open_store(settings))
+    put(one, {b"a": b"1"})
+    stop_renewing(one)
+    place = open_place(settings)
+    assert place is not None
+    two = await asyncio.to_thread(opened_in_time, place)
+    put(two, {b"b": b"2"})
+    one._snapshot()
+    one.close()
+    put(two, {b"c": b"3"})
+    two.close()
+    three = place.open("one")
+    assert content(three) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    three.close()
+    place.close()
+
+
+async def test_a_batch_that_comes_again(folder: Path) -> None:
+    """What was sent twice because its answer was lost is applied once, however late it comes."""
+    store = cast(RedisStore, open_store(queue_settings(folder, "redis")))
+    put(store, {b"k": b"1"})
+    put(store, {b"k": None})
+    part = store._part
+    where = [part.lease, part.index, part.values, part.written]
+    for number, answer in ((1, -1), (2, 1), (4, -1)):
+        late = store._write(keys=where, args=[store._token, number, 1, b"k", b"1"])
+        assert store._thread.run(late) == answer
+    assert content(store) == {}
+    put(store, {b"m": b"2"})
+    store.close()
+
+
+async def test_a_read_that_fails_is_not_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written any more: a decision taken without the answer could lose mail."""
+    monkeypatch.setattr(redis_store, "RETRIES", 0)
+    port, process = start_redis(*DURABLE)
+    settings = QueueSettings(
+        directory=folder, store="redis", redis=RedisQueue(f"redis://127.0.0.1:{port}/0")
+    )
+    store = open_store(settings)
+    put(store, {b"a": b"1"})
+    process.kill()
+    process.wait()
+    with pytest.raises(QueueCorrupt, match="cannot be read"):
+        store.get(b"a")
+    with pytest.raises(QueueUnavailable, match="cannot be read"):
+        put(store, {b"b": b"2"})
+    store.close()
+
+
+async def test_a_lease_whose_version_changed(folder: Path) -> None:
+    """By our own request, sent again: it is still ours. By somebody else's token: it is lost."""
+    store = cast(ObjectStore, open_store(queue_settings(folder, "s3")))
+    lease = store._lease
+    lease._etag = '"another"'
+    assert lease._renew()
+    store._objects.put("one/lease", b'{"token": "x:1:y", "lease_s": 30, "mail": true}')
+    assert not lease._renew()
+    lease.stop_renewing()
+    store.close()
+
+
+async def test_a_store_without_conditions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would keep two relays apart: refused when it is opened."""
+    conditional = aws.Objects._put
+
+    async def careless(self: aws.Objects, path: str, data: bytes, condition: Any) -> str:
+        return await conditional(self, path, data, {})
+
+    monkeypatch.setattr(aws.Objects, "_put", careless)
+    with pytest.raises(LocalError, match="ignores If-None-Match"):
+        open_store(queue_settings(folder, "s3"))
+
+
+async def test_a_lease_that_cannot_be_read(folder: Path) -> None:
+    """Its part is left alone; the others are seen."""
+    settings = queue_settings(folder, "s3")
+    store = cast(ObjectStore, open_store(settings))
+    put(store, {keys.mark_key("0" * 24): b"x"})
+    for name, data in (("two", b"{}"), ("three", b"garbage"), ("four", b"[]")):
+        store._objects.put(f"{name}/lease", data)
+    store.close()
+    place = open_place(settings)
+    assert place is not None
+    assert place.orphans() == ["one"]
+    place.close()
+
+
+async def test_a_relay_that_comes_back_soon(folder: Path, kind: str) -> None:
+    """After its own crash it waits for the lease: its submission keys and its mail are in that part."""
+    settings = queue_settings(folder, kind, lease_s=0.6)
+    code = (
+        "import os, sys; from pathlib import Path; from tests.servers import queue_settings; "
+        "from zonemta_py.stores.opening import open_store; "
+        "open_store(queue_settings(Path(sys.argv[1]), sys.argv[2], lease_s=0.6)); os._exit(9)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code, folder, kind], env=environment, check=False)
+    assert done.returncode == 9
+    store = open_store(settings, spare=True)
+    assert cast(Any, store).name == "one"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--no-appendfsync-on-rewrite", "yes"), "no-appendfsync-on-rewrite no"),
+        (("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), "maxmemory-policy noeviction"),
+    ],
+)
+async def test_a_redis_that_may_forget(folder: Path, options: tuple[str, ...], problem: str) -> None:
+    port, _ = start_redis(*DURABLE, *options)
+    settings = QueueSettings(
+        directory=folder, store="redis", redis=RedisQueue(f"redis://127.0.0.1:{port}/0")
+    )
+    with pytest.raises(LocalError, match=problem):
+        open_store(settings)
+
+
+def test_an_address_that_is_none(folder: Path) -> None:
+    with pytest.raises(LocalError, match=r"queue\.redis\.url: what"):
+        open_store(QueueSettings(directory=folder, store="redis", redis=RedisQueue("what")))
+    with pytest.raises(LocalError, match="s3://queues"):
+        open_store(
+            QueueSettings(directory=folder, store="s3", s3=ObjectQueue("queues", endpoint="what"))
+        )
+
+
+def test_a_thread_that_is_closed() -> None:
+    """Who waits for an answer gets an error, and so does who asks later."""
+    thread = LoopThread("test")
+    problems: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            thread.run(asyncio.sleep(100))
+        except LocalError as exc:
+            problems.append(exc)
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    while not asyncio.all_tasks(thread._loop):
+        pass
+    thread.close()
+    waiting.join()
+    ask()
+    assert [str(exc) for exc in problems] == ["the store is closed"] * 2
+    thread.close()

@@ -85,11 +85,11 @@ class Crew:
                 self._begin(lease)
                 await asyncio.sleep(0)
                 continue
-            if room and not self._workers:
-                if not attempts:
-                    return
+            if room and not attempts:
+                return
+            rung = await clock.wait_event(self._bell, self._limits.retry_interval_s)
+            if room and not rung:
                 attempts -= 1
-            await clock.wait_event(self._bell, self._limits.retry_interval_s)
 
     def _lease(self) -> Lease | None:
         while True:
@@ -132,7 +132,10 @@ class Crew:
                     return
                 self._untaken[me] = following
         finally:
-            await seat.close()
+            try:
+                await seat.close()
+            except Exception:
+                log.exception("what follows the messages of a thread failed")
 
     async def _process(self, seat: Seat, me: "asyncio.Task[None]") -> object:
         """A routine that raises costs its message an attempt, and nobody else anything."""

@@ -1,7 +1,7 @@
 """An event loop in a thread of its own: a store's calls are plain, its client's are awaited."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import CancelledError
 from threading import Thread
 from typing import TypeVar
@@ -39,6 +39,8 @@ class LoopThread:
             if isinstance(exc, RuntimeError) and not self._loop.is_closed():
                 raise
             waiting.close()
+            if isinstance(work, Coroutine):
+                work.close()
             raise LocalError("the store is closed") from exc
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from zonemta_py.queue import keys
 from zonemta_py.queue.store import Store
 
 WAIT_S = 0.5  # between two looks at a lease that will run out
+SLACK_S = 5.0  # that clocks and servers take beyond it
 SPARES_MAX = 100  # names tried by a relay whose own part is being delivered by another
 
 MAIL = (keys.MESSAGE, keys.OUTBOX)  # what another relay has to see to
@@ -50,7 +51,7 @@ def open_own(place: Place, settings: SharedQueue) -> Store:
     its mail are in that part.
     """
     name = own_name(settings)
-    over, tries = Event(), int(settings.lease / WAIT_S) + 2
+    over, tries = Event(), int((settings.lease + SLACK_S) / WAIT_S)
     for _ in range(tries):
         try:
             return place.open(name)

@@ -1,0 +1,256 @@
+"""Whatever a program does, its messages are delivered, deferred, or waiting: no lease stays."""
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import until
+from tests.dequeue.harness import BODY, ZONE, opened, rows, run, stored
+from tests.end_to_end.harness import staged
+from zonemta_py import Queue, Relay
+from zonemta_py.dequeue import (
+    AsyncMessage,
+    BadArgument,
+    Disposition,
+    Message,
+    NoSuchZone,
+    WrongThread,
+    adequeue,
+    dequeue,
+)
+from zonemta_py.queue import keys
+
+FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
+
+
+def in_flight(queue: Queue) -> list[bytes]:
+    store = queue.channels.outbound.queue.store
+    return list(store.keys(keys.INFLIGHT, keys.end_of(keys.INFLIGHT)))
+
+
+async def put(queue: Queue, *to: str, body: bytes = BODY) -> str:
+    return await queue.enqueue("s@a.example", to or ["u@x.example"], body, zone=ZONE)
+
+
+def broken(recipient: object, attempts: int) -> float:
+    """A backoff function with a defect."""
+    return 1 / (attempts - attempts)
+
+
+@pytest.mark.parametrize("backoff", [broken, lambda recipient, attempts: float("inf")])
+async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None:
+    """Everybody is deferred by five minutes, whatever was said of them."""
+
+    async def routine(message: AsyncMessage) -> None:
+        for recipient in message.recipients():
+            if recipient.address.startswith("a"):
+                message.dispose(recipient.address, Disposition.DELIVERED)
+        await message.finish()
+
+    async with opened(folder) as queue:
+        await put(queue, "a@x.example", "b@x.example")
+        await run(queue, routine, backoff=backoff)
+        left = rows(queue)
+        assert [(row["state"], row["attempts"]) for row in left] == [("deferred", 1)] * 2
+        assert all(
+            290_000 < row["due_ms"] - queue.channels.outbound.queue.now() <= 300_000 for row in left
+        )
+        assert in_flight(queue) == []
+
+
+async def test_a_reason_that_is_an_exception(folder: Path) -> None:
+    async def routine(message: AsyncMessage) -> None:
+        await message.finish(Disposition.DEFERRED, ValueError("the disk is full"))  # as many will
+
+    async with opened(folder) as queue:
+        await put(queue)
+        await run(queue, routine)
+        assert [row["reply"] for row in rows(queue)] == ["the disk is full"]
+
+
+async def test_a_mixed_end_that_is_cut_off(folder: Path) -> None:
+    """A time limit falls into the copying of the body: all are deferred, nothing of the copy stays."""
+
+    async def routine(message: AsyncMessage) -> None:
+        recipients = list(message.recipients())
+        message.dispose(recipients[0].address, Disposition.DELIVERED)
+        task = asyncio.create_task(message.finish())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async with opened(folder) as queue:
+        message = await put(queue, "a@x.example", "b@x.example", body=BODY + b"line\r\n" * 500_000)
+        await run(queue, routine)
+        await until(lambda: stored(queue) == {message}, "the copy to go")
+        assert [row["state"] for row in rows(queue)] == ["deferred"] * 2
+        assert in_flight(queue) == []
+
+
+async def test_a_damaged_body_in_a_mixed_end(folder: Path) -> None:
+    async def routine(message: AsyncMessage) -> None:
+        message.dispose(next(message.recipients()).address, Disposition.DELIVERED)
+        await message.finish()
+
+    async with opened(folder) as queue:
+        message = await put(queue, "a@x.example", "b@x.example", body=BODY + b"line\r\n" * 50_000)
+        inner = queue.channels.outbound.queue
+        inner.store.write(inner.store.batch([(keys.chunk_key(message, 1), b"?")], sync=True))
+        await run(queue, routine)
+        assert [row["state"] for row in rows(queue)] == ["deferred"] * 2
+
+
+async def test_cancelled_before_the_routine(folder: Path) -> None:
+    """Nobody was called with the message: it waits, untried."""
+    async with opened(folder) as queue:
+        await put(queue)
+        task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.sleep(100)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: in_flight(queue) == [])
+        seen: list[str] = []
+
+        async def routine(message: AsyncMessage) -> None:
+            seen.append(message.info.id)
+            await message.finish(Disposition.DELIVERED)
+
+        await queue.channels.outbound.queue.deferral.flush(None, None, None)
+        await run(queue, routine)
+        assert len(seen) == 1
+
+
+async def test_a_routine_that_exits(folder: Path) -> None:
+    """sys.exit() ends the routine, not the thread that others wait for."""
+
+    def routine(message: Message) -> None:
+        sys.exit(3)
+
+    async with opened(folder) as queue:
+        await put(queue)
+        assert await asyncio.to_thread(dequeue, queue, ZONE, routine, routine, **FAST) == 1
+        assert [row["state"] for row in rows(queue)] == ["deferred"]
+
+
+async def test_a_routine_that_hangs(folder: Path) -> None:
+    """The call comes back after its time; the queue closes; the next start finds the message."""
+    go_on = threading.Event()
+
+    def routine(message: Message) -> None:
+        go_on.wait(60)
+
+    async with opened(folder) as queue:
+        message = await put(queue)
+        late = {"wait_timeout_s": 0.2, **FAST}
+        assert await asyncio.to_thread(dequeue, queue, ZONE, routine, lambda _: None, **late) == 1
+    go_on.set()
+    async with opened(folder) as queue:
+        assert [row["message"] for row in rows(queue)] == [message]
+
+
+async def test_a_relay_that_stops(folder: Path) -> None:
+    """Routines at work have the grace of the shutdown; no message is begun any more."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        begun.set()
+        await go_on.wait()
+        await message.finish(Disposition.DELIVERED)
+        ended.append(message.sender)
+
+    async with staged(folder) as stage:
+        config = stage.config(zones={"list": {"transport": "dequeue"}}, processes={}, shutdown_grace="20s",
+                              routing=[{"recipient_domain": "x.example", "zone": "list"}])  # fmt: skip
+        async with Relay(config) as relay:
+            for _ in range(3):
+                await relay.enqueue("s@a.example", ["u@x.example"], BODY)
+            task = asyncio.create_task(adequeue(relay, "list", routine, max_threads=1))
+            await begun.wait()
+            stopping = asyncio.create_task(relay.stop())
+            await until(lambda: relay.stopped)
+            go_on.set()
+            await stopping
+            assert await task == 1
+            assert len(ended) == 1
+
+
+async def test_another_thread_from_the_first_call_on(folder: Path) -> None:
+    """Who gets the message from its routine may not even be the first to use it."""
+    caught: list[BaseException] = []
+
+    def routine(message: Message) -> None:
+        def elsewhere() -> None:
+            try:
+                message.finish(Disposition.DELIVERED)
+            except WrongThread as exc:
+                caught.append(exc)
+
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+
+    async with opened(folder) as queue:
+        await put(queue)
+        await asyncio.to_thread(dequeue, queue, ZONE, routine, **FAST)
+        assert len(caught) == 1
+        assert [row["state"] for row in rows(queue)] == ["deferred"]
+
+
+async def test_new_mail_for_a_zone_that_is_not_there(folder: Path) -> None:
+    """Refused before anything is given up for it."""
+    problems: list[str] = []
+
+    async def routine(message: AsyncMessage) -> None:
+        for zone in ("nope", "a/b", ""):
+            try:
+                message.start(zone=zone)
+            except NoSuchZone as exc:
+                problems.append(str(exc))
+        new = message.start(zone="default")
+        for address in ("nobody", "u@x.example\r\nBcc: all@x.example"):
+            with pytest.raises(BadArgument):
+                new.to(address, field="To")
+        await new.abort()
+        await message.finish(Disposition.DELIVERED)
+
+    async with staged(folder) as stage:
+        config = stage.config(
+            zones={"default": {"transport": "dequeue"}, "other": {"transport": "blackhole"}},
+            processes={},
+        )
+        async with Relay(config) as relay:
+            await relay.enqueue("s@a.example", ["u@x.example"], BODY)
+            await adequeue(relay, "default", routine, **FAST)
+    assert len(problems) == 3
+
+
+async def test_header_fields_of_new_mail(folder: Path) -> None:
+    """Once each, in front, whatever is written first."""
+    async with opened(folder) as queue:
+        new = queue.start("s@a.example", zone=ZONE)
+        new.to("u@x.example", field="To")
+        new.to("v@x.example", field="Cc")
+        new.to("w@x.example", field="To", envelope=False)
+        await new.write(b"")
+        for line in (b"Subject: x", b"", *[b""] * 70_000, b"end"):
+            await new.write_line(line)
+        await new.finish()
+        found: list[list[bytes]] = []
+
+        async def routine(message: AsyncMessage) -> None:
+            assert [r.address for r in message.recipients()] == ["u@x.example", "v@x.example"]
+            found.append(list(message.lines()))
+            await message.finish(Disposition.DELIVERED)
+
+        await run(queue, routine)
+        header = found[0][: found[0].index(b"")]
+        assert [line for line in header if line.startswith((b"To", b"Cc", b"Subject"))] == [
+            b"To: u@x.example, w@x.example", b"Cc: v@x.example", b"Subject: x",
+        ]  # fmt: skip
+        assert found[0][-1] == b"end"
