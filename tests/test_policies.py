@@ -163,3 +163,93 @@ async def test_refused_by_a_program(folder: Path) -> None:
         with pytest.raises(NotAccepted, match=r"550 5\.7\.1 not today"):
             await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nbody\n")
         await empty(relay)
+
+
+def all_to_one(one: Envelope) -> None:
+    """Everybody is the same person in the end; mail without a subject is refused."""
+    if not one.field("Subject"):
+        raise NotAccepted("550 5.6.0 no subject")
+    for address in list(one.recipients):
+        one.rename(address, "all@d.example")
+
+
+def copied(one: Envelope) -> list[Envelope]:
+    """Each by itself, and a copy for the archive."""
+    return [*split_by_recipient(one), one.copy(["archive@d.example"])]
+
+
+async def replies_of(relay: Relay, *to: Iterable[str]) -> list[str]:
+    found = []
+    for names in to:
+        client = await Raw.connect(relay.addresses[0].port)
+        await client.ehlo()
+        data = b"X-Submission-Key: k\r\nSubject: x\r\n\r\nbody\r\n.\r\n"
+        found.append(await client.message(data, *(f"{name}@d.example" for name in names)))
+        client.close()
+    return found
+
+
+async def test_a_repeat_that_leads_to_the_same(folder: Path) -> None:
+    """New recipients that policies lead where the message already went: a duplicate, said in so many words."""
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        async with relaying(stage.config(policies=[f"{__name__}.all_to_one"], processes={})) as relay:
+            replies = await replies_of(relay, "u", "uv", "uv", "u")
+            first = replies[0].split()[-1]
+            assert all(reply.endswith(f"queued as {first} duplicate") for reply in replies[1:]), replies
+            await empty_but_keys(relay)
+        assert [message.recipients for message in sink.messages] == [["all@d.example"]]
+
+
+async def test_what_policies_add_is_sent_once(folder: Path) -> None:
+    async with staged(folder) as stage:
+        sink = await stage.receiver("d.example")
+        async with relaying(stage.config(policies=[f"{__name__}.copied"], processes={})) as relay:
+            await replies_of(relay, "u", "uv", "uv", "vw", "w")
+            await empty_but_keys(relay)
+            from zonemta_py.queue import keys
+
+            assert not list(relay.queue.store.keys(keys.OPEN, keys.end_of(keys.OPEN)))
+        got = sorted(message.recipients[0].partition("@")[0] for message in sink.messages)
+        assert got == ["archive", "u", "v", "w"]
+
+
+async def test_a_loop_gives_its_key_back(folder: Path) -> None:
+    """A message that is refused at the last moment does not keep later ones out."""
+    async with staged(folder) as stage:
+        await stage.receiver("d.example")
+        async with relaying(stage.config(processes={})) as relay:
+            client = await Raw.connect(relay.addresses[0].port)
+            await client.ehlo()
+            loop = b"X-Submission-Key: k\r\n" + b"Received: x\r\n" * 60 + b"\r\nbody\r\n.\r\n"
+            assert (await client.message(loop, "u@d.example")).startswith("554 5.4.6")
+            client.close()
+            (reply,) = await replies_of(relay, "u")
+            assert reply.startswith("250")
+            await empty_but_keys(relay)
+
+
+def spoil(one: Envelope) -> None:
+    """Says in the recipient what it does to the envelope."""
+    match one.recipients[0].partition("@")[0]:
+        case "text":
+            one.header = "Subject: x\r\n"
+        case "open":
+            one.header = b"Subject: x"
+        case "body":
+            one.header = b"Subject: x\r\n\r\nbody\r\n"
+        case "sender":
+            one.sender = "a@b.example\r\nX: y"
+
+
+@pytest.mark.parametrize("name", ["text", "open", "body", "sender"])
+async def test_an_envelope_that_cannot_be_stored(folder: Path, name: str) -> None:
+    """A policy's defect is answered as one, and nothing of the message stays."""
+    async with staged(folder) as stage:
+        await stage.receiver("d.example")
+        async with relaying(stage.config(policies=[f"{__name__}.spoil"], processes={})) as relay:
+            (reply,) = await replies_of(relay, [name])
+            assert reply.startswith("421 4.3.0")
+            (reply,) = await replies_of(relay, "u")
+            assert reply.startswith("250")
+            await empty_but_keys(relay)

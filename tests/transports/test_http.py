@@ -106,3 +106,25 @@ async def delivered_or_not(transport: HttpPost) -> str:
     reply = await transport.deliver(parcel(b"x"))
     assert reply.code == 0
     return f"{reply.status} {reply.text}"
+
+
+async def test_a_reason_that_is_no_text() -> None:
+    """It is cleaned: a record that cannot be written would have the message sent again and again."""
+    import asyncio
+
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 \xff\xfe\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server_of_odd = await asyncio.start_server(odd, "127.0.0.1", 0)
+    port = server_of_odd.sockets[0].getsockname()[1]
+    transport = HttpPost(f"http://127.0.0.1:{port}/in", 5, "relay.example")
+    reply = await delivered(transport, b"x")
+    reply.text.encode()
+    assert reply.code == 250
+    transport.close()
+    assert transport._closing is not None
+    await transport._closing
+    server_of_odd.close()

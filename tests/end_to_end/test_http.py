@@ -117,6 +117,77 @@ async def test_a_client_that_leaves(folder: Path) -> None:
         await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
+async def test_fields_that_no_one_can_write_down(folder: Path) -> None:
+    """Octets that are no text in a field cost a character; the next message is delivered."""
+    async with door(folder) as (relay, _, sink):
+        assert relay.http is not None
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay.http.port)
+            writer.write(
+                b"POST /mail HTTP/1.1\r\nHost: x\r\nContent-Type: message/rfc822\r\nX-Ehlo: \xff\xfe evil\r\n"
+                b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\n"
+                b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(TEXT) + TEXT
+            )
+            assert b"204" in await reader.readline()
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        await until(lambda: len(sink.messages) == 3)
+        assert b"from ???evil" in sink.messages[0].data
+        await empty(relay)
+
+
+async def test_far_too_much(folder: Path) -> None:
+    """An upload that goes on past twice the limit is answered, and read no further."""
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        yield TEXT
+        while sent < 200 << 20:
+            sent += 65_520
+            yield b"line 67\r\n" * 7280
+
+    async with door(folder) as (relay, client, _):
+        try:
+            headers = fields("s@a.example", "u@d.example")
+            async with client.post("/mail", data=endless(), headers=headers) as answer:
+                assert answer.headers["X-Smtp-Reply"].startswith('552; message="5.3.4')
+        except aiohttp.ClientError:
+            pass  # it may still be writing when the connection ends
+        assert sent < 100 << 20
+        assert everything(relay.queue.store) == []
+
+
+async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
+    """The relay stops within its grace; what was not answered is not kept."""
+    async with door(folder) as (relay, _, _sink):
+        assert relay.http is not None
+        _, writer = await asyncio.open_connection("127.0.0.1", relay.http.port)
+        writer.write(
+            b"POST /mail HTTP/1.1\r\nHost: x\r\nContent-Type: message/rfc822\r\n"
+            b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\nContent-Length: 900\r\n\r\n"
+        )
+        await writer.drain()
+        async with asyncio.timeout(10):
+            await relay.stop()
+        writer.close()
+
+
+async def test_keys_of_two_clients(folder: Path) -> None:
+    """A key is its client's own: what another says under the same one is another message."""
+    async with door(folder) as (relay, _, sink):
+        assert relay.http is not None
+        for ip in ("127.0.0.2", "127.0.0.3"):
+            connector = aiohttp.TCPConnector(local_addr=(ip, 0))
+            async with aiohttp.ClientSession(connector=connector) as client:
+                headers = fields("s@a.example", "u@d.example", X_Submission_Key="2026-11-22")
+                url = f"http://127.0.0.1:{relay.http.port}/mail"
+                async with client.post(url, data=TEXT, headers=headers) as answer:
+                    assert answer.status == 204
+        await until(lambda: len(sink.messages) == 2)
+
+
 async def test_a_token(folder: Path) -> None:
     (folder / "token").write_text("secret\n")
     async with door(folder, token_file="token") as (relay, client, _):
