@@ -235,10 +235,10 @@ async def test_bodies_without_a_batch_go(folder: Path) -> None:
     settings = queue_settings(folder, "s3")
     store = cast(ObjectStore, open_store(settings))
     put(store, {CHUNK: b"kept"})
-    store._objects.put(store._path("body", "f" * 24, "000001"), b"lost")
+    store._objects.put(store._path("body", "0" * 16, "f" * 24, "000001"), b"lost")
     store.close()
     store = cast(ObjectStore, open_store(settings))
-    assert store._objects.paths("one/body/") == [store._path("body", "0" * 24, "000001")]
+    assert store._objects.paths("one/body/") == [store._path("body", f"{1:016x}", "0" * 24, "000001")]
     assert store.get(CHUNK) == b"kept"
     put(store, {CHUNK: None})
     store.close()

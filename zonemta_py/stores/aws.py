@@ -5,6 +5,7 @@ a condition that does not hold.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -26,6 +27,8 @@ WAIT_MAX_S = 20  # of a receive, by the protocol
 VISIBLE_AGAIN_S = 900  # a notice that nobody deleted by then is shown again
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _CONFIG = AioConfig(
     connect_timeout=5, read_timeout=15, max_pool_connections=2 * AT_ONCE, retries={"max_attempts": 5, "mode": "standard"}
@@ -176,9 +179,15 @@ class Objects:
         self._run(self._begin_delete(list(paths)))
 
     async def _begin_delete(self, paths: list[str]) -> None:
-        errand = asyncio.create_task(self._delete(paths))
+        errand = asyncio.create_task(self._try_delete(paths))
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
+
+    async def _try_delete(self, paths: list[str]) -> None:
+        try:
+            await self._delete(paths)
+        except (ClientError, BotoCoreError, OSError) as exc:
+            log.warning("s3://%s: %d objects that nobody needs stay: %s", self._bucket, len(paths), exc)
 
     async def _delete(self, paths: list[str]) -> None:
         for at in range(0, len(paths), DELETE_MAX):

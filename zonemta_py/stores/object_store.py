@@ -3,7 +3,9 @@
     NAME/lease                who has the part; its age is the server's
     NAME/log/SEQ              one batch each, 16 hex digits
     NAME/snapshot/SEQ         everything but bodies, as of that batch
-    NAME/body/MESSAGE/NUMBER  a chunk, written before the batch that names it
+    NAME/body/LIFE/MESSAGE/NUMBER
+                              a chunk, written before the batch that names it; LIFE is the first batch of its
+                              writer's, so that two relays that think they have the part do not write over each other
 
 A batch is one object that must not be there yet: so it is whole or nothing, and of two relays that think
 they have the part only one writes it. Whoever opens the part writes an empty batch first: the one before
@@ -77,8 +79,10 @@ class ObjectStore(MemoryStore):
             except Conflict:
                 continue  # the one before us was not quite dead
         on_disk = set(self._objects.paths(self._path("body/")))
-        known = {self._body(key) for key in self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if keys.is_chunk(key)}  # fmt: skip
-        self._objects.delete(on_disk - known)
+        self._life = f"{self._seq:016x}".encode()
+        self._objects.delete(
+            on_disk - set(self._bodies(self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))))
+        )
 
     def _check_conditions(self) -> None:
         """Nothing holds without them: the batch that was just written must not be written again."""
@@ -101,7 +105,7 @@ class ObjectStore(MemoryStore):
         if version != FORMAT:
             raise LocalError(f"{names[-1]}: version {version} is not known here")
         super().write(list(items))
-        self._seq = int(names[-1].rpartition("/")[2], 16)
+        self._seq = _seq_of(names[-1])
         self._snapshot_bytes = len(found.data)
 
     def _read_log(self) -> None:
@@ -143,14 +147,21 @@ class ObjectStore(MemoryStore):
         if value is None or not keys.is_chunk(key):
             return value
         try:
-            found = self._objects.get(self._body(key))
+            found = self._objects.get(self._body(key, value))
         except LocalError as exc:
             raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
         return found.data if found is not None else None
 
-    def _body(self, key: bytes) -> str:
+    def _body(self, key: bytes, life: bytes) -> str:
         _, message, number = key.decode().split("/")
-        return self._path("body", message, number)
+        return self._path("body", life.decode(), message, number)
+
+    def _bodies(self, found: Iterable[bytes]) -> Iterator[str]:
+        """The objects of those keys that are chunks, and there."""
+        for key in found:
+            life = super().get(key) if keys.is_chunk(key) else None
+            if life is not None:
+                yield self._body(key, life)
 
     # ---- writing
 
@@ -162,10 +173,18 @@ class ObjectStore(MemoryStore):
         """As ``Store``: bodies first, then the batch, then what is not needed any more goes."""
         if self._lease.lost:
             raise QueueUnavailable(f"S3 part '{self.name}': the lease is lost, another relay has it")
+        if not batch:
+            return  # an empty batch is what a life begins with
+        life = self._life
         bodies = {
-            self._body(key): value for key, value in batch if value is not None and keys.is_chunk(key)
+            self._body(key, life): value
+            for key, value in batch
+            if value is not None and keys.is_chunk(key)
         }
-        small = [(key, b"" if value and keys.is_chunk(key) else value) for key, value in batch]
+        gone = list(self._bodies(key for key, value in batch if value is None))
+        small = [
+            (key, life if value is not None and keys.is_chunk(key) else value) for key, value in batch
+        ]
         try:
             if bodies:
                 self._objects.put_all(bodies)
@@ -177,7 +196,6 @@ class ObjectStore(MemoryStore):
         except LocalError as exc:
             raise QueueUnavailable(str(exc)) from exc
         super().write(small)
-        gone = [self._body(key) for key, value in batch if value is None and keys.is_chunk(key)]
         if gone:
             self._objects.delete_later(gone)
         batches, octets = self._since
