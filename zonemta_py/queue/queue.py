@@ -122,6 +122,8 @@ class Queue:
         """
         batch = Batch()
         if upload.abandoned:
+            if new.key is not None:
+                self.submissions.give_back(new.key[0])
             batch.end(QueueUnavailable(f"{upload.id}: its chunks were swept"))
             return batch
         last = upload.last
