@@ -8,10 +8,10 @@ FROM python:3.12-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY zonemta_py zonemta_py
-RUN python -m venv /opt/zonemta && /opt/zonemta/bin/pip install --no-cache-dir .
+RUN python -m venv /opt/zonemta && /opt/zonemta/bin/pip install --no-cache-dir '.[redis,s3]'
 
 FROM build AS build-pipeline
-RUN /opt/zonemta/bin/pip install --no-cache-dir '.[pipeline]'
+RUN /opt/zonemta/bin/pip install --no-cache-dir '.[pipeline,redis,s3]'
 
 FROM python:3.12-slim AS base
 RUN useradd --system --uid 2525 --home-dir /var/lib/zonemta zonemta \
