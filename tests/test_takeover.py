@@ -8,9 +8,9 @@ import pytest
 
 from tests.conftest import until
 from tests.end_to_end.harness import relaying, staged
-from tests.end_to_end.test_takeover import settings
 from tests.queue.harness import accept, make_queue
 from tests.servers import SHARED, queue_settings
+from tests.services.test_takeover import settings
 from zonemta_py.errors import LocalError, QueueUnavailable
 from zonemta_py.queue.store import Store
 from zonemta_py.stores.opening import open_place

@@ -1,0 +1,1 @@
+"""What a relay offers to programs, end to end; each test says itself how many processes it wants."""
