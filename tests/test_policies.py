@@ -253,3 +253,30 @@ async def test_an_envelope_that_cannot_be_stored(folder: Path, name: str) -> Non
             (reply,) = await replies_of(relay, "u")
             assert reply.startswith("250")
             await empty_but_keys(relay)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("one", "expected package.module.function"),
+        ("zonemta_py.policies.Forward", "is a class"),
+        ("asyncio.sleep", "is a coroutine function"),
+        ("zonemta_py.policies.nothing", "no attribute 'nothing'"),
+        ("broken_policies.x", "cannot be loaded: ZeroDivisionError"),
+        ("importing_policies.x", r"No module named 'nosuchmodule' \(imported by importing_policies\)"),
+    ],
+)
+async def test_a_name_that_is_no_policy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+) -> None:
+    """Said when the relay is made, in one line."""
+    (folder / "broken_policies.py").write_text("1 / 0\n")
+    (folder / "importing_policies.py").write_text("import nosuchmodule\n")
+    monkeypatch.syspath_prepend(str(folder))
+    async with staged(folder) as stage:
+        with pytest.raises(ConfigError, match=problem):
+            Relay(stage.config(policies=[name]))
+        with pytest.raises(ConfigError, match="a list of functions"):
+            Relay(stage.config(), policies=split_by_domain)
+        async with Relay(stage.config(processes={}), backoff=[60, 120]) as relay:
+            assert relay.config.zones["default"].retry.delays == (60, 120)

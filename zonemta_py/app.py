@@ -10,7 +10,7 @@ from functools import partial
 from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
-from zonemta_py.config.functions import named_function, with_functions
+from zonemta_py.config.functions import plain_function, with_functions
 from zonemta_py.config.schema import Config, Listener, Processes, Zone
 from zonemta_py.config.secrets import read_token
 from zonemta_py.config.units import HostPort
@@ -58,13 +58,11 @@ class Relay:
         log_level: str = "info",
         *,
         store: Store | None = None,
-        backoff: Backoff | None = None,
+        backoff: Backoff | Sequence[float] | None = None,
         bounce: BounceFunction | None = None,
         policies: Sequence[EnvelopePolicy] = (),
     ) -> None:
-        self._with_functions = partial(
-            with_functions, backoff=backoff, bounce=bounce, policies=tuple(policies)
-        )
+        self._with_functions = partial(with_functions, backoff=backoff, bounce=bounce, policies=policies)
         config = self._with_functions(config)
         self.log_level = log_level  # of the other processes
         self.config = config
@@ -116,7 +114,7 @@ class Relay:
         return await enqueue(self._handover(), sender, recipients, message, key=key, user=user)
 
     def _handover(self) -> Handover:
-        policies = [named_function(name) for name in self.config.policies]
+        policies = [plain_function(name) for name in self.config.policies]
         return Handover(self.queue, self.router, self.config, self.hostname, policies)
 
     @property
@@ -186,7 +184,7 @@ class Relay:
             "zonemta %s as %s: listening on %s, zones %s, %d receivers and %d senders of their own",
             __version__,
             self.hostname,
-            ", ".join(map(str, self.addresses)),
+            ", ".join(map(str, self.addresses)) or "nothing",
             ", ".join(sorted(config.zones)),
             receivers,
             senders,

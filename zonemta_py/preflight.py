@@ -7,7 +7,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from zonemta_py.config.functions import named_function
+from zonemta_py.config.functions import plain_function
 from zonemta_py.config.schema import Config
 from zonemta_py.config.secrets import read_token
 from zonemta_py.delivery.dkim import load_keys
@@ -29,13 +29,13 @@ def verify(config: Config) -> None:
     for name, zone in config.zones.items():
         _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
         if zone.bounce.function is not None:
-            _under(f"zones.{name}.bounce.function", partial(named_function, zone.bounce.function))
+            _under(f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function))
         if is_local(zone):
             _under(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
         if zone.smarthost_auth.password_file is not None:
             _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     for function in config.policies:
-        _under("policies", partial(named_function, function))
+        _under("policies", partial(plain_function, function))
     _under("admin.token_file", partial(read_token, config.admin.token_file))
     _under("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():

@@ -91,10 +91,10 @@ def test_a_relay_that_takes_no_mail(folder: Path) -> None:
     """A program may have one; a daemon without a listener is a mistake."""
     path = folder / "z.yaml"
     path.write_text("listeners: []\n")
-    for command in ("check", "serve"):
-        result = zonemta(command, "-c", str(path))
-        assert result.returncode == 2
-        assert b"listeners: at least one is needed" in result.stderr
+    assert zonemta("check", "-c", str(path)).returncode == 0
+    result = zonemta("serve", "-c", str(path))
+    assert result.returncode == 2
+    assert b"listeners: at least one is needed, or admin.mail" in result.stderr
 
 
 def test_check(folder: Path) -> None:

@@ -78,7 +78,7 @@ def test_values() -> None:
         ("queue: {shared: {lease: 0s}}", "queue.shared.lease: must be longer than nothing"),
         ("queue: {redis: {prefix: 'a{b'}}", "queue.redis.prefix: found 'a{b'"),
         ("admin: {mail: true, address: '192.0.2.1:80'}", "admin.token_file: 192.0.2.1:80 is open to others"),
-        ("zones: {default: {transport: http}}", "zones.default.http.url: found 'None', expected http:// or https://"),
+        ("zones: {default: {transport: http}}", "zones.default.http.url: found '', expected http:// or https://"),
         ("queue: {durability: maybe}", "z.yaml:1: queue.durability: found 'maybe', allowed: sync, none"),
         ("zones: {default: {tls: dane}}", "zones.default.tls: 'dane' is not available"),
         ("listeners: [{address: localhost}]", "listeners[0].address: found 'localhost', expected host:port"),

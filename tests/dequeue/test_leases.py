@@ -22,6 +22,7 @@ from zonemta_py.dequeue import (
     adequeue,
     dequeue,
 )
+from zonemta_py.errors import LocalError
 from zonemta_py.queue import keys
 
 FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
@@ -43,7 +44,7 @@ def broken(recipient: object, attempts: int) -> float:
 
 @pytest.mark.parametrize("backoff", [broken, lambda recipient, attempts: float("inf")])
 async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None:
-    """Everybody is deferred by five minutes, whatever was said of them."""
+    """What was deferred comes again in five minutes; what was delivered is delivered."""
 
     async def routine(message: AsyncMessage) -> None:
         for recipient in message.recipients():
@@ -55,7 +56,8 @@ async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None
         await put(queue, "a@x.example", "b@x.example")
         await run(queue, routine, backoff=backoff)
         left = rows(queue)
-        assert [(row["state"], row["attempts"]) for row in left] == [("deferred", 1)] * 2
+        found = [(row["state"], row["attempts"], row["recipient"]) for row in left]
+        assert found == [("deferred", 1, "b@x.example")]
         assert all(
             290_000 < row["due_ms"] - queue.channels.outbound.queue.now() <= 300_000 for row in left
         )
@@ -254,3 +256,22 @@ async def test_header_fields_of_new_mail(folder: Path) -> None:
             b"To: u@x.example, w@x.example", b"Cc: v@x.example", b"Subject: x",
         ]  # fmt: skip
         assert found[0][-1] == b"end"
+
+
+async def test_the_wrong_kind_of_routine(folder: Path) -> None:
+    """Said, before or with the first message; nothing is lost by it."""
+
+    async def coroutine(message: AsyncMessage) -> None:
+        """Never called."""
+
+    async with opened(folder) as queue:
+        await put(queue)
+        with pytest.raises(BadArgument, match="adequeue calls those"):
+            await asyncio.to_thread(dequeue, queue, ZONE, coroutine)
+        await run(queue, lambda message: None)
+        assert [row["state"] for row in rows(queue)] == ["deferred"]
+        with pytest.raises(WrongThread, match="a loop runs in this thread"):
+            dequeue(folder, ZONE, print)
+    with pytest.raises(LocalError, match="there is no queue here"):
+        await asyncio.to_thread(dequeue, folder / "nowhere", ZONE, print)
+    assert not (folder / "nowhere").exists()

@@ -11,8 +11,12 @@ from zonemta_py.config.units import Rate, Seconds, duration
 from zonemta_py.errors import ConfigError
 from zonemta_py.schedule.limits import TokenBucket
 from zonemta_py.schedule.retry import (
+    FALLBACK_S,
+    SOONEST_S,
     RetryContext,
     exponential,
+    from_backoff,
+    guarded,
     make_policy,
     next_attempt,
     priority_of,
@@ -204,3 +208,29 @@ def test_a_failing_destination_rests_and_is_probed_by_one() -> None:
     assert scheduler.next(31.0) is a
     state = scheduler.state("a")
     assert state is not None and not state.failing
+
+
+@pytest.mark.parametrize(
+    ("answer", "delay_s"),
+    [
+        (None, None), (60, 60), (0.2, SOONEST_S), (-5, SOONEST_S), (0, SOONEST_S),
+        (float("inf"), FALLBACK_S), (float("nan"), FALLBACK_S), ("5m", FALLBACK_S), (10**12, FALLBACK_S), ({}, FALLBACK_S),
+    ],
+)  # fmt: skip
+def test_a_function_of_the_operator_s(answer: object, delay_s: float | None) -> None:
+    """Whatever it answers: a time that is one, no sooner than a second; else a fallback, and a word."""
+    told: list[str] = []
+    policy = guarded(from_backoff(lambda recipient, attempts: answer), told.append)
+    due_ms = policy(RetryContext(0, 1, 1_800_000_000_000, 0))
+    assert due_ms == (None if delay_s is None else 1_800_000_000_000 + delay_s * 1000)
+    assert bool(told) == (delay_s == FALLBACK_S)
+
+
+def test_a_function_that_raises() -> None:
+    told: list[str] = []
+
+    def broken(recipient: RetryContext, attempts: int) -> float:
+        raise KeyError(recipient.recipient)
+
+    assert guarded(from_backoff(broken), told.append)(RetryContext(0, 1, 5, 0)) == 5 + FALLBACK_S * 1000
+    assert "KeyError" in told[0]

@@ -120,6 +120,12 @@ async def test_slimta_01_to_05_storage(folder: Path, store: str) -> None:
         assert bad in stored(queue)
 
 
+async def gone(relay: Relay) -> None:
+    """Wait until no message is left. A flush may leave ``due/`` keys, which are found idle at their time."""
+    store = relay.queue.store
+    await until(lambda: not list(store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))), "an empty queue")
+
+
 class Script:
     """A routine of ``transport: python`` that answers by the recipient's name, and remembers."""
 
@@ -188,7 +194,7 @@ async def test_slimta_06_each_recipient_its_own_way(folder: Path, store: str) ->
             )
             script.healed = True
             await relay.flush()
-            await empty(relay)
+            await gone(relay)
         assert Counter(name for _, name in script.calls) == {"a": 1, "b": 2, "c": 1}
     deliveries = {event["recipient"][0]: event["attempt"] for event in facts(folder, "delivered")}
     assert (deliveries["a"], deliveries["b"]) == (1, 2)
@@ -356,7 +362,7 @@ async def test_slimta_11_flush(folder: Path, store: str) -> None:
         await until(lambda: {row["attempts"] for row in facts_deferred(relay)} == {2})
         script.healed = True
         assert await relay.flush() == 3
-        await empty(relay)
+        await gone(relay)
 
 
 async def test_slimta_12_a_transport_that_raises(folder: Path) -> None:
@@ -370,7 +376,7 @@ async def test_slimta_12_a_transport_that_raises(folder: Path) -> None:
         assert (row["recipient"], row["status"]) == ("e@list.example", "4.3.0")
         script.healed = True
         await relay.flush()
-        await empty(relay)
+        await gone(relay)
 
 
 async def test_slimta_13_policies(folder: Path) -> None:

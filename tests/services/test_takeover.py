@@ -12,6 +12,7 @@ from tests.crash.load import DOMAINS, Load, recipients_of
 from tests.end_to_end.harness import Stage, empty, ledger, relaying, staged
 from tests.servers import SHARED, object_endpoint, part_of, redis_url
 from zonemta_py import Queue
+from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.bench.script import Rule, Step
 from zonemta_py.bench.sink import Sink
@@ -80,6 +81,8 @@ async def test_a_relay_is_killed(folder: Path, kind: str) -> None:
             await until(lambda: wanted <= set(arrived(sinks)), "everything to arrive", 60)
             shared = open_place(settings(stage, kind, "three").queue)
             assert shared is not None
+            await until(lambda: "given back" in (folder / "two.log").read_text(), "the end of the part")
+            await until(lambda: not any("places" in row for row in ask(folder / "two", "places", {})))
             assert two.stop() == 0
             assert shared.orphans() == []
             shared.close()

@@ -15,6 +15,7 @@ from zonemta_py.app import Relay
 from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.clock import monotonic_s
 from zonemta_py.config.schema import Config
+from zonemta_py.errors import ConfigError
 from zonemta_py.loop import loop_factory
 from zonemta_py.processes.logs import configure_logs
 
@@ -49,6 +50,8 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     """
     configure_logs(log_level)
     config = read_config(config_path)
+    if not config.listeners and not config.admin.mail:
+        raise ConfigError(f"{config_path}: listeners: at least one is needed, or admin.mail: true")
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
         log.warning("%s is set: this relay kills itself on purpose", faults.VARIABLE)

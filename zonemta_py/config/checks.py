@@ -118,6 +118,13 @@ def _is_loopback(host: str) -> bool:
 def _queue(queue: QueueSettings, complain: Complain) -> None:
     if queue.store == "s3" and not queue.s3.bucket:
         complain("queue.s3.bucket", "store: s3 needs a bucket")
+    if not queue.redis.url.startswith(("redis://", "rediss://", "unix://")):
+        complain(
+            "queue.redis.url", f"found '{queue.redis.url}', expected redis://, rediss:// or unix://"
+        )
+    for key, url in (("endpoint", queue.s3.endpoint), ("notices", queue.s3.notices)):
+        if url is not None and not url.startswith(("http://", "https://")):
+            complain(f"queue.s3.{key}", f"found '{url}', expected http:// or https://")
     name = queue.shared.name
     if name is not None and not PART_NAME.match(name):
         complain("queue.shared.name", f"found '{name}'; letters, digits, '.', '_' and '-'")
@@ -146,7 +153,7 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
         for word in zone.pipe.command:
             _pattern(word, PROGRAM_WORDS, f"{key}.pipe.command", complain)
     if zone.transport == "http" and not (zone.http.url or "").startswith(("http://", "https://")):
-        complain(f"{key}.http.url", f"found '{zone.http.url}', expected http:// or https://")
+        complain(f"{key}.http.url", f"found '{zone.http.url or ''}', expected http:// or https://…")
     if zone.transport == "python" and zone.python.function is None:
         complain(f"{key}.python", "needs a function: package.module.function")
 
@@ -174,7 +181,12 @@ def _retry(retry: Retry, key: str, complain: Complain) -> None:
         if any(delay <= 0 for delay in delays):
             complain(f"{key}.{name}", "a delay must be longer than nothing")
     if (retry.policy in ("function", "backoff")) != (retry.function is not None):
-        complain(f"{key}.function", "policy: function and the function's name belong together")
+        complain(
+            f"{key}.function",
+            f"policy: {retry.policy} and the name of a function do not go together"
+            if retry.function
+            else f"policy: {retry.policy} needs the name of a function: package.module.function",
+        )
 
 
 def _routes(config: Config, complain: Complain) -> None:

@@ -42,8 +42,9 @@ _PARSERS: dict[Any, Any] = {
 }
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path | str) -> Config:
     """The configuration in ``path``; relative paths in it start at the file's folder."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

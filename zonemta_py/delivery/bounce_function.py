@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zonemta_py.config.functions import named_function
+from zonemta_py.config.functions import plain_function
 from zonemta_py.smtp.dsn import Failure
 from zonemta_py.smtp.headers import is_header
 
@@ -36,7 +36,7 @@ def reworked(name: str | None, bounce: Bounce) -> Bounce | None:
     if name is None:
         return bounce
     try:
-        made: object = named_function(name)(bounce)
+        made: object = plain_function(name)(bounce)
     except Exception:
         log.exception("the bounce function failed on the report about %s", bounce.message)
         return bounce

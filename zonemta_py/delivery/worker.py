@@ -100,7 +100,7 @@ class Worker:
     def __init__(self, outbound: Outbound, zone: Zone) -> None:
         self._outbound = outbound
         self._zone = zone
-        self._policy = make_policy(zone.retry)
+        self._policy = make_policy(zone.retry, log.error)
 
     async def deliver(
         self, lease: Lease, room: tuple[int, int], destination: Destination, carrier: Carrier

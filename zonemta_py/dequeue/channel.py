@@ -5,6 +5,7 @@ The same for a queue of the program's own and for a relay in it.
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,11 +22,13 @@ from zonemta_py.queue.lease import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.requeue import copied, requeued
 from zonemta_py.queue.transitions import Aftermath, Outcome
-from zonemta_py.schedule.retry import Policy, make_policy
+from zonemta_py.schedule.retry import Policy, guarded, make_policy
 
 TRANSPORT = "dequeue"
 DESTINATION = "*"  # the one queue in which the mail of such a zone waits, whatever its domains
 RECIPIENTS_MAX = 1_000_000  # of one lease
+
+log = logging.getLogger(__name__)
 
 PUT_OFF_MS = 300_000  # until the next attempt of what could not be settled as its program said
 
@@ -94,7 +97,9 @@ class Channel:
         self.name = zone
         self.channels = channels
         self.settings = settings = channels.zone(zone)
-        self._policy = policy or make_policy(settings.retry)
+        self._policy = (
+            make_policy(settings.retry, log.error) if policy is None else guarded(policy, log.error)
+        )
         # A program's own delays are kept to the second.
         self._retry = settings.retry if policy is None else dataclasses.replace(settings.retry, jitter=0)
 

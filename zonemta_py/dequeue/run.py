@@ -1,15 +1,17 @@
 """``dequeue`` and ``adequeue``: a routine is called once for every message of a zone."""
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from zonemta_py.dequeue.channel import Channel, HasChannels
 from zonemta_py.dequeue.crew import Crew, Limits
-from zonemta_py.dequeue.errors import WrongThread
+from zonemta_py.dequeue.errors import BadArgument, WrongThread
 from zonemta_py.dequeue.own_queue import Queue
 from zonemta_py.dequeue.seats import AsyncRoutine, CoroutineSeat, Done, Routine, Seat, ThreadSeat
+from zonemta_py.errors import LocalError
 from zonemta_py.schedule.retry import Backoff, from_backoff
 
 DEFAULTS = Limits()
@@ -38,17 +40,21 @@ def dequeue(
     attempts. Raises NoSuchZone, BadArgument, WrongThread, QueueLocked, QueueUnavailable.
     """
     limits = Limits(max_threads, max_messages_per_thread, max_attempts, retry_interval_s, wait_timeout_s)
-    if isinstance(queue, (str, Path)):
-        return asyncio.run(_own(Path(queue), zone, routine, done, limits, backoff))
-    loop = queue.channels.loop
+    if inspect.iscoroutinefunction(routine):
+        raise BadArgument("the routine is a coroutine function: adequeue calls those")
     try:
         here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
     except RuntimeError:
         here = None
-    if here is loop:
+    if here is not None and (isinstance(queue, (str, Path)) or here is queue.channels.loop):
         raise WrongThread(
-            "dequeue blocks, and the queue's loop runs in this thread: use adequeue, or asyncio.to_thread"
+            "dequeue blocks, and a loop runs in this thread: use adequeue, or asyncio.to_thread"
         )
+    if isinstance(queue, (str, Path)):
+        if not Path(queue).is_dir():
+            raise LocalError(f"{queue}: there is no queue here")
+        return asyncio.run(_own(Path(queue), zone, routine, done, limits, backoff))
+    loop = queue.channels.loop
     work = asyncio.run_coroutine_threadsafe(
         _in_threads(queue, zone, routine, done, limits, backoff), loop
     )

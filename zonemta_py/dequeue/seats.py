@@ -1,12 +1,14 @@
 """Where a routine runs: in a thread of its worker's own, or as a coroutine on the loop."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 from zonemta_py.dequeue.channel import Channel
+from zonemta_py.dequeue.errors import BadArgument
 from zonemta_py.dequeue.message import AsyncMessage, Message
 from zonemta_py.queue.lease import Lease
 from zonemta_py.threads import Threads
@@ -100,7 +102,10 @@ class CoroutineSeat:
         """As ``Seat``."""
         message = AsyncMessage(self._channel, lease, self._state, None)
         try:
-            return await self._routine(message)
+            made = self._routine(message)
+            if not inspect.isawaitable(made):
+                raise BadArgument("the routine is no coroutine function: dequeue calls those")
+            return await made
         finally:
             await message.leave()
 

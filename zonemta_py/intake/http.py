@@ -35,6 +35,10 @@ HELO_MAX = 255
 KEY_FIELD = "X-Submission-Key"
 
 log = logging.getLogger(__name__)
+_protocol = logging.getLogger(
+    f"{__name__}.protocol"
+)  # of aiohttp: a stack for each request that is no HTTP
+_protocol.setLevel(logging.CRITICAL)
 
 
 class HttpDoor:
@@ -56,7 +60,11 @@ class HttpDoor:
         application = web.Application()
         application.router.add_post(PATH, self._post)
         self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=grace_s
+            application,
+            access_log=None,
+            handle_signals=False,
+            logger=_protocol,
+            shutdown_timeout=grace_s,
         )
         self.port = 0  # where it listens, once started
 
@@ -92,6 +100,9 @@ class HttpDoor:
             reply = make_reply(int(code), text)
         except ValueError as exc:
             reply = Reply(501, "5.5.4", str(exc))
+        except Exception:
+            log.exception("a request from %s failed", request.remote)
+            reply = Reply(421, "4.3.0", "Internal error")
         finally:
             handover.abort()
         log.debug("%s: %s after %.3f s", request.remote, reply, monotonic_s() - began_s)
@@ -107,7 +118,9 @@ class HttpDoor:
     async def _take(self, request: web.Request, handover: Handover) -> None:
         """Hand over all of a request. Raises NotAccepted, ValueError for an envelope that cannot be read."""
         fields = request.headers
-        sender = decode_address(fields.get(SENDER_FIELD, ""))
+        if SENDER_FIELD not in fields:
+            raise ValueError(f"{SENDER_FIELD} is missing; it is empty for the null sender")
+        sender = decode_address(fields[SENDER_FIELD])
         recipients = [
             Rcpt(decode_address(value))
             for field in fields.getall(RECIPIENT_FIELD, [])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zonemta_py.config.functions import named_function
+from zonemta_py.config.functions import plain_function
 from zonemta_py.config.schema import Config, Listener
 from zonemta_py.errors import ConfigError
 from zonemta_py.intake.auth import Users, load_users
@@ -36,7 +36,7 @@ def make_policy(settings: Listener, hostname: str, config: Config, router: Route
     """Read the files that ``settings`` names. Raises ConfigError when one cannot be used."""
     users = load_users(settings.auth.users_file) if settings.auth.users_file else None
     domains = frozenset(entry.domain for entry in config.dkim.keys if entry.domain)
-    policies = [named_function(name) for name in config.policies]
+    policies = [plain_function(name) for name in config.policies]
     return Policy(settings, hostname, router, users, make_context(settings), domains, policies)
 
 

@@ -6,9 +6,9 @@ backoff functions. Quadratic: qmail-send's nextretry. Priority: the lists of Sun
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isqrt
+from math import isfinite, isqrt
 
-from zonemta_py.config.functions import named_function
+from zonemta_py.config.functions import plain_function
 from zonemta_py.config.schema import Retry
 
 
@@ -33,6 +33,11 @@ class RetryContext:
     reply: str = ""
 
 
+SOONEST_S = 1.0  # what a function of the operator's may ask: no attempt after attempt without end
+FALLBACK_S = 300.0
+LATEST_MS = 9_999_999_999_999  # what a due time can say
+
+Tell = Callable[[str], None]
 Policy = Callable[[RetryContext], float | None]  # unix ms, or None to give up
 Backoff = Callable[
     [RetryContext, int], float | None
@@ -122,8 +127,32 @@ def _cut(context: RetryContext, delay_s: float) -> float | None:
     return min(context.now_ms + delay_s * 1000, context.end_ms)
 
 
-def make_policy(retry: Retry) -> Policy:
-    """The policy a zone's configuration asks for. Raises ConfigError for a function that is not there."""
+def guarded(policy: Policy, tell: Tell) -> Policy:
+    """``policy``, a function of the operator's, kept from harm: its answer is used only when it is one.
+
+    Else ``tell`` hears why, and the next attempt is in FALLBACK_S; none is sooner than SOONEST_S.
+    """
+
+    def safe(context: RetryContext) -> float | None:
+        try:
+            due_ms = policy(context)
+            if due_ms is None:
+                return None
+            if isfinite(due_ms) and due_ms < LATEST_MS:
+                return max(due_ms, context.now_ms + SOONEST_S * 1000)
+            tell(f"the retry function answered {due_ms!r}, which is no time")
+        except Exception as exc:
+            tell(f"the retry function failed on {context.recipient}: {exc!r}")
+        return context.now_ms + FALLBACK_S * 1000
+
+    return safe
+
+
+def make_policy(retry: Retry, tell: Tell = lambda problem: None) -> Policy:
+    """The policy a zone's configuration asks for. Raises ConfigError for a function that is not there.
+
+    ``tell`` hears of a function that fails; what it fails on is tried again all the same.
+    """
     if retry.policy == "exponential":
         return exponential(retry.first, retry.factor, retry.longest)
     if retry.policy == "quadratic":
@@ -132,9 +161,9 @@ def make_policy(retry: Retry) -> Policy:
         own = retry.priorities
         return by_priority({"urgent": own.urgent, "normal": own.normal, "nonurgent": own.nonurgent})
     if retry.policy == "function":
-        return named_function(retry.function or "")
+        return guarded(plain_function(retry.function or ""), tell)
     if retry.policy == "backoff":
-        return from_backoff(named_function(retry.function or ""))
+        return guarded(from_backoff(plain_function(retry.function or "")), tell)
     return ladder(retry.delays)
 
 

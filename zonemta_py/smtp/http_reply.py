@@ -16,6 +16,10 @@ SENDER_FIELD = "X-Envelope-Sender"
 RECIPIENT_FIELD = "X-Envelope-Recipient"
 EHLO_FIELD = "X-Ehlo"
 
+UNUSABLE = frozenset(
+    (401, 403, 404, 405, 407, 415)
+)  # a wrong address or token: ours to mend, no recipient's fault
+
 _FIELD = re.compile(r"\s*([2-5]\d\d)\s*(?:;(.*))?\Z", re.DOTALL)
 _MESSAGE = re.compile(r"\s*message\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
@@ -51,8 +55,7 @@ def reply_of(status: int, reason: str) -> Reply:
     text = printable(f"the HTTP server answered {status} {reason}")
     if 200 <= status < 300:
         return Reply(250, "2.0.0", text)
-    # Asking again for too long a request or too many of them is what these two ask for.
-    if 400 <= status < 500 and status not in (408, 429):
+    if 400 <= status < 500 and status not in UNUSABLE | {408, 429}:  # the latter two: ask again
         return Reply(550, "5.0.0", text)
     return Reply(451, "4.0.0", text)
 

@@ -4,6 +4,7 @@ Each has a part of its own, named after its machine, and a lease of that part wh
 reads or writes there as long as the lease lasts; a write by a relay that has lost it is refused.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -15,6 +16,8 @@ from zonemta_py.config.schema import SharedQueue
 from zonemta_py.errors import QueueLocked
 from zonemta_py.queue import keys
 from zonemta_py.queue.store import Store
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 0.5  # between two looks at a lease that will run out
 SLACK_S = 5.0  # that clocks and servers take beyond it
@@ -62,7 +65,12 @@ def open_own(place: Place, settings: SharedQueue) -> Store:
     for number in range(1, SPARES_MAX):
         chosen = name if number == 1 else f"{name}-{number}"
         try:
-            return place.open(chosen)
+            store = place.open(chosen)
+            if number > 1:
+                log.warning(
+                    "queue.shared.name: part '%s' is in use, '%s' is begun beside it", name, chosen
+                )
+            return store
         except QueueLocked:
             continue
     raise QueueLocked(f"queue.shared.name: {name} and {SPARES_MAX} names beside it are in use")

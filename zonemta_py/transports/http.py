@@ -14,6 +14,7 @@ from zonemta_py.smtp.http_reply import (
     FIELD,
     RECIPIENT_FIELD,
     SENDER_FIELD,
+    UNUSABLE,
     encode_address,
     read_reply,
     reply_of,
@@ -46,7 +47,9 @@ class HttpPost:
                 self._url, data=_message(parcel), headers=self._fields(parcel), allow_redirects=False
             ) as answer:
                 said = read_reply(answer.headers.get(FIELD, ""))
-                return said or reply_of(answer.status, answer.reason or "")
+                if said is None or answer.status in UNUSABLE:
+                    return reply_of(answer.status, answer.reason or "")
+                return said
         except TimeoutError:
             return Reply(0, "4.4.2", f"{self._url} did not answer within {self._timeout_s:g} s")
         except aiohttp.ClientError as exc:
