@@ -1,4 +1,7 @@
-"""The twenty acceptance checks of python-slimta's queue services, by number; those of storage on every store."""
+"""The twenty acceptance checks of python-slimta's queue services, by number; those of storage on every store.
+
+14 is in test_takeover.py, 16 in tests/end_to_end/test_transports.py.
+"""
 
 import asyncio
 import email

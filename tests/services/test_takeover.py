@@ -45,7 +45,7 @@ def settings(stage: Stage, kind: str, name: str, **changes: Any) -> Config:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", SHARED)
-async def test_a_relay_is_killed(folder: Path, kind: str) -> None:
+async def test_slimta_14_a_relay_is_killed(folder: Path, kind: str) -> None:
     """Under load, with recipients deferred and in transactions: the other has every outcome."""
     async with staged(folder) as stage:
         rules = [
@@ -112,7 +112,7 @@ def arrived(sinks: list[Sink]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", SHARED)
-async def test_mail_that_a_program_left(folder: Path, kind: str) -> None:
+async def test_slimta_14_mail_that_a_program_left(folder: Path, kind: str) -> None:
     """A program puts mail in and ends; a relay that shares its place delivers it."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")
