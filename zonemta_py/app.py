@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from zonemta_py import __version__, clock
 from zonemta_py.admin.control import ControlServer
@@ -25,9 +26,8 @@ from zonemta_py.delivery.ways import Ways
 from zonemta_py.delivery.worker import Carrier
 from zonemta_py.delivery.zone import ZoneDelivery
 from zonemta_py.dequeue.channel import DESTINATION, TRANSPORT, Channels
-from zonemta_py.errors import ConfigError, LocalError
+from zonemta_py.errors import LocalError
 from zonemta_py.events.export import Exporter
-from zonemta_py.intake.http import HttpDoor
 from zonemta_py.intake.intake import Intake
 from zonemta_py.intake.programs import Handover, enqueue
 from zonemta_py.intake.sockets import bound_address, listening_sockets
@@ -37,7 +37,7 @@ from zonemta_py.processes.arrangement import arrangement, cores
 from zonemta_py.processes.fleet import Fleet, RemoteCarrier
 from zonemta_py.processes.receivers import Receivers
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.rezone import move_zone
+from zonemta_py.queue.rezone import settle_removed_zones
 from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.queue.store import Store
 from zonemta_py.routing import DEFAULT_ZONE, make_router
@@ -45,6 +45,9 @@ from zonemta_py.schedule.dead import DeadAddresses
 from zonemta_py.schedule.retry import Backoff
 from zonemta_py.stores.opening import open_place, open_store
 from zonemta_py.takeover import TakeOver
+
+if TYPE_CHECKING:
+    from zonemta_py.intake.http import HttpDoor
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +148,10 @@ class Relay:
         for warning in warnings(config, self.hostname):
             log.warning("%s", warning)
         await queue.recover()
-        await self._settle_removed_zones(config)
+        move_to = DEFAULT_ZONE if config.zone_removed == "default" else None
+        await settle_removed_zones(
+            queue.store, queue.commits, set(config.zones), move_to, clock.now_ms()
+        )
         self.outbound = Outbound(queue, config, self.hostname, self.router)
         self.dead = DeadAddresses()
         self.resolver = MxResolver(config.resolver)
@@ -173,13 +179,7 @@ class Relay:
             self.take_over = TakeOver(place, config.queue.shared, self._deputy, programs)
             self.take_over.start()
         await self._listen(receivers)
-        if config.admin.mail:
-            token = read_token(config.admin.token_file)
-            self.http = HttpDoor(
-                config.admin.address, token, self._handover, grace_s=config.shutdown_grace,
-                message_timeout_s=(*config.listeners, Listener())[0].message_timeout,
-            )  # fmt: skip
-            await self.http.start()
+        await self._open_http()
         log.info(
             "zonemta %s as %s: listening on %s, zones %s, %d receivers and %d senders of their own",
             __version__,
@@ -189,6 +189,23 @@ class Relay:
             receivers,
             senders,
         )
+
+    async def _open_http(self) -> None:
+        """Take mail by HTTP, if that is wanted."""
+        config = self.config
+        if not config.admin.mail:
+            return
+        # Only where it is used: loading aiohttp takes a command a quarter of a second.
+        from zonemta_py.intake.http import HttpDoor
+
+        self.http = HttpDoor(
+            config.admin.address,
+            read_token(config.admin.token_file),
+            self._handover,
+            message_timeout_s=(*config.listeners, Listener())[0].message_timeout,
+            grace_s=config.shutdown_grace,
+        )
+        await self.http.start()
 
     async def _listen(self, processes: int) -> None:
         """Take connections: here, or in so many receivers' processes."""
@@ -241,18 +258,6 @@ class Relay:
             delivery.ready(destination, light=light)
         elif self._channels is not None:
             self._channels.ring(zone)
-
-    async def _settle_removed_zones(self, config: Config) -> None:
-        for zone in sorted(zones_on_disk(self.queue.store) - set(config.zones)):
-            if config.zone_removed != "default":
-                raise ConfigError(
-                    f"zones: recipients wait in zone '{zone}', which the configuration lacks; "
-                    "add it, or set zone_removed: default to move them"
-                )
-            moved = await move_zone(
-                self.queue.store, self.queue.commits, zone, DEFAULT_ZONE, clock.now_ms()
-            )
-            log.warning("zone '%s' is gone: %d messages moved to '%s'", zone, moved, DEFAULT_ZONE)
 
     def reload(self, load: Callable[[], Config]) -> None:
         """Take over a new configuration, or say why not and keep the old one.

@@ -142,3 +142,9 @@ def test_the_pipeline_speaks_to_any_spark(name: str) -> None:
     """Spark Connect has none of these: the jobs must do without."""
     found = [path for path in SOURCES if "pipeline" in path.parts and name in path.read_text()]
     assert found == []
+
+
+def test_commands_load_no_web_library() -> None:
+    """A command that takes a blink must not take a quarter of a second longer."""
+    code = "import sys, zonemta_py.cli.queue, zonemta_py.cli.serve; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,6 @@ from zonemta_py.model import Attempt
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.blackhole import Blackhole
-from zonemta_py.transports.http import HttpPost
 from zonemta_py.transports.local import LocalTransport, Parcel
 from zonemta_py.transports.maildir import Maildir
 from zonemta_py.transports.pipe import PRESETS, Pipe
@@ -20,11 +19,18 @@ from zonemta_py.transports.routine import Routine
 
 log = logging.getLogger(__name__)
 
+
+def _http(zone: Zone, hostname: str) -> LocalTransport:
+    # Only where it is used: loading aiohttp takes a command a quarter of a second.
+    from zonemta_py.transports.http import HttpPost
+
+    token = read_token(zone.http.token_file)
+    return HttpPost(zone.http.url or "", zone.http.timeout, hostname, token)
+
+
 _MAKERS: dict[str, Callable[[Zone, str], LocalTransport]] = {
     "blackhole": lambda zone, hostname: Blackhole(zone.blackhole.latency),
-    "http": lambda zone, hostname: HttpPost(
-        zone.http.url or "", zone.http.timeout, hostname, read_token(zone.http.token_file)
-    ),
+    "http": _http,
     "maildir": lambda zone, hostname: Maildir(
         str(zone.maildir.path), create=zone.maildir.create, hostname=hostname
     ),

@@ -1,11 +1,18 @@
 """Recipients whose zone is gone from the configuration: move them to another, all at once per message."""
 
+import logging
+from collections.abc import Set
+
 from zonemta_py.codec import pack
+from zonemta_py.errors import ConfigError
 from zonemta_py.events.schema import Moved
 from zonemta_py.queue import keys
 from zonemta_py.queue.commit import Batch, GroupCommit
 from zonemta_py.queue.records import read_meta, read_waiting
+from zonemta_py.queue.scan import zones_on_disk
 from zonemta_py.queue.store import Store
+
+log = logging.getLogger(__name__)
 
 
 async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str, now_ms: int) -> int:
@@ -46,3 +53,17 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
         batch.delete(key)  # the scan of the new zone finds them all
     await commits.submit(batch)
     return len(messages)
+
+
+async def settle_removed_zones(
+    store: Store, commits: GroupCommit, configured: Set[str], move_to: str | None, now_ms: int
+) -> None:
+    """Move mail of zones that are gone to ``move_to``. Raises ConfigError where that is not wanted."""
+    for zone in sorted(zones_on_disk(store) - configured):
+        if move_to is None:
+            raise ConfigError(
+                f"zones: recipients wait in zone '{zone}', which the configuration lacks; "
+                "add it, or set zone_removed: default to move them"
+            )
+        moved = await move_zone(store, commits, zone, move_to, now_ms)
+        log.warning("zone '%s' is gone: %d messages moved to '%s'", zone, moved, move_to)
