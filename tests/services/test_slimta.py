@@ -473,7 +473,13 @@ async def test_slimta_15_what_a_failure_is_answered_with(folder: Path) -> None:
             failing(relay)
             client = await Raw.connect(relay.addresses[0].port)
             await client.ehlo()
-            assert (await client.message(TEXT + b".\r\n", "u@d.example")).startswith("451 4.3.0")
+            said = await client.command("MAIL FROM:<s@a.example>")
+            if said.startswith("250"):  # nothing of the relay's own has met the disk before
+                await client.command("RCPT TO:<u@d.example>")
+                said = await client.command("DATA")
+            if said.startswith("354"):
+                said = await client.command((TEXT + b".").decode())
+            assert said.startswith("451 4.3.0")
             client.close()
             assert everything(relay.queue.store) == []
 
