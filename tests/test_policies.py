@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.end_to_end.harness import empty, facts, relaying, send, staged
 from tests.intake.raw import Raw
 from zonemta_py import Envelope, NotAccepted, Relay
-from zonemta_py.errors import ConfigError
-from zonemta_py.intake.commands import Rcpt
+from zonemta_py.core.errors import ConfigError
 from zonemta_py.policies import (
     Client,
     Forward,
@@ -20,6 +19,7 @@ from zonemta_py.policies import (
     split_by_domain,
     split_by_recipient,
 )
+from zonemta_py.smtp.commands import Rcpt
 
 CLIENT = Client("127.0.0.1", "client.example", "", "ESMTP")
 
@@ -136,7 +136,7 @@ async def test_a_repeat_under_policies(folder: Path) -> None:
 
 async def empty_but_keys(relay: Relay) -> None:
     from tests.conftest import until
-    from zonemta_py.queue import keys
+    from zonemta_py.queue.format import keys
 
     store = relay.queue.store
     await until(lambda: not list(store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))))
@@ -207,7 +207,7 @@ async def test_what_policies_add_is_sent_once(folder: Path) -> None:
         async with relaying(stage.config(policies=[f"{__name__}.copied"], processes={})) as relay:
             await replies_of(relay, "u", "uv", "uv", "vw", "w")
             await empty_but_keys(relay)
-            from zonemta_py.queue import keys
+            from zonemta_py.queue.format import keys
 
             assert not list(relay.queue.store.keys(keys.OPEN, keys.end_of(keys.OPEN)))
         got = sorted(message.recipients[0].partition("@")[0] for message in sink.messages)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.errors import ConfigError
-from zonemta_py.preflight import verify, warnings
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.relay.preflight import verify, warnings
 
 
 @pytest.mark.parametrize(

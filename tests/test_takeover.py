@@ -11,10 +11,10 @@ from tests.end_to_end.harness import relaying, staged
 from tests.queue.harness import accept, make_queue
 from tests.servers import SHARED, queue_settings
 from tests.services.test_takeover import settings
-from zonemta_py.errors import LocalError, QueueUnavailable
-from zonemta_py.queue.store import Store
-from zonemta_py.stores.opening import open_place
-from zonemta_py.takeover import TakeOver
+from zonemta_py.core.errors import LocalError, QueueUnavailable
+from zonemta_py.relay.takeover import TakeOver
+from zonemta_py.storage.interface import Store
+from zonemta_py.storage.open import open_place
 
 
 async def with_mail(folder: Path, kind: str, zone: str = "default") -> Any:

@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zonemta_py.app import Relay
     from zonemta_py.config.load import load_config, parse_config
     from zonemta_py.config.schema import Config
-    from zonemta_py.delivery.bounce_function import Bounce
+    from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
+    from zonemta_py.delivery.bounce_hook import Bounce
     from zonemta_py.dequeue.own_queue import Queue
-    from zonemta_py.errors import ConfigError, LocalError, NotAccepted
     from zonemta_py.policies import Envelope
+    from zonemta_py.relay.relay import Relay
     from zonemta_py.schedule.retry import RetryContext
     from zonemta_py.smtp.reply import Reply
-    from zonemta_py.transports.local import Parcel
+    from zonemta_py.transports.interface import Parcel
 
 __version__ = "0.1.0"
 
@@ -37,18 +37,18 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Relay": "zonemta_py.app",
+    "Relay": "zonemta_py.relay.relay",
     "Config": "zonemta_py.config.schema",
     "Queue": "zonemta_py.dequeue.own_queue",
     "load_config": "zonemta_py.config.load",
     "parse_config": "zonemta_py.config.load",
-    "Bounce": "zonemta_py.delivery.bounce_function",
-    "ConfigError": "zonemta_py.errors",
+    "Bounce": "zonemta_py.delivery.bounce_hook",
+    "ConfigError": "zonemta_py.core.errors",
     "Envelope": "zonemta_py.policies",
     "RetryContext": "zonemta_py.schedule.retry",
-    "LocalError": "zonemta_py.errors",
-    "NotAccepted": "zonemta_py.errors",
-    "Parcel": "zonemta_py.transports.local",
+    "LocalError": "zonemta_py.core.errors",
+    "NotAccepted": "zonemta_py.core.errors",
+    "Parcel": "zonemta_py.transports.interface",
     "Reply": "zonemta_py.smtp.reply",
 }
 

@@ -11,19 +11,19 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from zonemta_py.bench.source import make_body
-from zonemta_py.codec import pack
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.intake.commands import parse_mail, parse_rcpt
-from zonemta_py.model import Attempt, Fate
-from zonemta_py.queue.compose import Addressee, NewMessage
+from zonemta_py.core.codec import pack
+from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.queue.format.records import Origin, new_waiting, read_waiting
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.records import Origin, new_waiting, read_waiting
 from zonemta_py.queue.transitions import Outcome
+from zonemta_py.smtp.commands import parse_mail, parse_rcpt
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.headers import HeaderSplitter
 from zonemta_py.smtp.reply import ReplyReader
 from zonemta_py.smtp.transparency import DotDecoder, DotEncoder, LineCheck
-from zonemta_py.stores.opening import open_store
+from zonemta_py.storage.open import open_store
 
 MESSAGE = make_body(4096)
 BODY_64K = make_body(65_536)

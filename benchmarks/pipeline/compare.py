@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.pipeline.data import write_events, write_list, write_suppression
 from zonemta_py.bench.children import family
-from zonemta_py.clock import monotonic_s
+from zonemta_py.core.clock import monotonic_s
 
 LETTER = b"From: News <news@sender.example>\nSubject: June\n\nhello\n"
 POLL_S = 0.2

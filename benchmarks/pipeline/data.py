@@ -5,7 +5,7 @@ from pathlib import Path
 
 import zstandard
 
-from zonemta_py.codec import to_json
+from zonemta_py.core.codec import to_json
 
 DOMAINS = ("gmail.com",) * 30 + ("outlook.com",) * 12 + ("yahoo.com",) * 10 + ("gmx.de", "web.de", "icloud.com", "orange.fr")  # fmt: skip
 SMALL = 50_000  # other domains

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.bench.drain import wait_empty
-from zonemta_py.bench.nameserver import NameServer
 from zonemta_py.config.load import parse_config
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.pipeline.jobs.simulate import Request, run
-from zonemta_py.pipeline.scenarios import Scenario
-from zonemta_py.pipeline.session import open_session
+from zonemta_py.pipeline.rules.scenarios import Scenario
+from zonemta_py.pipeline.spark.session import open_session
 from zonemta_py.pipeline.submission import Envelope, Manners, Submission
+from zonemta_py.sink.nameserver import NameServer
 
 DRAIN_S = 600.0
 RECORDED = "connections: 20, connections_per_domain: 10"

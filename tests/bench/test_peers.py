@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import until
 from zonemta_py.bench.peers import PEERS
-from zonemta_py.bench.sink import Sink
+from zonemta_py.sink.server import Sink
 
 
 @pytest.mark.parametrize("name", sorted(PEERS))

@@ -11,12 +11,12 @@ from zonemta_py.bench.ours import OurRelay
 from zonemta_py.bench.plot import bars
 from zonemta_py.bench.sampler import Sample
 from zonemta_py.bench.scenarios import SCENARIOS, Scenario
-from zonemta_py.bench.script import Rule, Script, Step, load_script
-from zonemta_py.bench.sink import Sink
 from zonemta_py.bench.source import Load, make_body, run
 from zonemta_py.bench.spans import Span, share, spans
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.sink.script import Rule, Script, Step, load_script
+from zonemta_py.sink.server import Sink
 
 
 async def _say(port: int, data: bytes) -> bytes:

@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 from tests.conftest import until
 from tests.end_to_end.harness import Stage, empty, relaying, send, staged
 from tests.queue.harness import problems
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.cli import main
-from zonemta_py.queue import keys
-from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.cli.main import main
+from zonemta_py.queue.format import keys
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.storage.leveldb import LevelStore
 
 BODY = b"Subject: s\r\n\r\n" + b"a line of text\r\n" * 20_000
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.queue.harness import accept, opened
-from zonemta_py import clock
 from zonemta_py.bench.children import Child, free_port
+from zonemta_py.core import clock
 
 
 def zonemta(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -202,8 +202,8 @@ def test_queue_tools_without_a_queue(folder: Path) -> None:
 
 
 def test_a_damaged_queue_is_found(folder: Path) -> None:
-    from zonemta_py.queue import keys
-    from zonemta_py.queue.leveldb import LevelStore
+    from zonemta_py.queue.format import keys
+    from zonemta_py.storage.leveldb import LevelStore
 
     config = _config(folder)
     (folder / "queue").mkdir()

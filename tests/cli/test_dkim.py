@@ -5,8 +5,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from tests.delivery.test_dkim import write_key
-from zonemta_py.cli import main
-from zonemta_py.codec import from_json
+from zonemta_py.cli.main import main
+from zonemta_py.core.codec import from_json
 
 
 def test_records(folder: Path) -> None:

@@ -13,7 +13,7 @@ from tests.end_to_end.harness import Stage, staged
 from tests.intake.raw import Raw
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.script import Rule, Step
+from zonemta_py.sink.script import Rule, Step
 
 LARGE = b"x" * 70 + b"\r\n"
 

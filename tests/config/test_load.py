@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.config.schema import Config, Zone
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 HERE = Path("/etc/zonemta/z.yaml")
 

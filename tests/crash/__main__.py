@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.crash.disk import Disk
 from tests.crash.rounds import POINTS, Rounds, Verdict
-from zonemta_py.clock import monotonic_s
+from zonemta_py.core.clock import monotonic_s
 
 KILLS_A_ROUND = 25
 

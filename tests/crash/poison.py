@@ -4,7 +4,7 @@ import os
 import signal
 from typing import Any
 
-from zonemta_py.cli import main
+from zonemta_py.cli.main import main
 from zonemta_py.transports.pipelining import SmtpSession
 
 VARIABLE = "POISON"

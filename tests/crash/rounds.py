@@ -14,17 +14,17 @@ from tests.crash.disk import Disk
 from tests.crash.load import DOMAINS, Load, recipients_of
 from tests.end_to_end.harness import RECEIVERS, SENDERS, Stage, staged
 from tests.queue.harness import everything, problems
-from zonemta_py import faults
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.bench.sink import Sink
-from zonemta_py.clock import monotonic_s
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.errors import LocalError
-from zonemta_py.events.account import account_of
+from zonemta_py.core import faults
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError
+from zonemta_py.events.accounting import account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
-from zonemta_py.stores.opening import open_store
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.sink.server import Sink
+from zonemta_py.storage.open import open_store
 
 REACH_S = 20.0  # a point that is not reached under load for so long is a defect of the test
 POINTS = [

@@ -10,7 +10,7 @@ from tests.end_to_end.harness import facts, staged
 from tests.intake.raw import Raw
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 DATA = b"Subject: s\r\n\r\nb\r\n.\r\n"
 

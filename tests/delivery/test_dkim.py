@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from tests.end_to_end.harness import ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
-from zonemta_py.errors import ConfigError, QueueCorrupt
 from zonemta_py.smtp.dkim import BodyHash
 
 BODY = b"A line.  Two  spaces, a tab\tand an end \r\n\r\n.dot\r\n\r\n\r\n"

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from zonemta_py.bench.nameserver import SERVFAIL, SILENT, NameServer, Records
 from zonemta_py.config.schema import Resolver
 from zonemta_py.config.units import HostPort, Seconds
 from zonemta_py.config.units import NameServer as Server
+from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.mx_order import TARGETS_MAX, Host, allowed, is_public, order
-from zonemta_py.errors import DestinationFailed
+from zonemta_py.sink.nameserver import SERVFAIL, SILENT, NameServer, Records
+from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, allowed, is_public, order
 
 RECORDS: Records = {
     "plain.example": {"MX": ["20 b.example.", "10 a.example."]},

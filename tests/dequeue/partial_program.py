@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.dequeue.harness import opened, run
-from zonemta_py import faults
+from zonemta_py.core import faults
 from zonemta_py.dequeue import AsyncMessage, Disposition
 
 KINDS = {"a": Disposition.DELIVERED, "b": Disposition.DEFERRED, "c": Disposition.FAILED}

@@ -10,7 +10,7 @@ import zonemta_py
 from tests.dequeue.harness import meta_of, per_recipient, reports, rows
 from zonemta_py import Queue
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
-from zonemta_py.smtp.dsn_options import SUCCESS
+from zonemta_py.smtp.dsn_params import SUCCESS
 
 EXAMPLES = Path(zonemta_py.__file__).parents[1] / "docs" / "examples"
 TEXT = b"Subject: x\r\n\r\nHello\r\n.stuffed\r\n"

@@ -12,6 +12,7 @@ from tests.conftest import until
 from tests.dequeue.harness import BODY, ZONE, opened, rows, run, stored
 from tests.end_to_end.harness import staged
 from zonemta_py import Queue, Relay
+from zonemta_py.core.errors import LocalError
 from zonemta_py.dequeue import (
     AsyncMessage,
     BadArgument,
@@ -22,8 +23,7 @@ from zonemta_py.dequeue import (
     adequeue,
     dequeue,
 )
-from zonemta_py.errors import LocalError
-from zonemta_py.queue import keys
+from zonemta_py.queue.format import keys
 
 FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
 

@@ -36,8 +36,8 @@ from zonemta_py.dequeue import (
     WrongThread,
     dequeue,
 )
-from zonemta_py.queue import keys
-from zonemta_py.smtp.dsn_options import DELAY, FAILURE, NEVER, SUCCESS
+from zonemta_py.queue.format import keys
+from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS
 
 FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
 

@@ -12,16 +12,15 @@ import yaml
 
 from tests.conftest import until
 from tests.queue.harness import everything, problems
-from zonemta_py.app import Relay
 from zonemta_py.bench.children import free_port
-from zonemta_py.bench.nameserver import NameServer
-from zonemta_py.bench.script import Rule, Script
-from zonemta_py.bench.sink import Sink
-from zonemta_py.bench.tally import Received
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
-from zonemta_py.events.account import Account, account_of
+from zonemta_py.events.accounting import Account, account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.nameserver import NameServer
+from zonemta_py.sink.script import Rule, Script
+from zonemta_py.sink.server import Received, Sink
 
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 

@@ -10,10 +10,9 @@ from typing import Any, cast
 
 from tests.conftest import until
 from tests.end_to_end.harness import Stage, empty, facts, ledger, received, relaying, send, staged
-from zonemta_py.app import Relay
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.bench.sink import EXTENSIONS, Sink
-from zonemta_py.bench.tally import Received
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.sink.server import EXTENSIONS, Received, Sink
 
 NO = Rule(Step.RCPT, recipient="no*", reply="550 5.1.1 no such user")
 LATER = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later", times=1)
@@ -87,7 +86,7 @@ async def test_noted_failures_survive_a_restart_and_a_deletion(folder: Path) -> 
         async with relaying(config) as relay:
             await send(relay, ["no1@a.example", "never@a.example"])
             from tests.conftest import until
-            from zonemta_py.queue import keys
+            from zonemta_py.queue.format import keys
 
             store = relay.queue.store
             await until(lambda: any(store.keys(keys.BOUNCE, keys.end_of(keys.BOUNCE))), "a note")

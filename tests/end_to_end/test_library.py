@@ -20,7 +20,7 @@ def test_what_is_public() -> None:
         assert getattr(zonemta_py, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Daemon'"):
         zonemta_py.Daemon  # looked up for its error
-    code = "import sys, zonemta_py; sys.exit('zonemta_py.app' in sys.modules)"
+    code = "import sys, zonemta_py; sys.exit('zonemta_py.relay.relay' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert (Path(zonemta_py.__file__).parent / "py.typed").exists()
 

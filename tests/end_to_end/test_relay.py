@@ -15,14 +15,14 @@ from tests.end_to_end.harness import empty, facts, ledger, received, relaying, s
 from tests.queue.harness import everything
 from tests.servers import queue_settings
 from zonemta_py.admin.operations import Operations
-from zonemta_py.bench.nameserver import SERVFAIL
-from zonemta_py.bench.script import Rule, Script, Step
-from zonemta_py.bench.sink import Sink
-from zonemta_py.clock import monotonic_s
 from zonemta_py.config.schema import Config
-from zonemta_py.errors import ConfigError
-from zonemta_py.queue import keys
-from zonemta_py.schedule.dead import APART_S
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.queue.format import keys
+from zonemta_py.schedule.unreachable import APART_S
+from zonemta_py.sink.nameserver import SERVFAIL
+from zonemta_py.sink.script import Rule, Script, Step
+from zonemta_py.sink.server import Sink
 
 
 async def test_delivered_byte_for_byte(folder: Path) -> None:

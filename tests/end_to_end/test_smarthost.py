@@ -8,14 +8,14 @@ from tests.conftest import until
 from tests.end_to_end.harness import empty, facts, relaying, send, staged
 from tests.intake.relay_in import users_file
 from tests.queue.harness import everything
-from zonemta_py.queue import keys
+from zonemta_py.queue.format import keys
 
 
 @pytest.fixture
 def trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A certificate that verifying sessions of this test trust."""
     from tests.intake.relay_in import certificate
-    from zonemta_py.transports import smtp
+    from zonemta_py.transports import connect as smtp
 
     cert, key, context = certificate(folder)
     monkeypatch.setattr(smtp, "_VERIFYING", context)

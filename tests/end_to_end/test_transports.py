@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import until
 from tests.end_to_end.harness import empty, facts, relaying, send, staged
 from zonemta_py.config.load import parse_config
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 ME = "me@sender.example"
 PROGRAM = "import sys; body = sys.stdin.read(); open(sys.argv[1], 'w').write(body); sys.exit(67 if 'gone' in sys.argv[2] else 0)"
@@ -123,7 +123,7 @@ def test_a_transport_that_cannot_be(zone: str, problem: str) -> None:
 
 
 def test_what_is_not_on_this_machine(folder: Path) -> None:
-    from zonemta_py.preflight import verify
+    from zonemta_py.relay.preflight import verify
 
     text = "zones: {default: {transport: python, python: {function: no.such.thing}}}"
     with pytest.raises(ConfigError, match=r"zones\.default\.python: no function"):

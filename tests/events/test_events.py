@@ -8,15 +8,15 @@ import zstandard
 
 from tests.conftest import until
 from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened, settle
-from zonemta_py.codec import from_json
 from zonemta_py.config.schema import Events, Rotate
 from zonemta_py.config.units import Seconds, Size
-from zonemta_py.events.account import Account, account_of
-from zonemta_py.events.export import Exporter
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.model import Fate
+from zonemta_py.events.accounting import Account, account_of
 from zonemta_py.events.schema import EVENTS, Rejected, encode, identify
 from zonemta_py.events.segments import Segment, read_segment, recover, sealed_segments
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.outbox import Exporter
 
 NOW_MS = 1_795_248_000_000  # 2026-11-21 08:00 UTC
 
@@ -123,7 +123,8 @@ async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC on the event log: nothing is lost, and it goes on when there is room again."""
-    from zonemta_py.events import export, segments
+    from zonemta_py.events import segments
+    from zonemta_py.queue import outbox as export
 
     monkeypatch.setattr(export, "RETRY_S", 0.05)
     full, real = [True], segments.os.fsync

@@ -16,9 +16,8 @@ from tests.conftest import until
 from tests.end_to_end.harness import Stage, relaying, send, staged
 from tests.intake.raw import Raw
 from tests.queue.harness import everything, problems
-from zonemta_py.app import Relay
-from zonemta_py.bench.sink import Sink
-from zonemta_py.bench.tally import Received
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.server import Received, Sink
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

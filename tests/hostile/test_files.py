@@ -7,10 +7,10 @@ import pytest
 from tests.hostile.harness import item
 from tests.queue.harness import Clock, accept, lease, opened, problems, settle
 from zonemta_py.config.load import parse_config
-from zonemta_py.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
+from zonemta_py.storage.leveldb import LevelStore
 from zonemta_py.submit.merge import Template
 
 

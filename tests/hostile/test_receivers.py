@@ -12,9 +12,9 @@ from tests.conftest import until
 from tests.end_to_end.harness import facts, send
 from tests.hostile.harness import Handler, Victim, answering, attacked, item, receiver
 from tests.intake.relay_in import certificate
-from zonemta_py.bench.nameserver import SERVFAIL
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.queue.keys import DEFERRED, end_of
+from zonemta_py.queue.format.keys import DEFERRED, end_of
+from zonemta_py.sink.nameserver import SERVFAIL
+from zonemta_py.sink.script import Rule, Step
 
 EHLO = b"250-mx\r\n250 PIPELINING\r\n"
 OK = b"250 ok\r\n"
@@ -244,7 +244,7 @@ async def test_replies_in_the_log(folder: Path) -> None:
 
 @item(25)
 def test_replies_made_for_slow_patterns() -> None:
-    from zonemta_py.clock import monotonic_s
+    from zonemta_py.core.clock import monotonic_s
     from zonemta_py.smtp.reply import ReplyReader
 
     began_s = monotonic_s()

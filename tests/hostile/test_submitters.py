@@ -12,7 +12,7 @@ from tests.conftest import until
 from tests.hostile.harness import attacked, item
 from tests.intake.raw import Raw
 from tests.intake.relay_in import certificate
-from zonemta_py.bench.script import Rule, Step
+from zonemta_py.sink.script import Rule, Step
 
 OK = b"Subject: s\r\n\r\nbody\r\n.\r\n"
 ENDS = [

@@ -13,17 +13,16 @@ import trustme
 
 from tests.conftest import until
 from tests.queue.harness import opened
-from zonemta_py import clock
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
-from zonemta_py.intake.auth import hash_password
-from zonemta_py.intake.door import Door
-from zonemta_py.intake.intake import Intake
-from zonemta_py.intake.listener import Listener
+from zonemta_py.core import clock
+from zonemta_py.intake.listener import Intake, Listener
+from zonemta_py.intake.queue_client import Door
 from zonemta_py.intake.sockets import listening_sockets
-from zonemta_py.processes.receiver_child import ReceiverChild
-from zonemta_py.processes.receiver_main import ReceiverProcess
+from zonemta_py.intake.users import hash_password
+from zonemta_py.processes.receiver_process import ReceiverProcess
+from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.intake.commands import Mail, Refused, parse_mail, parse_rcpt
+from zonemta_py.smtp.commands import Mail, Refused, parse_mail, parse_rcpt
 
 
 def test_values() -> None:

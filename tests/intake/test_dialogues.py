@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import until
 from tests.intake.relay_in import In, listening
-from zonemta_py.queue import keys
+from zonemta_py.queue.format import keys
 
 FOLDER = Path(__file__).parents[1] / "dialogues"
 

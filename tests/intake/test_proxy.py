@@ -8,7 +8,7 @@ import pytest
 from tests.intake.relay_in import In, listening
 from tests.smtp.test_proxy import of, second
 from zonemta_py.config.load import parse_config
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 BEHIND = "    proxies: [127.0.0.0/8]\n    trusted_networks: [192.0.2.0/24, 127.0.0.0/8]"
 MAIL = b"EHLO c.example\r\nMAIL FROM:<a@b.example>\r\nRCPT TO:<c@d.example>\r\nDATA\r\n"

@@ -14,8 +14,8 @@ from tests.conftest import until
 from tests.intake.relay_in import In, certificate, listening, settings_of, users_file
 from tests.queue.harness import everything, problems
 from zonemta_py.config.units import Seconds
-from zonemta_py.intake.auth import Users, hash_password, load_users
-from zonemta_py.queue import keys
+from zonemta_py.intake.users import Users, hash_password, load_users
+from zonemta_py.queue.format import keys
 
 MESSAGE = b"Subject: hi\r\n\r\nbody\r\n"
 
@@ -328,7 +328,7 @@ async def test_stamps_and_routing_header(folder: Path) -> None:
 
 
 async def test_full_disk_and_broken_queue_are_temporary(folder: Path) -> None:
-    from zonemta_py.errors import QueueUnavailable
+    from zonemta_py.core.errors import QueueUnavailable
 
     async with listening(folder) as relay:
         relay.listener.port.disk_room._least = 1 << 62
@@ -353,7 +353,7 @@ def test_users(folder: Path) -> None:
     import base64
     import hashlib
 
-    from zonemta_py.errors import ConfigError
+    from zonemta_py.core.errors import ConfigError
 
     salt = b"0123456789abcdef"
     key = hashlib.scrypt(b"pass", salt=salt, n=1 << 4, r=8, p=1, dklen=32)
@@ -387,8 +387,8 @@ def test_users(folder: Path) -> None:
 
 def test_tls_files_that_cannot_be_used(folder: Path) -> None:
     from tests.intake.relay_in import make_config
-    from zonemta_py.errors import ConfigError
-    from zonemta_py.intake.port import make_context
+    from zonemta_py.core.errors import ConfigError
+    from zonemta_py.intake.context import make_context
 
     (folder / "cert.pem").write_text("no certificate")
     config = make_config(folder, "    tls: {mode: implicit, certificate: cert.pem, key: cert.pem}")

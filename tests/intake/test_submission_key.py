@@ -10,12 +10,12 @@ from tests.end_to_end.harness import Stage
 from tests.intake.raw import Raw
 from tests.intake.relay_in import In, listening, settings_of
 from tests.queue.harness import events
-from zonemta_py import faults
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.config.schema import SubmissionKey
 from zonemta_py.config.units import Seconds
-from zonemta_py.queue.keys import WAITING, end_of, parse_recipient
+from zonemta_py.core import faults
+from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 
 BODY = b"\r\nhello\r\n.\r\n"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from zonemta_py.cli import main
-from zonemta_py.codec import fields_of
+from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
+from zonemta_py.core.codec import fields_of
 from zonemta_py.events.schema import EVENTS
 
 ROOT = Path(__file__).parents[2]

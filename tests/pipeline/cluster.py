@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.conftest import until
 from zonemta_py.bench.children import family, free_port
-from zonemta_py.pipeline.java import find_java
+from zonemta_py.pipeline.spark.java import find_java
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 START_S = 60.0

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline.java import find_java
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ def spark() -> "Iterator[SparkSession]":
         find_java()
     except LocalError as exc:
         pytest.skip(str(exc))
-    from zonemta_py.pipeline.session import open_session
+    from zonemta_py.pipeline.spark.session import open_session
 
     session = open_session(
         "local[2,4]",

@@ -5,7 +5,7 @@ from typing import Any
 
 import zstandard
 
-from zonemta_py.codec import to_json
+from zonemta_py.core.codec import to_json
 
 
 def delivered(seq: int, **changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Zone
-from zonemta_py.pipeline.advice import Observed, advise, as_yaml
+from zonemta_py.pipeline.rules.advice import Observed, advise, as_yaml
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,9 @@ import pytest
 from tests.end_to_end.harness import empty, relaying, staged
 from tests.pipeline.test_plan import plan, write_list
 from tests.pipeline.test_send import manners, send
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline.suppression import read_suppression
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.suppression import read_suppression
+from zonemta_py.sink.script import Rule, Step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ async def campaign(spark: "SparkSession", folder: Path) -> dict[str, Any]:
 
 async def empty_queue(relay: Any) -> None:
     from tests.conftest import until
-    from zonemta_py.queue import keys
+    from zonemta_py.queue.format import keys
 
     store = relay.queue.store
     await until(
@@ -138,7 +138,7 @@ def _suppress(spark: "SparkSession", found: dict[str, Any], folder: Path) -> Non
 
 def test_records_that_stand_twice_count_once(spark: "SparkSession", tmp_path: Path) -> None:
     from tests.pipeline.segments import delivered, write_segment
-    from zonemta_py.pipeline.events import read_events
+    from zonemta_py.pipeline.spark.events import read_events
 
     records = [delivered(seq) for seq in range(10)]
     write_segment(tmp_path, "a", records[:7])
@@ -149,7 +149,7 @@ def test_records_that_stand_twice_count_once(spark: "SparkSession", tmp_path: Pa
 def test_a_newer_relay(spark: "SparkSession", tmp_path: Path) -> None:
     """Fields and events that are not known here cost nothing."""
     from tests.pipeline.segments import delivered, write_segment
-    from zonemta_py.pipeline.events import read_events
+    from zonemta_py.pipeline.spark.events import read_events
 
     newer = [
         {**delivered(1), "quantum": {"a": [1]}},

@@ -17,7 +17,7 @@ from tests.end_to_end.harness import Stage, facts, ledger, staged
 from tests.pipeline.cluster import Cluster, cluster
 from tests.pipeline.test_plan import plan, write_list
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.sink import Sink
+from zonemta_py.sink.server import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.segments import delivered, write_segment
-from zonemta_py.clock import now_ms
-from zonemta_py.codec import to_json
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline.suppression import read_suppression
+from zonemta_py.core.clock import now_ms
+from zonemta_py.core.codec import to_json
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.suppression import read_suppression
 from zonemta_py.smtp.dsn import Failure, status_report
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ MAIL = [
 
 def ledger_of(spark: "SparkSession", folder: Path) -> str:
     """A plan that was sent: k1 to a and b, k2 to c."""
-    from zonemta_py.pipeline import schema
+    from zonemta_py.pipeline.spark import schema
 
     manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
     spark.createDataFrame([manifest], schema.MANIFEST).write.parquet(f"{folder}/manifest")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zonemta_py.pipeline import html
+from zonemta_py.pipeline.rules import html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.errors import ConfigError, LocalError
-from zonemta_py.pipeline.keys import submission_key
-from zonemta_py.pipeline.suppression import Suppression
+from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.rules.keys import submission_key
+from zonemta_py.pipeline.rules.suppression import Suppression
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import until
-from zonemta_py.pipeline import progress
+from zonemta_py.pipeline.spark import progress
 
 
 async def test_a_folder_that_goes_while_it_is_read(

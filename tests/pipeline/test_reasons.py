@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.pipeline.reasons import Reason, reason_of
-from zonemta_py.pipeline.templates import Templates, masked, mined
+from zonemta_py.pipeline.rules.reasons import Reason, reason_of
+from zonemta_py.pipeline.rules.templates import Templates, masked, mined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

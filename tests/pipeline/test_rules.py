@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline import java
-from zonemta_py.pipeline.keys import relays_of, submission_key
-from zonemta_py.pipeline.provider import provider_of
-from zonemta_py.pipeline.suppression import Suppression, read_suppression
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.keys import relays_of, submission_key
+from zonemta_py.pipeline.rules.provider import provider_of
+from zonemta_py.pipeline.rules.suppression import Suppression, read_suppression
+from zonemta_py.pipeline.spark import java
 
 addresses = st.lists(st.emails(), min_size=1, max_size=5, unique=True)
 
@@ -126,6 +126,6 @@ def test_a_fit_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_the_line_that_helps(text: str, line: str) -> None:
-    from zonemta_py.pipeline.failures import line_of
+    from zonemta_py.pipeline.spark.errors import line_of
 
     assert line_of(text) == line

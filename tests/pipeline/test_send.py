@@ -12,13 +12,13 @@ from tests.conftest import until
 from tests.end_to_end.harness import Stage, ledger, relaying, staged
 from tests.intake.relay_in import certificate, users_file
 from tests.pipeline.test_plan import plan, write_list
-from zonemta_py.app import Relay
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.bench.sink import Sink
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.submission import Envelope, Manners, Settled, Submission
-from zonemta_py.transports import smtp
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.sink.server import Sink
+from zonemta_py.transports import connect as smtp
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -218,8 +218,8 @@ async def test_progress_is_told_in_recipients(
     spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is sent: more and more of those that are left, and never more than there are."""
-    from zonemta_py.pipeline import progress
     from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.spark import progress
 
     monkeypatch.setattr(module, "ROWS_PER_FILE", 20)
     monkeypatch.setattr(progress, "POLL_S", 0.01)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.pipeline.segments import accepted, delivered, write_segment
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Zone
-from zonemta_py.errors import ConfigError, LocalError
-from zonemta_py.pipeline.scenarios import scenarios
-from zonemta_py.pipeline.simulation import Parcel, Peer, Prediction, simulate
+from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.rules.scenarios import scenarios
+from zonemta_py.pipeline.rules.simulation import Parcel, Peer, Prediction, simulate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.segments import delivered, write_segment
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +24,8 @@ def quiet(text: str) -> None:
 
 def compacted(spark: "SparkSession", events: Path, output: Path) -> tuple[int, list[int]]:
     """What a run wrote, and the sequence numbers that are there after it."""
-    from zonemta_py.pipeline.events import read_events
     from zonemta_py.pipeline.jobs.compact import Request, compact
+    from zonemta_py.pipeline.spark.events import read_events
 
     request = Request(str(events), str(output))
     written = compact(spark, request, quiet)
@@ -159,7 +159,7 @@ def hours(deferred_of_100: list[int]) -> list[dict[str, Any]]:
 
 
 def test_an_hour_unlike_the_others(spark: "SparkSession", tmp_path: Path) -> None:
-    from zonemta_py.pipeline.events import read_events
+    from zonemta_py.pipeline.spark.events import read_events
     from zonemta_py.pipeline.transforms.anomalies import Sensitivity, anomalies
     from zonemta_py.pipeline.transforms.rates import attempts
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zonemta_py.errors import ConfigError
-from zonemta_py.pipeline.warmup import Warmup, read_warmups
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.pipeline.rules.warmup import Warmup, read_warmups
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def test_a_bad_schedule(tmp_path: Path, text: str, problem: str) -> None:
 
 
 def test_what_was_sent_beside_it(spark: "SparkSession") -> None:
-    from zonemta_py.pipeline.transforms.warmed import ALLOWANCE, warmed
+    from zonemta_py.pipeline.transforms.warmup_compliance import ALLOWANCE, warmed
 
     first, second = date(2026, 11, 1), date(2026, 11, 2)
     attempts = spark.createDataFrame(

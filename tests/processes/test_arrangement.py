@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.errors import ConfigError
-from zonemta_py.processes.arrangement import arrangement, cores
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.processes.counts import arrangement, cores
 
 AUTO = "processes: {receivers: auto, senders: auto}"
 

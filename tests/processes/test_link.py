@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import until
-from zonemta_py.codec import pack, unpacker
+from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.processes.link import BUFFER_BYTES, Link
 
 decode = unpacker(bytes)

@@ -10,13 +10,13 @@ import pytest
 from tests.conftest import eventually, until
 from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.intake.raw import Raw
-from zonemta_py.app import Relay
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError, LocalError, QueueUnavailable
+from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.intake.sockets import listening_sockets
-from zonemta_py.processes.receiver_child import ReceiverChild
-from zonemta_py.queue import keys
+from zonemta_py.processes.receivers import ReceiverChild
+from zonemta_py.queue.format import keys
+from zonemta_py.relay.relay import Relay
 
 TWO = {"receivers": 2}
 LARGE = b"Subject: large\r\n\r\n" + (b"." + b"y" * 75 + b"\r\n") * 20_000

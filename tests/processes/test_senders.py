@@ -10,15 +10,15 @@ import pytest
 from tests.conftest import until
 from tests.delivery.test_dkim import verified, write_key
 from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
-from zonemta_py.app import Relay
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.clock import monotonic_s
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
-from zonemta_py.faults import VARIABLE
-from zonemta_py.processes import sender_frames as frames
+from zonemta_py.processes import sender_protocol as frames
 from zonemta_py.processes.child import Child
-from zonemta_py.processes.sender_child import SenderChild
-from zonemta_py.queue import keys
+from zonemta_py.processes.senders import SenderChild
+from zonemta_py.queue.format import keys
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.script import Rule, Step
 
 TWO = {"senders": 2}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers import LOCAL, SHARED, queue_settings
-from zonemta_py.model import Attempt, Fate
-from zonemta_py.queue.check import check_queue
+from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.queue.active import Lease
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.compose import Addressee, NewMessage
-from zonemta_py.queue.keys import (
+from zonemta_py.queue.format.keys import (
     CLEANUP,
     DEFERRED,
     DUE,
@@ -23,13 +23,13 @@ from zonemta_py.queue.keys import (
     WAITING,
     end_of,
 )
-from zonemta_py.queue.lease import Lease
+from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.records import Origin
-from zonemta_py.queue.store import Store
 from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
-from zonemta_py.stores.memory import MemoryStore
-from zonemta_py.stores.opening import open_store
+from zonemta_py.queue.upkeep.check import check_queue
+from zonemta_py.storage.interface import Store
+from zonemta_py.storage.memory import MemoryStore
+from zonemta_py.storage.open import open_store
 
 ORIGIN = Origin("127.0.0.1:2525", "127.0.0.1", "client.example", "", "ESMTP")
 OK = Attempt("dot", 250, "2.0.0", "ok", mx="mx.example", mx_ip="127.0.0.1")
@@ -160,7 +160,7 @@ def problems(store: Store) -> list[str]:
 
 def events(store: Store) -> list[dict[str, object]]:
     """The facts in the outbox, in order."""
-    from zonemta_py.codec import from_json
+    from zonemta_py.core.codec import from_json
 
     return [
         from_json(line) for _, value in store.scan(OUTBOX, end_of(OUTBOX)) for line in value.splitlines()

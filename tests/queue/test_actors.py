@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.queue.harness import Clock, make_queue, problems
 from tests.queue.test_kannader import LATER, listed, put
-from zonemta_py.queue.kannader import PendingCleanupMail, QueuedMail, Storage
+from zonemta_py.queue.kannader.storage import PendingCleanupMail, QueuedMail, Storage
 from zonemta_py.queue.queue import Queue
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.queue.harness import Clock, accept, lease, opened, problems, settle
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.store import Op
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
+from zonemta_py.storage.interface import Op
 
 
 @pytest.mark.parametrize(

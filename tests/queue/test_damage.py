@@ -7,11 +7,11 @@ import pytest
 
 from tests.conftest import until
 from tests.queue.harness import Clock, accept, opened, settle
-from zonemta_py.errors import QueueCorrupt
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.leveldb import LevelStore
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.storage.leveldb import LevelStore
 
 MESSAGES = 400
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.queue.harness import Clock, everything, make_queue, problems
-from zonemta_py.queue import keys
-from zonemta_py.queue.kannader import (
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.kannader.storage import (
     Damaged,
     InflightMail,
     MailMetadata,

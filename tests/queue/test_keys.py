@@ -5,10 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.codec import pack
-from zonemta_py.queue import keys
-from zonemta_py.queue.ids import LANE_BITS, LANES, MessageIds
-from zonemta_py.queue.records import (
+from zonemta_py.core.codec import pack
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.ids import LANE_BITS, LANES, MessageIds
+from zonemta_py.queue.format.records import (
     FORMAT,
     Inflight,
     Mark,

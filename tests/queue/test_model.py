@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.conftest import until
 from tests.queue.harness import Clock, accept, begin, events, everything, make_queue, outcomes, problems
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.lease import Lease
-from zonemta_py.queue.records import read_waiting
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import read_waiting
 
 DOMAINS = ["x.example", "y.example"]
 ZONES = ["default", "bulk"]

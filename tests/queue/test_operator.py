@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import until
 from tests.queue.harness import accept, everything, lease, opened, problems, settle
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 
 pytestmark = pytest.mark.usefixtures("each_store")

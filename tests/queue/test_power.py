@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened, problems, settle
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
 
 
 def _sizes(folder: Path) -> dict[str, int]:

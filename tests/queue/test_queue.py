@@ -24,11 +24,11 @@ from tests.queue.harness import (
     settle,
     write,
 )
-from zonemta_py.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
+from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.accept import Addressee, NewMessage, compose_report
 from zonemta_py.queue.chunks import WRITES_AHEAD
-from zonemta_py.queue.compose import Addressee, NewMessage, compose_report
+from zonemta_py.queue.format import keys
 from zonemta_py.queue.transitions import Outcome
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -156,7 +156,7 @@ async def test_the_timer_wakes_by_itself(folder: Path) -> None:
     async with opened(folder, Clock()) as queue:
         ready: list[str] = []
         queue.windows.on_ready = lambda zone, destination, light: ready.append(destination)
-        from zonemta_py import clock
+        from zonemta_py.core import clock
 
         queue.deferral._now = queue._now = clock.now_ms
         await accept(queue, "a@x.example")

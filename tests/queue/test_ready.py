@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.queue.harness import Clock, accept, everything, lease, opened, problems, settle
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.lanes import Recipient
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import new_waiting
 from zonemta_py.queue.ready import HEADROOM, SHARES, ReadyWindow
-from zonemta_py.queue.records import new_waiting
+from zonemta_py.queue.submitter_queues import Recipient
 
 
 def _recipient(message: str, n: int, domain: str = "x.example") -> Recipient:

@@ -19,15 +19,15 @@ from tests.queue.harness import (
     settle,
     write,
 )
-from zonemta_py.clock import now_ms
-from zonemta_py.errors import LocalError, QueueUnavailable
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.cleanup import ABANDONED_MS
-from zonemta_py.queue.compose import Addressee, NewMessage
-from zonemta_py.queue.cut_off import SUSPECT_DELAY_MS
+from zonemta_py.core.clock import now_ms
+from zonemta_py.core.errors import LocalError, QueueUnavailable
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.rezone import move_zone
+from zonemta_py.queue.upkeep.cleanup import ABANDONED_MS
+from zonemta_py.queue.upkeep.interrupted import SUSPECT_DELAY_MS
+from zonemta_py.queue.upkeep.rezone import move_zone
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.conftest import until
 from tests.queue.harness import accept, lease, opened, settle, write
-from zonemta_py.model import Fate
-from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.keys import cleanup_key
-from zonemta_py.queue.states import state_of_message
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.format.keys import cleanup_key
+from zonemta_py.queue.upkeep.state import state_of_message
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.schedule.dead import ADDRESSES_MAX, APART_S, REST_S, REST_SPREAD_S, DeadAddresses
+from zonemta_py.schedule.unreachable import ADDRESSES_MAX, APART_S, REST_S, REST_SPREAD_S, DeadAddresses
 
 
 def test_two_timeouts_some_time_apart() -> None:

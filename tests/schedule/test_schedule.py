@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.schema import PoolAddress, Priorities, Retry, Zone
 from zonemta_py.config.units import Rate, Seconds, duration
-from zonemta_py.errors import ConfigError
-from zonemta_py.schedule.limits import TokenBucket
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.delivery.endpoints import choose_source
 from zonemta_py.schedule.retry import (
     FALLBACK_S,
     SOONEST_S,
@@ -23,8 +23,7 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
-from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.schedule.sources import choose_source
+from zonemta_py.schedule.scheduler import Scheduler, TokenBucket
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.conftest import until
 from tests.end_to_end.harness import empty, facts, relaying, staged
 from tests.queue.harness import everything
-from zonemta_py.app import Relay
-from zonemta_py.errors import ConfigError, LocalError
-from zonemta_py.smtp.http_reply import (
+from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.relay.relay import Relay
+from zonemta_py.smtp.http_mapping import (
     decode_address,
     encode_address,
     read_reply,

@@ -26,14 +26,14 @@ from tests.queue.harness import everything
 from tests.servers import LOCAL, SHARED
 from tests.transports.test_local import delivered
 from zonemta_py import Bounce, Envelope, NotAccepted, Parcel, Relay, Reply, RetryContext
-from zonemta_py.bench.nameserver import SERVFAIL
-from zonemta_py.bench.script import Rule, Step
+from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.dequeue import AsyncMessage, Disposition
-from zonemta_py.errors import QueueUnavailable
 from zonemta_py.policies import Forward, Lookup, split_by_domain, split_by_recipient
-from zonemta_py.queue import keys
-from zonemta_py.queue.store import Store
-from zonemta_py.stores.opening import open_place
+from zonemta_py.queue.format import keys
+from zonemta_py.sink.nameserver import SERVFAIL
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.storage.interface import Store
+from zonemta_py.storage.open import open_place
 from zonemta_py.transports.pipe import PRESETS, Pipe
 
 STORES = [store for store in (*LOCAL, *SHARED) if store != "memory"]  # what a restart finds again
@@ -296,7 +296,7 @@ async def test_slimta_08_by_name_and_as_an_argument(folder: Path) -> None:
 
 
 def facts_deferred(relay: Relay) -> list[dict[str, Any]]:
-    from zonemta_py.queue.inspect import recipient_rows
+    from zonemta_py.queue.upkeep.inspect import recipient_rows
 
     return [row for row in recipient_rows(relay.queue.store) if row["state"] == "deferred"]
 

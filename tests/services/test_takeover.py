@@ -14,12 +14,12 @@ from tests.servers import SHARED, object_endpoint, part_of, redis_url
 from zonemta_py import Queue
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.script import Rule, Step
-from zonemta_py.bench.sink import Sink
 from zonemta_py.config.schema import Config
-from zonemta_py.events.account import account_of
+from zonemta_py.events.accounting import account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
-from zonemta_py.stores.opening import open_place
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.sink.server import Sink
+from zonemta_py.storage.open import open_place
 
 
 def place(folder: Path, kind: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.smtp.dsn import Failure, status_report
-from zonemta_py.smtp.notices import Notice, read_notices
+from zonemta_py.smtp.reports import Notice, read_notices
 from zonemta_py.smtp.verp import contract, expand
 
 

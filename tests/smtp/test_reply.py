@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.errors import SessionLost
+from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import LINE_MAX, Reply, ReplyReader, make_reply
 
 

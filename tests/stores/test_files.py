@@ -20,13 +20,13 @@ from tests.queue.harness import (
     problems,
     settle,
 )
-from zonemta_py.codec import pack
-from zonemta_py.errors import QueueUnavailable
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.records import FORMAT, new_waiting
-from zonemta_py.stores import files
-from zonemta_py.stores.files import FilesStore
+from zonemta_py.core.codec import pack
+from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.core.model import Fate
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import FORMAT, new_waiting
+from zonemta_py.storage import filesystem as files
+from zonemta_py.storage.filesystem import FilesStore
 
 STORE = "filesystem"
 

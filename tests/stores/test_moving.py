@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from tests.queue.harness import accept, opened
 from tests.servers import queue_settings
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.errors import LocalError
-from zonemta_py.queue import keys
-from zonemta_py.queue.recovery import identify
-from zonemta_py.queue.store import Op, Store
-from zonemta_py.stores import archive, moving
-from zonemta_py.stores.memory import MemoryStore
-from zonemta_py.stores.moving import export_queue, import_queue
-from zonemta_py.stores.opening import open_store
+from zonemta_py.core.errors import LocalError
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep import transfer as moving
+from zonemta_py.queue.upkeep.recovery import identify
+from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
+from zonemta_py.storage import archive
+from zonemta_py.storage.interface import Op, Store
+from zonemta_py.storage.memory import MemoryStore
+from zonemta_py.storage.open import open_store
 
 KINDS = ("leveldb", "filesystem", "memory")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.errors import LocalError, QueueLocked
-from zonemta_py.stores.opening import open_store
+from zonemta_py.core.errors import LocalError, QueueLocked
+from zonemta_py.storage.open import open_store
 
 
 @pytest.mark.parametrize("kind", ["leveldb", "filesystem"])

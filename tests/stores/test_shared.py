@@ -15,15 +15,17 @@ import pytest
 from tests.conftest import until
 from tests.servers import DURABLE, SHARED, notice_queue, part_of, queue_settings, start_redis
 from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue
-from zonemta_py.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.queue import keys
-from zonemta_py.queue.store import Store
-from zonemta_py.stores import aws, object_store, redis_store
-from zonemta_py.stores.loop_thread import LoopThread
-from zonemta_py.stores.object_store import ObjectStore
-from zonemta_py.stores.opening import open_place, open_store
-from zonemta_py.stores.redis_store import RedisStore
-from zonemta_py.stores.shared import Place
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.queue.format import keys
+from zonemta_py.storage import redis as redis_store
+from zonemta_py.storage import s3 as object_store
+from zonemta_py.storage import s3_client as aws
+from zonemta_py.storage.interface import Store
+from zonemta_py.storage.loop_thread import LoopThread
+from zonemta_py.storage.open import open_place, open_store
+from zonemta_py.storage.partitions import Place
+from zonemta_py.storage.redis import RedisStore
+from zonemta_py.storage.s3 import ObjectStore
 
 CHUNK = keys.chunk_key("0" * 24, 1)
 
@@ -343,7 +345,7 @@ async def test_a_relay_that_comes_back_soon(folder: Path, kind: str) -> None:
     settings = queue_settings(folder, kind, lease_s=0.6)
     code = (
         "import os, sys; from pathlib import Path; from tests.servers import queue_settings; "
-        "from zonemta_py.stores.opening import open_store; "
+        "from zonemta_py.storage.open import open_store; "
         "open_store(queue_settings(Path(sys.argv[1]), sys.argv[2], lease_s=0.6)); os._exit(9)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

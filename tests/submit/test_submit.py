@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.bench.script import Rule, Script, Step
-from zonemta_py.bench.sink import Sink
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
+from zonemta_py.sink.script import Rule, Script, Step
+from zonemta_py.sink.server import Sink
 from zonemta_py.submit.client import Plan, Submission, Summary
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, Journal, digest
 from zonemta_py.submit.merge import MergeError, Template

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from tests.transports.test_local import delivered
-from zonemta_py.smtp.http_reply import decode_address
+from zonemta_py.smtp.http_mapping import decode_address
 from zonemta_py.transports.http import HttpPost
 
 Answer = Callable[[web.Request, bytes], web.Response]

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import until
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import Blackhole
-from zonemta_py.transports.local import LocalTransport, Parcel, lines, parts
+from zonemta_py.transports.interface import LocalTransport, Parcel, lines, parts
 from zonemta_py.transports.maildir import Maildir
 from zonemta_py.transports.pipe import Pipe, verdict_of
-from zonemta_py.transports.routine import Routine
+from zonemta_py.transports.python import Routine
 
 HEADER = b"Subject: x\r\n"
 STORED = b"Return-Path: <s@a.example>\nDelivered-To: joe@b.example\nSubject: x\n\n"

@@ -12,11 +12,11 @@ from tests.conftest import until
 from tests.intake.relay_in import certificate
 from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import Seconds
-from zonemta_py.errors import DestinationFailed, SessionLost
+from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.connect import Manner, Target, TlsFailed, open_session
 from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
-from zonemta_py.transports.smtp import Manner, Target, TlsFailed, open_session
 
 FAST = Timeouts(*(Seconds(2),) * 5)
 EHLO = ["*EHLO ", "250-mx\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 SIZE 1000\r\n"]

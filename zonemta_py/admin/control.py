@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.admin.operations import Operations
-from zonemta_py.codec import from_json, to_json
-from zonemta_py.errors import LocalError
+from zonemta_py.core.codec import from_json, to_json
+from zonemta_py.core.errors import LocalError
 
 SOCKET_NAME = "control.sock"
 REQUEST_MAX = 65_536

@@ -8,14 +8,14 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
-from zonemta_py.clock import monotonic_s
-from zonemta_py.errors import LocalError, QueueCorrupt
-from zonemta_py.queue.check import check_queue
-from zonemta_py.queue.inspect import Summary, body_of, message_row, recipient_rows
-from zonemta_py.queue.keys import OUTBOX, end_of, mark_key, parse_outbox
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError, QueueCorrupt
+from zonemta_py.queue.format.keys import OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.states import state_of_message
-from zonemta_py.schedule.dead import DeadAddresses
+from zonemta_py.queue.upkeep.check import check_queue
+from zonemta_py.queue.upkeep.inspect import Summary, body_of, message_row, recipient_rows
+from zonemta_py.queue.upkeep.state import state_of_message
+from zonemta_py.schedule.unreachable import DeadAddresses
 
 ROWS_AT_ONCE = 500
 

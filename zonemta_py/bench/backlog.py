@@ -3,12 +3,12 @@
 import zlib
 from pathlib import Path
 
-from zonemta_py import clock
-from zonemta_py.codec import pack
-from zonemta_py.queue import keys
-from zonemta_py.queue.leveldb import LevelStore
-from zonemta_py.queue.records import FORMAT, Mark, Meta, Origin, new_waiting
-from zonemta_py.queue.store import Op
+from zonemta_py.core import clock
+from zonemta_py.core.codec import pack
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_waiting
+from zonemta_py.storage.interface import Op
+from zonemta_py.storage.leveldb import LevelStore
 
 OPS_AT_ONCE = 5000
 BLOCKED = 10  # of so many recipients all but one are for the blocked domain

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zonemta_py.clock import monotonic_s
-from zonemta_py.errors import LocalError
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 40.0

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from zonemta_py.admin.control import ask
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 LOOK_EVERY_S = 0.2
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 from zonemta_py.bench.children import Child, cpu_seconds, free_port, written_bytes
-from zonemta_py.bench.counter import Deliveries
 from zonemta_py.bench.openssl import make_certificate
 from zonemta_py.bench.sampler import Sampler
 from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.bench.spans import Span, share, spans
-from zonemta_py.codec import from_json
-from zonemta_py.errors import LocalError
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import LocalError
+from zonemta_py.sink.counter import Deliveries
 
 DELIVER_TIMEOUT_S = 300.0
 WARM_UP = 200  # messages before the clock starts
@@ -77,7 +77,7 @@ class SinkProcess:
         if scenario.tls:
             make_certificate(folder / "tls.pem", folder / "tls.key")
             arguments.append(f"--tls={folder / 'tls'}")
-        self._child = Child(arguments, folder / "sink.log", module="zonemta_py.bench.counter")
+        self._child = Child(arguments, folder / "sink.log", module="zonemta_py.sink.counter")
         self._child.wait_ready()
         self.pid = self._child.pid
 

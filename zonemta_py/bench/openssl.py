@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 RSA = ("-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048")
 EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

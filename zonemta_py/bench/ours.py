@@ -8,8 +8,8 @@ from zonemta_py.bench.backlog import churn, fill
 from zonemta_py.bench.children import Child
 from zonemta_py.bench.openssl import make_dkim_key
 from zonemta_py.bench.scenarios import Scenario
-from zonemta_py.clock import monotonic_s
-from zonemta_py.errors import LocalError
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError
 
 CONFIG = """\
 hostname: relay.bench.example

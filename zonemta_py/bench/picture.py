@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zonemta_py.bench.measure import Measurement
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 _BAR = 0.8  # of a group's width
 

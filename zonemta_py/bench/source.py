@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from zonemta_py.codec import to_json
 from zonemta_py.config.units import HostPort, host_port
-from zonemta_py.loop import loop_factory
+from zonemta_py.core.codec import to_json
+from zonemta_py.core.loop import loop_factory
 
 
 @dataclass(slots=True)

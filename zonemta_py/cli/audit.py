@@ -18,8 +18,8 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.progress import spinner
-from zonemta_py.cli.queue import rows_of
-from zonemta_py.codec import from_json
+from zonemta_py.cli.queue.inspect import rows_of
+from zonemta_py.core.codec import from_json
 from zonemta_py.events.audit import Audit
 from zonemta_py.events.segments import read_events
 

@@ -21,9 +21,9 @@ from zonemta_py.bench.scenarios import SCENARIOS, STANDARD, Scenario
 from zonemta_py.cli.bench_table import print_results
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.clock import now_ms, utc
-from zonemta_py.codec import to_json
-from zonemta_py.errors import LocalError
+from zonemta_py.core.clock import now_ms, utc
+from zonemta_py.core.codec import to_json
+from zonemta_py.core.errors import LocalError
 
 Make = Callable[[Path, int, Scenario], Subject]
 

@@ -8,10 +8,10 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from zonemta_py.codec import to_json
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
-from zonemta_py.errors import ConfigError, LocalError, QueueLocked
+from zonemta_py.core.codec import to_json
+from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -14,15 +14,15 @@ from rich.table import Table
 
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.nameserver import NameServer
-from zonemta_py.bench.script import Rule, Script, Step
-from zonemta_py.bench.sink import Sink
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.clock import monotonic_s
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import LocalError
-from zonemta_py.events.account import Account, account_of
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError
+from zonemta_py.events.accounting import Account, account_of
+from zonemta_py.sink.nameserver import NameServer
+from zonemta_py.sink.script import Rule, Script, Step
+from zonemta_py.sink.server import Sink
 from zonemta_py.submit.client import Plan, Submission, Summary
 from zonemta_py.submit.merge import Template
 from zonemta_py.submit.recipients import read_rows

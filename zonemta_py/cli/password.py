@@ -2,7 +2,7 @@
 
 import click
 
-from zonemta_py.intake.auth import hash_password
+from zonemta_py.intake.users import hash_password
 
 
 @click.command()

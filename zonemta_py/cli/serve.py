@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from zonemta_py import faults
-from zonemta_py.app import Relay
 from zonemta_py.cli.common import config_option, read_config, reports_errors
-from zonemta_py.clock import monotonic_s
 from zonemta_py.config.schema import Config
-from zonemta_py.errors import ConfigError
-from zonemta_py.loop import loop_factory
-from zonemta_py.processes.logs import configure_logs
+from zonemta_py.core import faults
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.logs import configure_logs
+from zonemta_py.core.loop import loop_factory
+from zonemta_py.relay.relay import Relay
 
 log = logging.getLogger("zonemta_py")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.bench.script import Script, load_script
-from zonemta_py.bench.sink import Sink
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.parameters import HOST_PORT
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError
-from zonemta_py.loop import loop_factory
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.loop import loop_factory
+from zonemta_py.sink.script import Script, load_script
+from zonemta_py.sink.server import Sink
 
 
 @click.command()

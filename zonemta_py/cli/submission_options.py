@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import fail
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 message_option = click.option(
     "--message",

@@ -22,8 +22,8 @@ from zonemta_py.cli.submission_options import (
     user_option,
 )
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError
-from zonemta_py.loop import loop_factory
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.submit.client import Plan, Submission, Summary
 from zonemta_py.submit.journal import Journal

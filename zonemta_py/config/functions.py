@@ -8,7 +8,7 @@ from typing import Any
 
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import Seconds
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 
 def with_functions(

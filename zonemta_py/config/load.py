@@ -30,7 +30,7 @@ from zonemta_py.config.units import (
     rate,
     size,
 )
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 _PARSERS: dict[Any, Any] = {
     Seconds: duration,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from zonemta_py.errors import ConfigError
+from zonemta_py.core.errors import ConfigError
 
 
 def read_token(path: Path | None) -> str:

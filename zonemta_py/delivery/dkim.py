@@ -16,12 +16,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 
-from zonemta_py import clock
 from zonemta_py.config.schema import Dkim
-from zonemta_py.errors import ConfigError
+from zonemta_py.core import clock
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.threads import Threads
 from zonemta_py.smtp import dkim
 from zonemta_py.smtp.headers import scan
-from zonemta_py.threads import Threads
 
 RSA_BITS_MIN = 1024  # RFC 8301 section 3.2: verifiers need not look at less
 SIGNED_MAX = 1000  # messages whose signatures are remembered

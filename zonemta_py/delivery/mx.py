@@ -19,10 +19,10 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
-from zonemta_py import clock
 from zonemta_py.config.schema import Resolver
-from zonemta_py.delivery.mx_order import Host
-from zonemta_py.errors import DestinationFailed
+from zonemta_py.core import clock
+from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.smtp.mx_order import Host
 
 TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
 NEGATIVE_TTL_S = 300.0

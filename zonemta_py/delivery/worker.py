@@ -5,23 +5,23 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Protocol
 
-from zonemta_py import clock
-from zonemta_py.codec import Struct
 from zonemta_py.config.schema import Zone
-from zonemta_py.delivery import report, settle
-from zonemta_py.delivery.order import Errand, Order, Sent
-from zonemta_py.delivery.outbound import Outbound
-from zonemta_py.errors import CarrierLost
-from zonemta_py.model import Attempt
-from zonemta_py.queue.abandoned import cut_off
-from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.lease import Lease
+from zonemta_py.core import clock
+from zonemta_py.core.codec import Struct
+from zonemta_py.core.errors import CarrierLost
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery import bounces as report
+from zonemta_py.delivery import outcome as settle
+from zonemta_py.delivery.request import Errand, Order, Outbound, Sent
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.batch import Batch
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.destination import Destination
+from zonemta_py.queue.upkeep.interrupted import cut_off
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
+from zonemta_py.schedule.scheduler import Destination
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.classify import Phase
-from zonemta_py.smtp.dsn_options import write_notify
+from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
 
 REST_S = 300.0  # of a destination, when the policy names no time

@@ -8,6 +8,7 @@ def routine(message: Message) -> None:
 dequeue("var/queue", "archive", routine)
 """
 
+from zonemta_py.dequeue.api import adequeue, dequeue
 from zonemta_py.dequeue.disposition import ABORT, Disposition
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import (
@@ -20,7 +21,6 @@ from zonemta_py.dequeue.errors import (
 )
 from zonemta_py.dequeue.message import AsyncMessage, Message
 from zonemta_py.dequeue.outgoing import AsyncOutgoing, Outgoing
-from zonemta_py.dequeue.run import adequeue, dequeue
 
 __all__ = [
     "ABORT", "AsyncMessage", "AsyncOutgoing", "BadArgument", "DequeueError", "Disposition", "Info",

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zonemta_py.codec import replace
 from zonemta_py.config.checks import ZONE_NAME
 from zonemta_py.config.schema import Zone
-from zonemta_py.delivery import report
-from zonemta_py.delivery.outbound import Outbound
+from zonemta_py.core.codec import replace
+from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.delivery import bounces as report
+from zonemta_py.delivery.request import Outbound
 from zonemta_py.dequeue.disposition import Said, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
-from zonemta_py.model import Attempt, Fate
-from zonemta_py.queue.lease import Lease
+from zonemta_py.queue.active import Lease
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.requeue import copied, requeued
 from zonemta_py.queue.transitions import Aftermath, Outcome
+from zonemta_py.queue.upkeep.requeue import copied, requeued
 from zonemta_py.schedule.retry import Policy, guarded, make_policy
 
 TRANSPORT = "dequeue"

@@ -9,11 +9,11 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from zonemta_py.config.schema import Retry
-from zonemta_py.delivery import settle
+from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.delivery import outcome as settle
 from zonemta_py.dequeue.errors import BadArgument
-from zonemta_py.model import Attempt, Fate
-from zonemta_py.queue.lanes import Recipient as Leased
-from zonemta_py.queue.live import LiveMessage
+from zonemta_py.queue.active import LiveMessage
+from zonemta_py.queue.submitter_queues import Recipient as Leased
 from zonemta_py.queue.transitions import Outcome
 from zonemta_py.schedule.retry import Policy
 from zonemta_py.smtp.classify import Phase

@@ -3,7 +3,7 @@
 Each text ends with the name the MTA SDK has for it, for those who come from there.
 """
 
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 
 class DequeueError(LocalError):

@@ -1,11 +1,13 @@
-"""One message in a routine's hands: recipients, then lines, then what became of them.
+"""A stored message line by line, in the memory of one chunk. Pure.
+
+One message in a routine's hands: recipients, then lines, then what became of them.
 
 A state machine: RECIPIENTS until all were read, LINES until ``finish`` or ``abort``, then OVER. What is
 not finished is deferred. Source: MTA SDK, mtaDequeue….
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from types import SimpleNamespace
 
@@ -13,10 +15,45 @@ from zonemta_py.dequeue.channel import Channel
 from zonemta_py.dequeue.disposition import Disposition, Said, checked
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import NotInMessage, WrongOrder, WrongThread
-from zonemta_py.dequeue.lines import Lines
 from zonemta_py.dequeue.outgoing import AsyncOutgoing, Bridge, Outgoing
-from zonemta_py.queue.lease import Lease
-from zonemta_py.queue.records import born
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.format.records import born
+
+
+class Lines:
+    """The lines of header, empty line and body, without CRLF or LF; no empty line when there is no body.
+
+    ``chunks`` begins the body from its first octet.
+    """
+
+    def __init__(self, header: bytes, has_body: bool, chunks: Callable[[], Iterator[bytes]]) -> None:
+        self._header = header
+        self._has_body = has_body
+        self._chunks = chunks
+        self._lines = self._read()
+
+    def next(self) -> bytes | None:
+        """The next line, or None at the end."""
+        return next(self._lines, None)
+
+    def rewind(self) -> None:
+        """Begin again."""
+        self._lines = self._read()
+
+    def _read(self) -> Iterator[bytes]:
+        yield from _split(iter((self._header,)))
+        if self._has_body:
+            yield b""
+            yield from _split(self._chunks())
+
+
+def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    held = b""
+    for chunk in chunks:
+        *lines, held = (held + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r") for line in lines)
+    if held:
+        yield held
 
 
 class _State(Enum):

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import BadArgument, NotInMessage, WrongOrder
-from zonemta_py.intake.commands import Rcpt
-from zonemta_py.intake.programs import Handover
+from zonemta_py.intake.inject import Handover
 from zonemta_py.routing import one_zone
 from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.smtp.commands import Rcpt
 
 PIECE_BYTES = 65_536
 FIELDS = ("", "To", "Cc")

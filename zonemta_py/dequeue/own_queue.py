@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
-from zonemta_py.delivery.outbound import Outbound
-from zonemta_py.delivery.report import about_notes
+from zonemta_py.core.errors import LocalError
+from zonemta_py.delivery.bounces import about_notes
+from zonemta_py.delivery.request import Outbound
 from zonemta_py.dequeue.channel import DESTINATION, Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
-from zonemta_py.errors import LocalError
-from zonemta_py.events.export import Exporter
-from zonemta_py.intake.programs import Handover, enqueue
+from zonemta_py.intake.inject import Handover, enqueue
+from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue as StoredQueue
 from zonemta_py.routing import make_router, one_zone
-from zonemta_py.stores.opening import open_store
+from zonemta_py.storage.open import open_store
 
 
 class Queue:

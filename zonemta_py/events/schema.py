@@ -6,7 +6,7 @@ committed: together they identify the record for ever, so that a repeat can be r
 
 from typing import ClassVar, Protocol
 
-from zonemta_py.codec import Struct, to_json
+from zonemta_py.core.codec import Struct, to_json
 
 
 class Event(Protocol):

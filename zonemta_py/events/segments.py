@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from zonemta_py import clock
-from zonemta_py.codec import from_json
+from zonemta_py.core import clock
+from zonemta_py.core.codec import from_json
 
 LEVEL = 3
 

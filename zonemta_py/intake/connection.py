@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from zonemta_py import clock
-from zonemta_py.intake.commands import Refused
-from zonemta_py.intake.port import Port
-from zonemta_py.queue.promise import Promise
+from zonemta_py.core import clock
+from zonemta_py.intake.context import Port
+from zonemta_py.queue.batch import Promise
+from zonemta_py.smtp.commands import Refused
 from zonemta_py.smtp.proxy import NotProxied, read_proxied
 
 UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from zonemta_py.clock import monotonic_s
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import LocalError, NotAccepted
-from zonemta_py.intake.commands import Rcpt
-from zonemta_py.intake.programs import Handover
-from zonemta_py.queue.records import Origin
-from zonemta_py.smtp.http_reply import (
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError, NotAccepted
+from zonemta_py.intake.inject import Handover
+from zonemta_py.queue.format.records import Origin
+from zonemta_py.smtp.commands import Rcpt
+from zonemta_py.smtp.http_mapping import (
     EHLO_FIELD,
     FIELD,
     RECIPIENT_FIELD,

@@ -5,13 +5,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zonemta_py.errors import NotAccepted
-from zonemta_py.intake.commands import Rcpt
-from zonemta_py.intake.door import Door
+from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.queue_client import Door
 from zonemta_py.policies import Client, Envelope, EnvelopePolicy, run_policies
+from zonemta_py.queue.batch import Promise
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.promise import Promise
-from zonemta_py.queue.records import Origin
+from zonemta_py.queue.format.records import Origin
+from zonemta_py.smtp.commands import Rcpt
 
 FAILED = "421 4.3.0 Unhandled system error"
 UNSTORABLE = "451 4.3.0 Error queuing message"

@@ -6,16 +6,16 @@ Source: RFC 5321 section 4.1, RFC 4954 (AUTH), RFC 3207 (STARTTLS), RFC 2920 (pi
 import re
 from functools import partial
 
-from zonemta_py import clock
+from zonemta_py.core import clock
 from zonemta_py.events.schema import Rejected
-from zonemta_py.intake.claim import Claim
-from zonemta_py.intake.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.intake.connection import Hangup
-from zonemta_py.intake.courtesies import Courteous
-from zonemta_py.intake.ingest import UNDER_WAY, UNWRITABLE, Draft, Ingest
-from zonemta_py.intake.port import Port
-from zonemta_py.queue.records import Origin
-from zonemta_py.queue.submissions import Lookup, digest_of
+from zonemta_py.intake.context import Port
+from zonemta_py.intake.idempotency import Claim
+from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, Draft, Ingest
+from zonemta_py.intake.starttls_auth import Courteous
+from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.idempotency import Lookup, digest_of
+from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
 
 _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8

@@ -9,9 +9,9 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from zonemta_py import clock
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import ConfigError
+from zonemta_py.core import clock
+from zonemta_py.core.errors import ConfigError
 
 BACKLOG = 1024
 BUSY_S = 2.0  # the processes of a relay that was killed end a moment after it

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Sequence
 
-from zonemta_py import clock
-from zonemta_py.errors import NotAccepted
-from zonemta_py.intake.commands import Rcpt
-from zonemta_py.queue.compose import Addressee, NewMessage
-from zonemta_py.queue.records import Origin, Submitted
+from zonemta_py.core import clock
+from zonemta_py.core.errors import NotAccepted
+from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.queue.format.records import Origin, Submitted
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
+from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, received, without
 
 MESSAGE_ID_MAX = 998  # octets of the field that the ledger keeps

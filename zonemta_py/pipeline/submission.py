@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zonemta_py import clock
 from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import host_port
-from zonemta_py.errors import DestinationFailed, SessionLost
-from zonemta_py.pipeline.keys import relays_of
-from zonemta_py.queue.promise import Promise
+from zonemta_py.core import clock
+from zonemta_py.core.errors import DestinationFailed, SessionLost
+from zonemta_py.pipeline.rules.keys import relays_of
+from zonemta_py.queue.batch import Promise
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.merge import Template
+from zonemta_py.transports.connect import Manner, Target, open_session
 from zonemta_py.transports.pipelining import DsnOptions, Mail, SmtpSession
-from zonemta_py.transports.smtp import Manner, Target, open_session
 
 ENVID = " ENVID=submission-key-"
 KEY_FIELD = b"X-Submission-Key: "  # for a relay that knows no ENVID

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zonemta_py import clock
-from zonemta_py.codec import pack
+from zonemta_py.core import clock
+from zonemta_py.core.codec import pack
 from zonemta_py.processes.link import Link
 
 END_S = 5.0  # from the end of the link to the end of the process

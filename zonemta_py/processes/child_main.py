@@ -8,9 +8,9 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 
-from zonemta_py import faults
-from zonemta_py.loop import loop_factory
-from zonemta_py.processes.logs import configure_logs
+from zonemta_py.core import faults
+from zonemta_py.core.logs import configure_logs
+from zonemta_py.core.loop import loop_factory
 
 log = logging.getLogger(__name__)
 

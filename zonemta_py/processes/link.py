@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from zonemta_py import clock
-from zonemta_py.errors import QueueCorrupt
+from zonemta_py.core import clock
+from zonemta_py.core.errors import QueueCorrupt
 
 log = logging.getLogger(__name__)
 

@@ -3,17 +3,16 @@
 from itertools import count
 from weakref import WeakValueDictionary
 
-from zonemta_py import clock
-from zonemta_py.errors import QueueUnavailable
+from zonemta_py.core import clock
+from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Event, encode
-from zonemta_py.processes import receiver_frames as frames
+from zonemta_py.processes import receiver_protocol as frames
 from zonemta_py.processes.link import Link
+from zonemta_py.queue.accept import NewMessage
+from zonemta_py.queue.batch import Batch, Promise
 from zonemta_py.queue.chunks import MessageWriter, Upload
-from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.compose import NewMessage
-from zonemta_py.queue.ids import MessageIds
-from zonemta_py.queue.promise import Promise
-from zonemta_py.queue.submissions import Lookup
+from zonemta_py.queue.format.ids import MessageIds
+from zonemta_py.queue.idempotency import Lookup
 
 
 class RemoteQueue:

@@ -1,1 +1,1 @@
-"""The queue on LevelDB: keys, states, transitions. Nothing here speaks SMTP."""
+"""The queue: messages and recipients on disk, and every transition between their states."""

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Iterator, MutableMapping
 from typing import Protocol
 
-from zonemta_py.clock import now_ms
-from zonemta_py.codec import pack
-from zonemta_py.errors import LocalError, QueueCorrupt, QueueUnavailable
-from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
-from zonemta_py.queue.records import FORMAT, Mark, Open
-from zonemta_py.queue.store import View
+from zonemta_py.core.clock import now_ms
+from zonemta_py.core.codec import pack
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
+from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.format.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
+from zonemta_py.queue.format.records import FORMAT, Mark, Open
+from zonemta_py.storage.interface import View
 
 WRITES_AHEAD = 4  # chunks on their way to disk per message: bounds memory, keeps the disk busy
 

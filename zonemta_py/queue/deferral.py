@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from zonemta_py.clock import wait_event
-from zonemta_py.errors import QueueCorrupt
-from zonemta_py.queue import keys, transitions
-from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.lanes import Recipient
-from zonemta_py.queue.records import Waiting, read_waiting
-from zonemta_py.queue.store import Store
-from zonemta_py.queue.windows import Windows
+from zonemta_py.core.clock import wait_event
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue import transitions
+from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Waiting, read_waiting
+from zonemta_py.queue.spill import Windows
+from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.storage.interface import Store
 
 log = logging.getLogger(__name__)
 

@@ -13,31 +13,28 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
-from zonemta_py import clock
-from zonemta_py.errors import LocalError, QueueUnavailable
+from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError, QueueUnavailable
+from zonemta_py.core.model import Fate
+from zonemta_py.core.tasks import Background
 from zonemta_py.events.schema import Event
-from zonemta_py.model import Fate
-from zonemta_py.queue import keys, transitions
-from zonemta_py.queue.acceptance import Acceptance
-from zonemta_py.queue.background import Background
+from zonemta_py.queue import transitions
+from zonemta_py.queue.accept import Acceptance, NewMessage, compose
+from zonemta_py.queue.active import Lease, LiveMessage, LiveMessages, read_message, rest_of
+from zonemta_py.queue.batch import Batch, GroupCommit, Then
 from zonemta_py.queue.chunks import MessageWriter, Upload, read_body
-from zonemta_py.queue.cleanup import Cleanup
-from zonemta_py.queue.commit import Batch, GroupCommit
-from zonemta_py.queue.compose import NewMessage, compose
 from zonemta_py.queue.deferral import Deferral
-from zonemta_py.queue.ids import MessageIds
-from zonemta_py.queue.lease import Lease
-from zonemta_py.queue.live import LiveMessage, LiveMessages
-from zonemta_py.queue.messages import read_message, rest_of
-from zonemta_py.queue.operator import Operator
-from zonemta_py.queue.promise import Then
-from zonemta_py.queue.records import Note
-from zonemta_py.queue.recovery import identify, recover
-from zonemta_py.queue.scan import scan_zone, zones_on_disk
-from zonemta_py.queue.store import Store
-from zonemta_py.queue.submissions import Submissions
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.ids import MessageIds
+from zonemta_py.queue.format.records import Note
+from zonemta_py.queue.idempotency import Submissions
+from zonemta_py.queue.spill import DestinationOf, Windows
 from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome
-from zonemta_py.queue.windows import DestinationOf, Windows
+from zonemta_py.queue.upkeep.cleanup import Cleanup
+from zonemta_py.queue.upkeep.operator import Operator
+from zonemta_py.queue.upkeep.recovery import identify, recover
+from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
+from zonemta_py.storage.interface import Store
 
 ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
 

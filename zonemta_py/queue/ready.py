@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable
 from itertools import islice
 
-from zonemta_py.queue.lanes import Lanes, Recipient
+from zonemta_py.queue.submitter_queues import Lanes, Recipient
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for submitters who have little in it

@@ -6,7 +6,8 @@ Nothing here reads, waits or decides; ``queue.py`` does, and these say what it c
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zonemta_py.codec import Struct, pack
+from zonemta_py.core.codec import Struct, pack
+from zonemta_py.core.model import Attempt, Fate
 from zonemta_py.events.schema import (
     Accepted,
     AcceptedRecipient,
@@ -19,11 +20,10 @@ from zonemta_py.events.schema import (
     Held,
     Requeued,
 )
-from zonemta_py.model import Attempt, Fate
-from zonemta_py.queue import keys
-from zonemta_py.queue.commit import Batch
-from zonemta_py.queue.lanes import Recipient
-from zonemta_py.queue.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting, born
+from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting, born
+from zonemta_py.queue.submitter_queues import Recipient
 
 _KINDS = {
     Fate.DELIVERED: "deliver", Fate.DEFERRED: "defer", Fate.BOUNCED: "bounce", Fate.EXPIRED: "bounce",

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from email.utils import getaddresses
 
-from zonemta_py.codec import Struct
+from zonemta_py.core.codec import Struct
 from zonemta_py.smtp.address import AddressError, domain_of, normalise
 from zonemta_py.smtp.headers import Field, field_value
 

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from zonemta_py.errors import SessionLost
+from zonemta_py.core.errors import SessionLost
 
 LINE_MAX = 8192  # RFC 5321 says 512; real servers send more, hostile ones without end
 REPLY_LINES_MAX = 128

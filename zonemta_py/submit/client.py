@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import HostPort
-from zonemta_py.errors import DestinationFailed, LocalError, SessionLost
+from zonemta_py.core.errors import DestinationFailed, LocalError, SessionLost
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, REFUSED, UNCERTAIN, Journal, digest
 from zonemta_py.submit.merge import MergeError, Template
 from zonemta_py.submit.recipients import Row
+from zonemta_py.transports.connect import Manner, Target, open_session
 from zonemta_py.transports.pipelining import Mail, SmtpSession
-from zonemta_py.transports.smtp import Manner, Target, open_session
 
 CONNECT_TRIES = 5
 LOSSES_MAX = 20  # sessions that break one after another before the run gives up

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from zonemta_py.codec import from_json, to_json
-from zonemta_py.errors import LocalError
+from zonemta_py.core.codec import from_json, to_json
+from zonemta_py.core.errors import LocalError
 
 ACCEPTED = "accepted"
 REFUSED = "refused"

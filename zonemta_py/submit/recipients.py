@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from zonemta_py.codec import from_json
-from zonemta_py.errors import LocalError
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import LocalError
 from zonemta_py.smtp.address import AddressError, normalise
 
 ADDRESS_COLUMNS = ("email", "address", "recipient")

@@ -3,7 +3,7 @@
 import asyncio
 
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.local import Parcel
+from zonemta_py.transports.interface import Parcel
 
 GONE = Reply(250, "2.0.0", "into the black hole")
 

@@ -8,9 +8,9 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 
-from zonemta_py import clock
 from zonemta_py.config.schema import Timeouts
-from zonemta_py.errors import SessionLost
+from zonemta_py.core import clock
+from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import Reply, ReplyReader
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
-from zonemta_py.smtp.http_reply import (
+from zonemta_py.smtp.http_mapping import (
     EHLO_FIELD,
     FIELD,
     RECIPIENT_FIELD,
@@ -20,7 +20,7 @@ from zonemta_py.smtp.http_reply import (
     reply_of,
 )
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.local import Parcel
+from zonemta_py.transports.interface import Parcel
 
 
 class HttpPost:

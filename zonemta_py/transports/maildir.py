@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.local import DELIVERED, Parcel, lines, parts
+from zonemta_py.transports.interface import DELIVERED, Parcel, lines, parts
 
 FOLDERS = ("tmp", "new", "cur")
 

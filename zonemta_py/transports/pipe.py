@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.local import DELIVERED, Parcel, lines, parts
+from zonemta_py.transports.interface import DELIVERED, Parcel, lines, parts
 
 OUTPUT_MAX = 4096  # of what a program says
 LATER = {71: "4.3.0", 73: "4.2.0", 74: "4.3.0", 75: "4.3.0", 78: "4.3.5", 111: "4.3.0"}

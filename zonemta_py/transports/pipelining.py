@@ -9,8 +9,8 @@ Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining).
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 
-from zonemta_py.codec import Struct
-from zonemta_py.errors import SessionLost
+from zonemta_py.core.codec import Struct
+from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.classify import Phase, limits_recipients
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.transparency import DotEncoder

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from zonemta_py.bench.children import free_port
-from zonemta_py.clock import monotonic_s
-from zonemta_py.errors import LocalError
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import LocalError
 
 START_S = 30.0
 STOP_S = 40.0

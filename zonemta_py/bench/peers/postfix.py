@@ -9,7 +9,7 @@ import pwd
 import subprocess
 
 from zonemta_py.bench.peers.peer import Peer, find, lacks
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 MAIN_CF = """\
 compatibility_level = 3.6

@@ -5,7 +5,7 @@ been tried here. The name is there so that asking for it gets an answer.
 """
 
 from zonemta_py.bench.peers.peer import ForegroundPeer
-from zonemta_py.errors import LocalError
+from zonemta_py.core.errors import LocalError
 
 
 class ZoneMtaRelay(ForegroundPeer):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline.events import read_events
-from zonemta_py.pipeline.failures import told
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.transforms.anomalies import Sensitivity, anomalies
 from zonemta_py.pipeline.transforms.rates import attempts
 

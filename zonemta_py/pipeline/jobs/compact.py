@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline.events import IDENTITY, event_schema
-from zonemta_py.pipeline.failures import line_of, told
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.spark.errors import line_of, told
+from zonemta_py.pipeline.spark.events import IDENTITY, event_schema
 
 FILES_PER_BATCH = 2000
 SEEN_FOR = "7 days"  # so long a record's repeat is known

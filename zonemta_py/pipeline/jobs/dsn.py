@@ -9,13 +9,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline import schema
-from zonemta_py.pipeline.failures import analysed, told
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
-from zonemta_py.pipeline.mail import read_mail
-from zonemta_py.pipeline.transforms.matched import NO_REPORT, UNREADABLE, matched, notices
+from zonemta_py.pipeline.spark import schema
+from zonemta_py.pipeline.spark.errors import analysed, told
+from zonemta_py.pipeline.spark.mail import read_mail
+from zonemta_py.pipeline.transforms.match_reports import NO_REPORT, UNREADABLE, matched, notices
 
 REPORTS = "reports"
 WORK = "_read"  # deleted when the reports are there, where that is a plain folder

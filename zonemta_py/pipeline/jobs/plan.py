@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from zonemta_py import clock
 from zonemta_py.config.schema import Config
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline import schema
-from zonemta_py.pipeline.failures import told
-from zonemta_py.pipeline.lists import POSITION, address_column, read_list
-from zonemta_py.pipeline.suppression import Suppression
+from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.suppression import Suppression
+from zonemta_py.pipeline.spark import schema
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.transforms.classify import DUPLICATE, PLANNED, REJECTED, SUPPRESSED, classified
 from zonemta_py.pipeline.transforms.normalise import normalised
 from zonemta_py.pipeline.transforms.pack import packed

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from zonemta_py import clock
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, Zone
-from zonemta_py.pipeline.advice import Line, Observed, advise, as_yaml
-from zonemta_py.pipeline.events import read_events
-from zonemta_py.pipeline.failures import told
-from zonemta_py.pipeline.transforms.observed import observed
+from zonemta_py.core import clock
+from zonemta_py.pipeline.rules.advice import Line, Observed, advise, as_yaml
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.transforms.provider_stats import observed
 from zonemta_py.pipeline.transforms.rates import attempts
 
 PROVIDERS_MAX = 200  # those with most transactions

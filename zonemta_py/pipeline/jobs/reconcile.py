@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline import schema
-from zonemta_py.pipeline.events import read_events
-from zonemta_py.pipeline.failures import told
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
+from zonemta_py.pipeline.spark import schema
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, outcomes
 
 Step = Callable[[str], None]

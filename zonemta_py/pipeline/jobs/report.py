@@ -13,17 +13,17 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline.events import read_events
-from zonemta_py.pipeline.failures import told
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs import compact
 from zonemta_py.pipeline.jobs.report_page import page
 from zonemta_py.pipeline.jobs.send import read_ledger
+from zonemta_py.pipeline.rules.warmup import Warmup
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.transforms import rates
 from zonemta_py.pipeline.transforms.anomalies import Sensitivity, anomalies
 from zonemta_py.pipeline.transforms.replies import replies
-from zonemta_py.pipeline.transforms.warmed import ALLOWANCE, warmed
-from zonemta_py.pipeline.warmup import Warmup
+from zonemta_py.pipeline.transforms.warmup_compliance import ALLOWANCE, warmed
 
 NEXT = "_next"  # what is being made, beside what there is
 

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline import html
+from zonemta_py.pipeline.rules import html
 from zonemta_py.pipeline.transforms import rates
 
 SHOWN = 25  # rows of a table on the page; the Parquet tables have all

@@ -13,12 +13,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from zonemta_py.loop import loop_factory
-from zonemta_py.pipeline import schema
-from zonemta_py.pipeline.arrow import batch_of
-from zonemta_py.pipeline.failures import analysed, told
+from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.jobs.plan import read_manifest
-from zonemta_py.pipeline.progress import ROWS_PER_FILE, rows_told
+from zonemta_py.pipeline.spark import schema
+from zonemta_py.pipeline.spark.arrow import batch_of
+from zonemta_py.pipeline.spark.errors import analysed, told
+from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, rows_told
 from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Manners, Submission, envelope_of
 
 Step = Callable[[str], None]

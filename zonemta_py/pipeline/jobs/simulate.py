@@ -20,14 +20,14 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from zonemta_py.errors import LocalError
-from zonemta_py.pipeline import schema
-from zonemta_py.pipeline.arrow import batch_of
-from zonemta_py.pipeline.events import read_events
-from zonemta_py.pipeline.failures import told
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
-from zonemta_py.pipeline.scenarios import Scenario
-from zonemta_py.pipeline.simulation import LIMITS, SHARES, Parcel, Peer, simulate
+from zonemta_py.pipeline.rules.scenarios import Scenario
+from zonemta_py.pipeline.rules.simulation import LIMITS, SHARES, Parcel, Peer, simulate
+from zonemta_py.pipeline.spark import schema
+from zonemta_py.pipeline.spark.arrow import batch_of
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.transforms.load import answers, peer_of, planned_load, recorded_load
 
 COUNTS = ("delivered", "bounced", "expired", "deferrals", "transactions", "backlog_peak")

@@ -7,16 +7,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from zonemta_py import clock
-from zonemta_py.pipeline.events import read_events
-from zonemta_py.pipeline.failures import told
+from zonemta_py.core import clock
 from zonemta_py.pipeline.jobs.dsn import read_matched
-from zonemta_py.pipeline.transforms.bounces import (
-    complaints,
-    failures_in,
-    hard_bounces,
-    outcomes_of,
-)
+from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.transforms.bounces import complaints, failures_in, hard_bounces, outcomes_of
 
 DAY_MS = 86_400_000
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.reasons import Reason
+from zonemta_py.pipeline.rules.reasons import Reason
 from zonemta_py.pipeline.transforms.replies import explained, kind_of
-from zonemta_py.smtp.notices import COMPLAINT
+from zonemta_py.smtp.reports import COMPLAINT
 
 HARD = (Reason.NO_ADDRESS, Reason.NO_DOMAIN)
 DAY = "yyyy-MM-dd"

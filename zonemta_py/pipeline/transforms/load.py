@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.simulation import ATTEMPTS_TOLD, Peer
+from zonemta_py.pipeline.rules.simulation import ATTEMPTS_TOLD, Peer
 from zonemta_py.pipeline.transforms.pack import TURNS
 from zonemta_py.pipeline.transforms.rates import ATTEMPTS
 

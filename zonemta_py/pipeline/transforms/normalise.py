@@ -11,8 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from zonemta_py.pipeline.lists import POSITION
-from zonemta_py.pipeline.provider import provider_of
+from zonemta_py.pipeline.rules.provider import provider_of
+from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.routing import Router
 from zonemta_py.smtp.address import AddressError, domain_of, normalise
 

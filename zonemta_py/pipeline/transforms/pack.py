@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
-from zonemta_py.pipeline.keys import submission_key
+from zonemta_py.pipeline.rules.keys import submission_key
 
 GROUP_ROWS = 100_000  # one provider's recipients that one task packs
 SHARED = ""  # the provider of envelopes for small domains

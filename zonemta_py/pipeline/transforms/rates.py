@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.provider import PROVIDERS
+from zonemta_py.pipeline.rules.provider import PROVIDERS
 from zonemta_py.pipeline.transforms.replies import kind_of
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")

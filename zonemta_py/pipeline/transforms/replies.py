@@ -7,9 +7,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from zonemta_py.pipeline.arrow import batch_of
-from zonemta_py.pipeline.reasons import reason_of
-from zonemta_py.pipeline.templates import MASKS, mined
+from zonemta_py.pipeline.rules.reasons import reason_of
+from zonemta_py.pipeline.rules.templates import MASKS, mined
+from zonemta_py.pipeline.spark.arrow import batch_of
 
 KIND_MAX = 200  # characters of a kind
 SAID = ("code", "status", "kind")  # what a reason is told from

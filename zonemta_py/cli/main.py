@@ -1,0 +1,62 @@
+"""The command ``zonemta``: one file per command group."""
+
+import click
+
+from zonemta_py import __version__
+from zonemta_py.cli.audit import audit
+from zonemta_py.cli.bench import bench
+from zonemta_py.cli.check import check
+from zonemta_py.cli.demo import demo
+from zonemta_py.cli.dkim import dkim
+from zonemta_py.cli.password import password
+from zonemta_py.cli.pipeline import (
+    advise as pipeline_advice,
+)
+from zonemta_py.cli.pipeline import (
+    analyse as pipeline_analysis,
+)
+from zonemta_py.cli.pipeline import (
+    demo as pipeline_demo,
+)
+from zonemta_py.cli.pipeline import (
+    send as pipeline_send,
+)
+from zonemta_py.cli.pipeline import (
+    suppress as pipeline_suppress,
+)
+from zonemta_py.cli.pipeline.plan import pipeline
+from zonemta_py.cli.queue import change as queue_change
+from zonemta_py.cli.queue import transfer as queue_move
+from zonemta_py.cli.queue.inspect import queue
+from zonemta_py.cli.serve import serve
+from zonemta_py.cli.sink import sink
+from zonemta_py.cli.submit import submit
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="zonemta")
+def main() -> None:
+    """An outbound SMTP relay for bulk mail.
+
+    \b
+    Start it:     zonemta serve -c config/zonemta.yaml
+    Give it mail: zonemta submit list.csv --message letter.eml --from news@example.com
+    Look inside:  zonemta queue summary -c config/zonemta.yaml
+    See it work:  zonemta demo
+
+    Shell completion: eval "$(_ZONEMTA_COMPLETE=bash_source zonemta)" (or zsh_source, fish_source).
+    """
+
+
+for adds_to_queue in (queue_change, queue_move):
+    assert adds_to_queue
+for adds_to_pipeline in (
+    pipeline_send,
+    pipeline_analysis,
+    pipeline_suppress,
+    pipeline_advice,
+    pipeline_demo,
+):
+    assert adds_to_pipeline
+for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
+    main.add_command(command)

@@ -1,0 +1,47 @@
+"""What sessions ask of a queue: it may be in this process, or at the other end of a link."""
+
+from typing import Protocol
+
+from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.events.schema import Event
+from zonemta_py.queue.accept import NewMessage
+from zonemta_py.queue.batch import Promise
+from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.queue.idempotency import Lookup
+
+
+class Keys(Protocol):
+    """The submission keys, by their digests."""
+
+    def look(self, digest: str) -> Lookup:
+        """What is known of a key, which stays free."""
+
+    def take(self, digest: str) -> Lookup:
+        """The same, and the key is taken unless it is busy."""
+
+    def give_back(self, digest: str) -> None:
+        """A key that was taken is free again."""
+
+
+class Door(Protocol):
+    """The way into a queue."""
+
+    @property
+    def failure(self) -> QueueUnavailable | None:
+        """Why nothing can be written any more."""
+
+    @property
+    def submissions(self) -> Keys:
+        """Its submission keys."""
+
+    def open_message(self) -> MessageWriter:
+        """A writer for a body; ``accept`` or ``abort`` ends it."""
+
+    def accept(self, writer: MessageWriter, new: NewMessage) -> Promise:
+        """Take responsibility, once the promise is kept; the submission key in ``new`` is free then."""
+
+    def abort(self, writer: MessageWriter) -> object:
+        """The body will not be finished."""
+
+    def record(self, event: Event) -> None:
+        """Put a fact that belongs to no accepted message into the ledger."""

@@ -1,0 +1,86 @@
+"""The users file: who may submit from anywhere.
+
+One user a line, ``name:hash``; ``#`` begins a comment. A hash is ``$argon2…`` (made by ``zonemta
+password``) or ``$scrypt$ln=14,r=8,p=1$SALT$KEY`` with unpadded base64. Verifying takes tens of
+milliseconds on purpose: callers do it in a thread.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+from pathlib import Path
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from zonemta_py.core.errors import ConfigError
+
+_SCRYPT = re.compile(
+    r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)\Z"
+)
+_SCRYPT_MEMORY = 128 << 20
+
+_argon2 = PasswordHasher()
+
+
+def hash_password(password: str) -> str:
+    """An argon2id hash for the users file."""
+    return _argon2.hash(password)
+
+
+# Compared against when the user is unknown, so that the answer takes as long as a wrong password.
+_NOBODY = hash_password("nobody has this password")
+
+
+class Users:
+    """The users of one file, as it was when it was read."""
+
+    def __init__(self, hashes: dict[str, str]) -> None:
+        self._hashes = hashes
+
+    def verify(self, name: str, password: str) -> bool:
+        """Whether the password is right. Slow; safe to call in a thread."""
+        known = self._hashes.get(name)
+        right = _matches(known or _NOBODY, password)
+        return right and known is not None
+
+
+def _matches(hashed: str, password: str) -> bool:
+    match = _SCRYPT.match(hashed)
+    if match is None:
+        try:
+            return _argon2.verify(hashed, password)
+        except (VerificationError, InvalidHashError):
+            return False
+    salt, key = (base64.b64decode(part + "=" * (-len(part) % 4)) for part in match.groups()[3:])
+    made = hashlib.scrypt(
+        password.encode(),
+        salt=salt,
+        n=1 << int(match[1]),
+        r=int(match[2]),
+        p=int(match[3]),
+        maxmem=_SCRYPT_MEMORY,
+        dklen=len(key),
+    )
+    return hmac.compare_digest(made, key)
+
+
+def load_users(path: Path) -> Users:
+    """The users in ``path``. Raises ConfigError with file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: the users file cannot be read: {exc}") from exc
+    hashes = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, colon, hashed = text.partition(":")
+        if not colon or not name or not (hashed.startswith("$argon2") or _SCRYPT.match(hashed)):
+            raise ConfigError(f"{path}:{number}: expected name:hash with an argon2 or scrypt hash")
+        if name in hashes:
+            raise ConfigError(f"{path}:{number}: user '{name}' stands twice")
+        hashes[name] = hashed
+    return Users(hashes)

@@ -1,0 +1,1 @@
+"""What the jobs need of Spark: the session, readers, writers, errors."""

@@ -1,0 +1,1 @@
+"""The queue on disk: keys, records and message ids. Imports core only."""

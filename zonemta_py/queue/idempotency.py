@@ -1,0 +1,120 @@
+"""Submission keys: what a client's retry after a lost 250 already has here.
+
+``submitted/DIGEST`` is committed in the message's own batch. A key is under way from the moment a
+session takes it until that batch is on disk or given up, so two repeats at once cannot both be new.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from itertools import islice
+
+from zonemta_py.queue.batch import Batch, GroupCommit, Promise
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import FORMAT, Submitted, read_submitted
+from zonemta_py.storage.interface import Store
+
+DIGEST_BYTES = 16
+SWEEP_EVERY_S = 3600.0
+SWEEP_AT_ONCE = 1000
+
+
+def digest_of(user: str, key: str) -> str:
+    """The digest of a submission key, which is its user's own (hex)."""
+    return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+class Lookup(Promise):
+    """What is known of a key, once it is known.
+
+    ``busy``: a session is at it. ``known``: what was accepted under it within its window.
+    """
+
+    __slots__ = ("busy", "known")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = False
+        self.known: Submitted | None = None
+
+    def answer(self, busy: bool, known: Submitted | None) -> None:
+        """It is known now."""
+        self.busy, self.known = busy, known
+        self.end(None)
+
+
+class Submissions:
+    """The submission keys of a queue. ``now`` gives unix ms."""
+
+    def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
+        self._store = store
+        self._commits = commits
+        self._now = now
+        self._under_way: set[str] = set()
+
+    def look(self, digest: str) -> Lookup:
+        """What is known of a key, which stays free."""
+        lookup = Lookup()
+        busy = digest in self._under_way
+        lookup.answer(busy, None if busy else self._find(digest))
+        return lookup
+
+    def take(self, digest: str) -> Lookup:
+        """Take the key for a session unless another has it. ``give_back`` follows, or the commit does it."""
+        lookup = self.look(digest)
+        if not lookup.busy:
+            self._under_way.add(digest)
+        return lookup
+
+    def give_back(self, digest: str) -> None:
+        """The session is done with the key."""
+        self._under_way.discard(digest)
+
+    def _find(self, digest: str) -> Submitted | None:
+        value = self._store.get(keys.submitted_key(digest))
+        if value is None:
+            return None
+        found = read_submitted(value)
+        return found if found.expires_ms > self._now() else None
+
+    async def run(self) -> None:
+        """Remove keys whose window is over, now and every hour."""
+        while True:
+            cursor = keys.SUBMITTED
+            while True:
+                batch, count = Batch(), 0
+                rows = self._store.scan(cursor, keys.end_of(keys.SUBMITTED))
+                for key, value in islice(rows, SWEEP_AT_ONCE):
+                    cursor, count = key + b"\x00", count + 1
+                    digest = key[len(keys.SUBMITTED) :].decode()
+                    if digest not in self._under_way and read_submitted(value).expires_ms <= self._now():
+                        batch.delete(key)
+                if batch.ops:
+                    await self._commits.submit(batch)
+                if count < SWEEP_AT_ONCE:
+                    break
+                await asyncio.sleep(0)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+
+def extended(
+    known: Submitted | None, message: str, addresses: Iterable[str], expires_ms: int
+) -> Submitted:
+    """``known`` with ``addresses`` accepted by ``message``; a new key counts until ``expires_ms``."""
+    added = b"".join(_digest(address) for address in addresses)
+    if known is not None:
+        return known._replace(recipients=known.recipients + added)
+    return Submitted(FORMAT, expires_ms, message, added)
+
+
+def not_covered(known: Submitted | None, addresses: Iterable[str]) -> list[str]:
+    """Those of ``addresses`` that were not accepted under the key."""
+    if known is None:
+        return list(addresses)
+    data = known.recipients
+    covered = {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
+    return [address for address in addresses if _digest(address) not in covered]
+
+
+def _digest(address: str) -> bytes:
+    return blake2b(address.encode(), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,1 @@
+"""Kannader's storage functions as a view of the queue."""

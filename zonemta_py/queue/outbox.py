@@ -1,0 +1,139 @@
+"""Moves facts from the queue's outbox to the event log, each exactly once.
+
+A frame is on disk before the outbox keys it came from are deleted. After a crash between the two,
+the recovered segment says up to which sequence number it got, and those keys are only deleted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from zonemta_py.config.schema import Events
+from zonemta_py.core import clock, faults
+from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.events.segments import Segment, recover
+from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
+
+GROUPS_AT_ONCE = 2000
+BYTES_AT_ONCE = 4 << 20
+GATHER_S = 0.2  # facts wait so long for company: a frame and an fsync for many, not for each
+RETRY_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Exporter:
+    """The one writer of the event log. ``observers`` get every batch of JSON lines it wrote."""
+
+    def __init__(self, queue: Queue, settings: Events) -> None:
+        self._queue = queue
+        self._settings = settings
+        self._segment: Segment | None = None
+        self._opened_ms = 0
+        self._cursor = keys.OUTBOX
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-log")
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.observers: list[Callable[[bytes], None]] = []
+
+    async def start(self) -> None:
+        """Seal what a crash left, then export in the background."""
+        loop = asyncio.get_running_loop()
+        done = await loop.run_in_executor(
+            self._thread, recover, self._settings.directory, self._queue.node, clock.now_ms()
+        )
+        if done:
+            await self._forget(keys.outbox_key(done))
+        self._task = asyncio.create_task(self._run(), name="event-export")
+
+    async def _run(self) -> None:
+        grew = self._queue.commits.outbox_grew
+        while not self._stopping.is_set():
+            grew.clear()
+            try:
+                more = await self._export()
+                await self._seal_if_due()
+            except QueueUnavailable:
+                return
+            except Exception as exc:
+                log.error("the event log cannot be written, facts wait in the queue: %s", exc)
+                await clock.wait_event(self._stopping, RETRY_S)
+                continue
+            if not more:
+                await clock.wait_event(grew, self._settings.rotate.age)
+                await clock.wait_event(self._stopping, GATHER_S)
+
+    async def _export(self) -> bool:
+        """Write the next groups to the segment; returns whether there are more than one frame takes."""
+        values: list[bytes] = []
+        first = last = b""
+        size, full = 0, False
+        for key, value in self._queue.store.scan(self._cursor, keys.end_of(keys.OUTBOX)):
+            values.append(value)
+            first, last = first or key, key
+            size += len(value)
+            full = len(values) >= GROUPS_AT_ONCE or size >= BYTES_AT_ONCE
+            if full:
+                break
+        if not values:
+            return False
+        lines = b"".join(values)
+        await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._write, keys.parse_outbox(first), lines
+        )
+        faults.reach("segment.appended")
+        await self._forget(last)
+        for observer in self.observers:
+            observer(lines)
+        return full
+
+    def _write(self, first_seq: int, lines: bytes) -> None:
+        if self._segment is None:
+            self._segment = Segment(self._settings.directory, self._queue.node, first_seq)
+            self._opened_ms = clock.now_ms()
+        try:
+            self._segment.append(lines)
+        except OSError:
+            # What it holds is whole; the rest goes into another file, with another first number.
+            broken, self._segment = self._segment, None
+            broken.seal(clock.now_ms())
+            raise
+
+    def _is_empty(self) -> bool:
+        return next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None) is None
+
+    async def _forget(self, last: bytes) -> None:
+        """Delete outbox keys up to ``last``: their facts are in the log."""
+        batch = Batch()
+        batch.kinds.append("outbox")
+        for key in self._queue.store.keys(self._cursor, last + b"\x00"):
+            batch.delete(key)
+        self._cursor = last + b"\x00"
+        await self._queue.commits.submit(batch)
+
+    async def _seal_if_due(self, *, now: bool = False) -> None:
+        segment, rotate = self._segment, self._settings.rotate
+        if segment is None:
+            return
+        age_s = (clock.now_ms() - self._opened_ms) / 1000
+        if now or segment.size_bytes >= rotate.size or age_s >= rotate.age:
+            self._segment = None
+            await asyncio.get_running_loop().run_in_executor(self._thread, segment.seal, clock.now_ms())
+            faults.reach("segment.sealed")
+
+    async def close(self) -> None:
+        """Export what is left, seal, stop."""
+        self._stopping.set()
+        self._queue.commits.outbox_grew.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        try:
+            while self._queue.commits.failure is None and not self._is_empty():
+                await self._export()
+            await self._seal_if_due(now=True)
+        except Exception as exc:
+            log.error("the event log cannot be written, facts stay in the queue: %s", exc)
+        self._thread.shutdown(wait=False)

@@ -1,0 +1,206 @@
+"""Verifies the invariants of DESIGN section 4 on a queue, running or not.
+
+Messages are read in slices, in the order of their ids, each slice with its recipients from one
+moment of the store: a running relay raises no false alarm, and a million recipients are one pass.
+``check_queue`` yields a problem as text, or "" where a caller may let others run.
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import (
+    Mark,
+    Meta,
+    read_inflight,
+    read_mark,
+    read_meta,
+    read_note,
+    read_submitted,
+    read_waiting,
+)
+from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
+from zonemta_py.storage.interface import Store, View
+
+SLICE_MESSAGES = 300
+SLICE_BYTES = 4 << 20
+
+_ID = slice(len(keys.MESSAGE), len(keys.MESSAGE) + keys.MESSAGE_ID_LENGTH)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a slice holds of one message. ``size`` and ``crc`` are of the chunks as they are."""
+
+    mark: Mark | None = None
+    meta: Meta | None = None
+    chunks: int = 0
+    size: int = 0
+    crc: int = 0
+    gap: bool = False
+    indexes: list[int] = field(default_factory=list)
+
+
+def check_queue(store: Store) -> Iterator[str]:
+    """Problems, one text each; the empty text is a pause."""
+    after = ""
+    while True:
+        problems: list[str] = []
+        with store.frozen() as view:
+            found, upto = _messages(view, after, problems)
+            _recipients(view, found, after, upto, problems)
+            problems += [text for message, one in found.items() for text in _judge(view, message, one)]
+        yield from problems
+        yield ""
+        if upto is None:
+            break
+        after = upto
+    for space, judge in _OTHERS.items():
+        for number, (key, value) in enumerate(store.scan(space, keys.end_of(space))):
+            with _reporting(key, problems := []):
+                judge(store, key, value, problems)
+            yield from problems
+            if number % SLICE_MESSAGES == 0:
+                yield ""
+
+
+@contextmanager
+def _reporting(key: bytes, problems: list[str]) -> Iterator[None]:
+    """A value that cannot be read is a problem, and not the end of the check."""
+    try:
+        yield
+    except (QueueCorrupt, ValueError) as exc:
+        problems.append(f"{key!r}: {exc}")
+
+
+def _messages(view: View, after: str, problems: list[str]) -> tuple[dict[str, _Found], str | None]:
+    """The messages behind ``after``, and up to which id they are all; None: to the end."""
+    found: dict[str, _Found] = {}
+    start = keys.end_of(keys.message_prefix(after)) if after else keys.MESSAGE
+    size, message, one = 0, "", _Found()
+    try:
+        for key, value in view.scan(start, keys.end_of(keys.MESSAGE)):
+            owner = key[_ID].decode("ascii", "replace")
+            if owner != message:
+                if len(found) >= SLICE_MESSAGES or size >= SLICE_BYTES:
+                    return found, message
+                message, one = owner, found.setdefault(owner, _Found())
+            size += len(value)
+            with _reporting(key, problems):
+                _take(one, key[_ID.stop + 1 :], value)
+    except QueueCorrupt as exc:
+        problems.append(str(exc))
+        return found, message or None
+    return found, None
+
+
+def _take(one: _Found, part: bytes, value: bytes) -> None:
+    if part == b"#":
+        one.mark = read_mark(value)
+    elif part == b"*":
+        one.meta = read_meta(value)
+    else:
+        one.chunks += 1
+        one.gap |= int(part) != one.chunks
+        one.size += len(value)
+        one.crc = zlib.crc32(value, one.crc)
+
+
+def _recipients(
+    view: View, found: dict[str, _Found], after: str, upto: str | None, problems: list[str]
+) -> None:
+    """Count the recipients of the messages of a slice, and name those without a message."""
+    dues: set[bytes] = set()
+    for zone in zones_on_disk(view):
+        for space in (keys.WAITING, keys.DEFERRED):
+            prefix = keys.zone_prefix(space, zone)
+            start = keys.end_of(keys.zone_prefix(space, zone, after)) if after else prefix
+            stop = keys.end_of(prefix if upto is None else keys.zone_prefix(space, zone, upto))
+            at = len(prefix)
+            for key, value in view.scan(start, stop):
+                with _reporting(key, problems):
+                    record = read_waiting(value)
+                    one = found.get(key[at : at + keys.MESSAGE_ID_LENGTH].decode())
+                    if one is None or one.meta is None:
+                        problems.append(f"{key.decode()}: a recipient without a message")
+                        continue
+                    one.indexes.append(record.number)
+                    if zone not in one.meta.zones:
+                        problems.append(f"{key.decode()}: zone {zone} is not among those of its message")
+                    if space == keys.DEFERRED:
+                        message = keys.parse_recipient(key)[1]
+                        due = keys.due_key(record.due_ms, zone, message)
+                        if due not in dues and view.get(due) is None:
+                            problems.append(f"{key.decode()}: deferred with nothing to wake it")
+                        dues.add(due)
+
+
+def _judge(view: View, message: str, one: _Found) -> Iterator[str]:
+    leaving = (
+        view.get(keys.open_key(message)) is not None or view.get(keys.cleanup_key(message)) is not None
+    )
+    if one.mark is None:
+        if one.meta is not None:
+            yield f"{message}: an envelope without its marker"
+        elif not leaving:
+            yield f"{message}: chunks that nobody writes or removes"
+        return
+    if leaving:
+        yield f"{message}: accepted, yet being written or removed"
+    if one.meta is None:
+        yield f"{message}: a marker without its envelope"
+        return
+    if one.chunks > one.mark.chunks:
+        yield f"{message}: more chunks than its marker says"
+    elif one.gap or one.chunks < one.mark.chunks:
+        yield f"{message}: {one.chunks} of {one.mark.chunks} chunks, the rest is missing"
+    elif (one.size, one.crc) != (one.mark.size, one.mark.crc):
+        yield f"{message}: the body is damaged (size {one.size} of {one.mark.size})"
+    if not one.indexes:
+        yield f"{message}: no recipient is left"
+    if len(set(one.indexes)) != len(one.indexes):
+        yield f"{message}: a recipient is in two places"
+
+
+def _due(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    try:
+        keys.parse_due(key)
+    except ValueError:
+        problems.append(f"{key!r}: not a due key")
+
+
+def _inflight(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    message = keys.owner_of(key)
+    with store.frozen() as view:
+        if view.get(key) is not None and view.get(keys.mark_key(message)) is None:
+            problems.append(f"{message}: a transaction without a message")
+    read_inflight(value)
+
+
+def _note(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    read_note(value)
+    message = keys.owner_of(key)
+    with store.frozen() as view:
+        if view.get(key) is not None and view.get(keys.mark_key(message)) is None:
+            problems.append(f"{message}: a noted failure without a message")
+
+
+def _submitted(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    read_submitted(value)
+
+
+def _outbox(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    if not value.endswith(b"}\n"):
+        problems.append(f"{key!r}: not event lines")
+
+
+_OTHERS = {
+    keys.DUE: _due,
+    keys.INFLIGHT: _inflight,
+    keys.BOUNCE: _note,
+    keys.SUBMITTED: _submitted,
+    keys.OUTBOX: _outbox,
+}

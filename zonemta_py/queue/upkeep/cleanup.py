@@ -1,0 +1,108 @@
+"""What remains when a message is gone: chunks, space on disk.
+
+``cleanup/MSGID`` says that chunks are still to be removed; it goes with the last of them. Space
+comes back when LevelDB rewrites its files; this asks for it when the dead outweigh the living, so
+its cost stays in proportion to what was written (decision 8).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.chunks import Upload
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import read_open
+from zonemta_py.storage.interface import Store
+
+CHUNKS_AT_ONCE = 256
+DEAD_BYTES_MIN = 64 << 20
+SWEEP_EVERY_S = 3600.0
+ABANDONED_MS = 24 * 3_600_000
+
+log = logging.getLogger(__name__)
+
+
+class Cleanup:
+    """Removes the chunks of messages that are done with, and gives their space back."""
+
+    def __init__(self, store: Store, commits: GroupCommit) -> None:
+        self._store = store
+        self._commits = commits
+        self._messages: deque[str] = deque()
+        self._changed = asyncio.Event()
+        self._compactor = ThreadPoolExecutor(1, thread_name_prefix="queue-compactor")
+        self._dead_bytes = 0
+        self.compactions = 0
+
+    def removed(self, size_bytes: int) -> None:
+        """That much is no longer needed on disk."""
+        self._dead_bytes += size_bytes
+        if self._dead_bytes >= DEAD_BYTES_MIN:
+            self._changed.set()
+
+    def add(self, message: str) -> None:
+        """``cleanup/`` of this message is on disk."""
+        self._messages.append(message)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Remove and compact, for ever."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._messages:
+                await self.remove_chunks(self._messages.popleft())
+            await self.compact_if_worth_it()
+
+    async def remove_chunks(self, message: str) -> None:
+        """S1 → S0, in bounded batches; the last one takes ``cleanup/`` and ``open/`` along."""
+        prefix = keys.message_prefix(message)
+        cursor = prefix
+        while True:
+            batch = Batch()
+            batch.kinds.append("cleanup")
+            for key in islice(self._store.keys(cursor, keys.end_of(prefix)), CHUNKS_AT_ONCE):
+                batch.delete(key)
+                cursor = key + b"\x00"
+            found = len(batch.ops)
+            self.removed(found * keys.CHUNK_BYTES)
+            if found < CHUNKS_AT_ONCE:
+                batch.delete(keys.cleanup_key(message))
+                batch.delete(keys.open_key(message))
+            await self._commits.submit(batch)
+            if found < CHUNKS_AT_ONCE:
+                return
+
+    async def keep_sweeping(self, uploads: Mapping[str, Upload], now: Callable[[], int]) -> None:
+        """Sweep every hour, for ever; ``now`` gives unix ms."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            await self.sweep(uploads, now())
+
+    async def sweep(self, uploads: Mapping[str, Upload], now_ms: int) -> None:
+        """Remove bodies that a living session has not got further with for a day. Younger ones stay."""
+        for key, value in list(self._store.scan(keys.OPEN, keys.end_of(keys.OPEN))):
+            message = keys.owner_of(key)
+            if now_ms - read_open(value).progress_ms >= ABANDONED_MS:
+                upload = uploads.get(message)
+                if upload is not None:
+                    upload.abandoned = True
+                log.warning("%s: a body without progress for a day is removed", message)
+                await self.remove_chunks(message)
+
+    async def compact_if_worth_it(self) -> None:
+        """Compact once as much is dead as LevelDB still holds."""
+        if self._dead_bytes < max(DEAD_BYTES_MIN, self._store.size_bytes() // 2):
+            return
+        self._dead_bytes = 0
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._compactor, self._store.compact)
+        self.compactions += 1
+
+    async def close(self) -> None:
+        """Wait for a compaction under way."""
+        await asyncio.get_running_loop().run_in_executor(None, self._compactor.shutdown)

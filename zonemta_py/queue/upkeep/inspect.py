@@ -1,0 +1,130 @@
+"""Reading the queue for an operator: rows of plain values, in the order of the keys.
+
+Every function is a generator over short reads; a caller in a running relay lets others run
+between rows.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.active import read_message, recipients_of
+from zonemta_py.queue.chunks import read_body
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Waiting, read_waiting
+from zonemta_py.storage.interface import View
+
+TOP_DOMAINS = 10
+
+
+def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every recipient in the queue, waiting ones first.
+
+    One that moves between the two while a live store is read may be missed or seen twice; on a frozen
+    view none is.
+    """
+    for space in (keys.WAITING, keys.DEFERRED):
+        prefix = keys.zone_prefix(space, zone) if zone else space
+        for key, value in store.scan(prefix, keys.end_of(prefix)):
+            in_zone, message, address = keys.parse_recipient(key)
+            record = read_waiting(value)
+            yield {
+                "message": message,
+                "recipient": address,
+                "zone": in_zone,
+                "domain": record.domain,
+                "state": state_of(space, record),
+                "attempts": record.attempts,
+                "created_ms": keys.created_ms(message),
+                "due_ms": due_of(record),
+                "code": record.code,
+                "status": record.status,
+                "reply": record.text,
+                "index": record.number,
+            }
+
+
+def state_of(space: bytes, record: Waiting) -> str:
+    """waiting, deferred or held."""
+    if record.due_ms == keys.HELD_MS:
+        return "held"
+    return "waiting" if space == keys.WAITING else "deferred"
+
+
+def due_of(record: Waiting) -> int:
+    """When a deferred recipient is due (unix ms); 0 for one that waits or is held."""
+    return 0 if record.due_ms == keys.HELD_MS else record.due_ms
+
+
+class Summary:
+    """Counts over recipient rows."""
+
+    def __init__(self) -> None:
+        self.zones: dict[str, dict[str, Any]] = {}
+        self._domains: dict[str, Counter[str]] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Count one row."""
+        zone = self.zones.setdefault(
+            row["zone"],
+            {
+                "zone": row["zone"],
+                "waiting": 0,
+                "deferred": 0,
+                "held": 0,
+                "oldest_ms": None,
+                "next_due_ms": None,
+            },
+        )
+        zone[row["state"]] += 1
+        zone["oldest_ms"] = min(filter(None, (zone["oldest_ms"], row["created_ms"])))
+        if row["due_ms"]:
+            zone["next_due_ms"] = min(filter(None, (zone["next_due_ms"], row["due_ms"])))
+        self._domains.setdefault(row["zone"], Counter())[row["domain"]] += 1
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a zone, with its largest domains."""
+        return [
+            {**zone, "domains": dict(self._domains[name].most_common(TOP_DOMAINS))}
+            for name, zone in sorted(self.zones.items())
+        ]
+
+
+def message_row(view: View, message: str) -> dict[str, Any] | None:
+    """Everything about one message but its body; None when there is none."""
+    try:
+        meta, mark = read_message(view, message)
+    except QueueCorrupt:
+        return None
+    recipients = []
+    for key, value in recipients_of(view, message, meta.zones):
+        zone, _, address = keys.parse_recipient(key)
+        record = read_waiting(value)
+        state = state_of(key[: key.index(b"/") + 1], record)
+        facts = record._replace(due_ms=due_of(record))._asdict()
+        recipients.append(
+            {"index": facts.pop("number"), "recipient": address, "zone": zone, "state": state, **facts}
+        )
+    inflight = keys.INFLIGHT + f"{message}/".encode()
+    return {
+        "message": message,
+        "sender": meta.sender,
+        "created_ms": mark.created_ms,
+        "body_bytes": mark.size,
+        "chunks": mark.chunks,
+        "eight_bit": meta.eight_bit,
+        "smtputf8": meta.smtputf8,
+        "report_for": meta.report_for,
+        "origin": meta.origin._asdict(),
+        "header": meta.header.decode("utf-8", "replace"),
+        "transactions": sum(1 for _ in view.keys(inflight, keys.end_of(inflight))),
+        "recipients": sorted(recipients, key=lambda row: row["index"]),
+    }
+
+
+def body_of(view: View, message: str) -> Iterator[bytes]:
+    """The message as it is sent: header, empty line, body. Raises QueueCorrupt."""
+    meta, mark = read_message(view, message)
+    yield meta.header + b"\r\n"
+    yield from read_body(view, message, mark)

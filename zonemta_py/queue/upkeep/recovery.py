@@ -1,0 +1,73 @@
+"""What a relay does about the previous life of its queue, before it takes or sends mail.
+
+Nothing is repaired, because every state a crash can leave is a state of DESIGN section 4: a
+transaction cut off is uncertain and said so, a body without its marker is removed, a removal is
+finished.
+"""
+
+import logging
+import secrets
+from dataclasses import dataclass
+
+from zonemta_py.core.errors import LocalError, QueueCorrupt
+from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import read_inflight
+from zonemta_py.queue.upkeep.cleanup import Cleanup
+from zonemta_py.queue.upkeep.interrupted import CutOff
+from zonemta_py.storage.interface import Store
+
+FORMAT_VERSION = b"4"
+IMPORTING = b"importing"  # in its place, while another queue is brought in
+FORMATS = (None, b"1", b"2", b"3", FORMAT_VERSION)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this queue is: its node (6 hex digits), how often it was opened, the last id issued."""
+
+    node: str
+    boot: int
+    last_id: str
+
+
+def identify(store: Store) -> Identity:
+    """The queue's identity for this life, written at once. Raises LocalError for another format."""
+    found = store.get(keys.META_FORMAT)
+    if found == IMPORTING:
+        raise LocalError("the import of this queue is not finished: run zonemta queue import again")
+    if found not in FORMATS:
+        raise LocalError(f"the queue has format {found!r}, this version reads {FORMAT_VERSION!r}")
+    node = (store.get(keys.META_NODE) or secrets.token_hex(3).encode()).decode()
+    boot = int(store.get(keys.META_BOOT) or b"0") + 1
+    last_id = (store.get(keys.META_IDS) or b"").decode()
+    ops = [
+        (keys.META_FORMAT, FORMAT_VERSION),
+        (keys.META_NODE, node.encode()),
+        (keys.META_BOOT, str(boot).encode()),
+    ]
+    store.write(store.batch(ops, sync=True))
+    return Identity(node, boot, last_id)
+
+
+async def recover(
+    store: Store, commits: GroupCommit, cleanup: Cleanup, poison_after: int, now_ms: int
+) -> int:
+    """Deal with every key of a previous life; returns how many transactions were uncertain."""
+    cut = CutOff(store, poison_after, now_ms)
+    for key, value in list(store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT))):
+        batch = Batch()
+        cut.transaction(batch, keys.owner_of(key), read_inflight(value))
+        batch.delete(key)
+        await commits.submit(batch)
+    for space in (keys.OPEN, keys.CLEANUP):
+        for key in list(store.keys(space, keys.end_of(space))):
+            message = keys.owner_of(key)
+            if store.get(keys.mark_key(message)) is not None:
+                raise QueueCorrupt(f"{message}: {key!r} beside the marker of an accepted message")
+            await cleanup.remove_chunks(message)
+    if cut.transactions:
+        log.warning("%d transactions were cut off; their recipients are sent to again", cut.transactions)
+    return cut.transactions

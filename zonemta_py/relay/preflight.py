@@ -1,0 +1,117 @@
+"""What a configuration needs of this machine: files, folders, addresses. For ``check`` and ``serve`` alike."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Set
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+
+from zonemta_py.config.functions import plain_function
+from zonemta_py.config.schema import Config
+from zonemta_py.config.secrets import read_token
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.delivery.endpoints import read_password
+from zonemta_py.delivery.local_agent import is_local, make_transport
+from zonemta_py.dequeue.channel import TRANSPORT
+from zonemta_py.intake.context import make_context
+from zonemta_py.intake.users import load_users
+from zonemta_py.schedule.retry import make_policy
+
+
+def verify(config: Config) -> None:
+    """Raises ConfigError with the key that names what cannot be used here."""
+    for i, listener in enumerate(config.listeners):
+        _under(f"listeners[{i}].tls", partial(make_context, listener))
+        if listener.auth.users_file is not None:
+            _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
+    for name, zone in config.zones.items():
+        _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
+        if zone.bounce.function is not None:
+            _under(f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function))
+        if is_local(zone):
+            _under(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
+        if zone.smarthost_auth.password_file is not None:
+            _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
+    for function in config.policies:
+        _under("policies", partial(plain_function, function))
+    _under("admin.token_file", partial(read_token, config.admin.token_file))
+    _under("dkim", partial(load_keys, config.dkim))
+    for name, pool in config.pools.items():
+        for i, entry in enumerate(pool):
+            if entry.address is not None and entry.weight:
+                _bindable(f"pools.{name}[{i}].address", entry.address)
+    _writable("queue.directory", config.queue.directory)
+    _writable("events.directory", config.events.directory)
+
+
+def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
+    """Raises ConfigError when ``new`` cannot take the place of ``old`` without a restart."""
+    gone = (set(old.zones) - set(new.zones)) & zones_with_mail
+    if gone:
+        raise ConfigError(
+            f"zones: recipients wait in zone '{min(gone)}', which the new configuration lacks; "
+            "with zone_removed: default a restart moves them"
+        )
+    before, after = ([listener.address for listener in config.listeners] for config in (old, new))
+    fixed: list[tuple[str, object, object]] = [
+        ("listeners", before, after),
+        ("queue", old.queue, new.queue),
+        ("processes", old.processes, new.processes),
+        ("events", old.events, new.events),
+        ("admin", old.admin, new.admin),
+    ]
+    for name in set(old.zones) & set(new.zones):
+        was, will = old.zones[name], new.zones[name]
+        fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
+        if TRANSPORT in (was.transport, will.transport):
+            fixed.append((f"zones.{name}.transport", was.transport, will.transport))
+    for key, was_set, is_set in fixed:
+        if was_set != is_set:
+            raise ConfigError(f"{key}: takes a restart to change")
+
+
+def warnings(config: Config, hostname: str) -> Iterator[str]:
+    """What is allowed and probably not meant."""
+    if "." not in hostname:
+        yield f"hostname is '{hostname}', which no other server knows; set it in the configuration"
+    for i, listener in enumerate(config.listeners):
+        if any(network.prefixlen == 0 for network in listener.trusted_networks):
+            yield f"listeners[{i}].trusted_networks lets everybody relay"
+    for name, zone in config.zones.items():
+        if zone.transport == TRANSPORT:
+            yield f"zones.{name}.transport is {TRANSPORT}: its mail waits for a program with this relay in it"
+    if config.queue.durability == "none":
+        yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
+    if config.queue.store == "memory":
+        yield "queue.store is memory: accepted mail is lost when the relay stops. For tests only"
+
+
+def _under(key: str, look: Callable[[], object]) -> None:
+    try:
+        look()
+    except ConfigError as exc:
+        raise ConfigError(f"{key}: {exc}") from exc
+
+
+def _bindable(key: str, address: str) -> None:
+    family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind((address, 0))
+        except OSError as exc:
+            raise ConfigError(
+                f"{key}: {address} is not an address of this machine ({exc.strerror})"
+            ) from exc
+
+
+def _writable(key: str, directory: Path) -> None:
+    """A folder that is there and can be written, or that can be made."""
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(f"{key}: {place} is not a folder")
+    if not os.access(place, os.W_OK | os.X_OK) or place == Path("/proc"):
+        raise ConfigError(f"{key}: {place} cannot be written by this user")

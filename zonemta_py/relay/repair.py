@@ -1,0 +1,65 @@
+"""Repairs a damaged queue: a copy is kept, the store opened again, and its contents mended."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from zonemta_py.config.schema import Config
+from zonemta_py.core import clock
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import LocalError
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.ledger import Ledger
+from zonemta_py.queue.upkeep.repair import mend
+from zonemta_py.storage.leveldb import repair_database
+from zonemta_py.storage.open import open_store, store_folder
+
+Records = Iterable[dict[str, Any]]
+
+
+def keep_copy(config: Config) -> Path:
+    """Copy the store beside itself; returns where to. Raises LocalError when there is none."""
+    folder = store_folder(config.queue)
+    if folder is None or not folder.is_dir():
+        raise LocalError(f"{config.queue.directory}: there is no queue to repair")
+    copy = folder.with_name(f"{folder.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}")
+    for number in count(2):
+        if not copy.exists():
+            break
+        copy = copy.with_name(f"{copy.name.partition('Z')[0]}Z-{number}")
+    shutil.copytree(folder, copy, symlinks=True)
+    return copy
+
+
+async def repair(
+    config: Config, facts: Records, prepare: Callable[[Queue], None]
+) -> list[dict[str, Any]]:
+    """Repair and mend; returns what ``mend`` did. ``facts`` are the event log's records.
+
+    ``prepare`` is given the queue before, to name who composes reports.
+
+    The relay must not be running.
+    """
+    folder = store_folder(config.queue)
+    assert folder is not None
+    if config.queue.store == "leveldb":
+        repair_database(folder)
+    queue = Queue(
+        open_store(config.queue),
+        sync=True,
+        window=config.queue.ready_window,
+        body_cache_bytes=0,
+        destination_of=lambda zone, domain: domain,
+    )
+    prepare(queue)
+    queue.commits.start()
+    try:
+        outbox = list(queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
+        newest = (from_json(line) for _, value in outbox for line in value.splitlines())
+        ledger = Ledger(chain(facts, newest))
+        return await mend(queue, ledger, config.zones)
+    finally:
+        await queue.close()

@@ -1,0 +1,1 @@
+"""A receiving SMTP server with scripted replies, for tests, benchmarks and demonstrations."""

@@ -1,0 +1,116 @@
+"""What a sink does differently: rules in YAML, first match wins.
+
+- at: rcpt                      # connect, ehlo, mail, rcpt, data or dot
+  recipient: "*@slow.example"   # glob on the recipient (rcpt: this one; data, dot: the first)
+  sender: "*"                   # glob on the sender
+  local: 127.0.0.11             # only on connections to this address
+  reply: 451 4.7.1 Greylisted   # what is answered instead
+  times: 1                      # only so often for each recipient (or connection address), then as usual
+  stall: 5s                     # wait before answering
+  drop: true                    # cut the connection instead of answering
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from zonemta_py.config.load import load_plain
+from zonemta_py.config.units import duration
+from zonemta_py.core.errors import ConfigError
+
+
+class Step(StrEnum):
+    """Where in the dialogue a rule applies."""
+
+    CONNECT = "connect"
+    EHLO = "ehlo"
+    MAIL = "mail"
+    RCPT = "rcpt"
+    DATA = "data"
+    DOT = "dot"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule; what is None or empty matches everything."""
+
+    at: Step
+    recipient: str | None = None
+    sender: str | None = None
+    local: str | None = None
+    reply: str | None = None
+    times: int | None = None
+    stall_s: float = 0.0
+    drop: bool = False
+
+
+class Script:
+    """Rules, and how often each was applied to whom."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules: dict[Step, list[tuple[int, Rule]]] = {}
+        for number, rule in enumerate(rules):
+            self._rules.setdefault(rule.at, []).append((number, rule))
+        self._applied: Counter[tuple[int, str]] = Counter()
+
+    def match(
+        self, step: Step, argument: str, sender: str, recipients: Sequence[str], local: str
+    ) -> Rule | None:
+        """The rule for this step, counted as applied; None: as usual."""
+        rules = self._rules.get(step)
+        if not rules:
+            return None
+        recipient = argument if step is Step.RCPT else (recipients[0] if recipients else "")
+        for number, rule in rules:
+            if rule.local not in (None, local):
+                continue
+            if rule.recipient is not None and not fnmatchcase(recipient, rule.recipient):
+                continue
+            if rule.sender is not None and not fnmatchcase(sender, rule.sender):
+                continue
+            if rule.times is not None:
+                subject = (number, recipient or local)
+                if self._applied[subject] >= rule.times:
+                    continue
+                self._applied[subject] += 1
+            return rule
+        return None
+
+
+def load_script(path: Path) -> Script:
+    """The rules in a YAML file. Raises ConfigError naming file and rule."""
+    document = load_plain(path)
+    if not isinstance(document, list):
+        raise ConfigError(f"{path}: expected a list of rules")
+    return Script([_rule(item, f"{path}: rule {number}") for number, item in enumerate(document, 1)])
+
+
+def _rule(item: Any, where: str) -> Rule:
+    if not isinstance(item, dict):
+        raise ConfigError(f"{where}: expected a mapping")
+    known = {"at", "recipient", "sender", "local", "reply", "times", "stall", "drop"}
+    unknown = set(item) - known
+    if unknown:
+        raise ConfigError(f"{where}: unknown key '{min(unknown)}', allowed: {', '.join(sorted(known))}")
+    try:
+        step = Step(item.get("at", ""))
+        stall_s = duration(item["stall"]) if "stall" in item else 0.0
+    except ValueError as exc:
+        raise ConfigError(f"{where}: {exc}; 'at' is one of {', '.join(Step)}") from None
+    reply = item.get("reply")
+    if reply is not None and (not isinstance(reply, str) or not reply[:1].isdigit()):
+        raise ConfigError(f"{where}: reply is a line such as '451 4.7.1 Greylisted'")
+    return Rule(
+        step,
+        item.get("recipient"),
+        item.get("sender"),
+        item.get("local"),
+        reply,
+        item.get("times"),
+        stall_s,
+        bool(item.get("drop")),
+    )

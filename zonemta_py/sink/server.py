@@ -1,0 +1,325 @@
+"""What a receiving server got: its messages, and its counts.
+
+A receiving server for tests and benchmarks: fast, and as unkind as its script says.
+
+It counts sessions, messages, recipients and octets; it can keep what it gets; and it answers,
+stalls or drops as told by rules (``bench.script``). It finds the end of DATA by itself and trusts
+nobody: a bare line end around a dot does not end a message here either.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from zonemta_py.core import clock
+from zonemta_py.core.codec import to_json
+from zonemta_py.sink.script import Rule, Script, Step
+
+
+@dataclass(slots=True)
+class Received:
+    """One message as it arrived. ``data`` has its dots unstuffed; it is empty when not kept."""
+
+    sender: str
+    recipients: list[str]
+    data: bytes
+    helo: str
+    peer: str
+    local: str
+    parameters: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a sink has seen. ``by_recipient`` counts deliveries, to find losses and repeats."""
+
+    sessions: int = 0
+    messages: int = 0
+    recipients: int = 0
+    octets: int = 0
+    refused: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    by_recipient: Counter[str] = field(default_factory=Counter)
+    by_domain: Counter[str] = field(default_factory=Counter)
+    by_peer: Counter[str] = field(default_factory=Counter)
+
+    def as_row(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "sessions": self.sessions,
+            "messages": self.messages,
+            "recipients": self.recipients,
+            "unique_recipients": len(self.by_recipient),
+            "repeated": sum(count - 1 for count in self.by_recipient.values()),
+            "octets": self.octets,
+            "refused": self.refused,
+            "seconds": round(self.last_s - self.first_s, 3),
+            "by_domain": dict(self.by_domain),
+            "by_peer": dict(self.by_peer),
+        }
+
+
+EXTENSIONS = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES", "SIZE 0")
+
+
+class Sink:
+    """A listening sink. ``keep``: hold messages in memory; ``store``: write each as JSON and .eml."""
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        keep: bool = False,
+        count_recipients: bool = True,
+        store: Path | None = None,
+        extensions: tuple[str, ...] = EXTENSIONS,
+        hostname: str = "sink.example",
+    ) -> None:
+        self.script = script or Script(())
+        self.keep = keep
+        self.count_recipients = count_recipients
+        self.store = store
+        self.extensions = extensions
+        self.hostname = hostname
+        self.tally = Tally()
+        self.messages: list[Received] = []
+        self.on_message: Callable[[Received], None] | None = None
+        self._server: asyncio.Server | None = None
+        self.connections: set[SinkSession] = set()
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: SinkSession(self), host, port, backlog=1024)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening and cut every connection."""
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.connections):
+            session.cut()
+
+    def received(self, message: Received) -> None:
+        """Count a finished message, and keep it if asked to."""
+        tally = self.tally
+        now_s = clock.monotonic_s()
+        tally.first_s = tally.first_s or now_s
+        tally.last_s = now_s
+        tally.messages += 1
+        tally.recipients += len(message.recipients)
+        tally.by_peer[message.peer] += 1
+        if self.count_recipients:
+            tally.by_recipient.update(message.recipients)
+            tally.by_domain.update(r.rpartition("@")[2] for r in message.recipients)
+        if self.keep:
+            self.messages.append(message)
+        if self.store is not None:
+            self._write(message, self.store)
+        if self.on_message is not None:
+            self.on_message(message)
+
+    def _write(self, message: Received, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{self.tally.messages:06d}"
+        (folder / f"{name}.eml").write_bytes(message.data)
+        envelope = {
+            "sender": message.sender,
+            "recipients": message.recipients,
+            "helo": message.helo,
+            "peer": message.peer,
+        }
+        (folder / f"{name}.json").write_bytes(to_json(envelope) + b"\n")
+
+
+class SinkSession(asyncio.Protocol):
+    """One connection. Commands are handled one by one, so that a rule may stall any of them."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._buffer = bytearray()
+        self._searched = 0
+        self._in_data = False
+        self._data_octets = 0
+        self._stalled = False
+        self._out: list[bytes] = []
+        self._commands: deque[str] = deque()
+        self._sender = self._helo = self._parameters = ""
+        self._recipients: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.peer = str(transport.get_extra_info("peername")[0])
+        self.local = str(transport.get_extra_info("sockname")[0])
+        self._sink.tally.sessions += 1
+        self._sink.connections.add(self)
+        self._answer(Step.CONNECT, "", f"220 {self._sink.hostname} ESMTP")
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left."""
+        self._sink.connections.discard(self)
+
+    def cut(self) -> None:
+        """Drop the connection now."""
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Commands, or the message."""
+        self._buffer += data
+        if not self._stalled:
+            self._advance()
+
+    def _advance(self) -> None:
+        while not self._stalled and not self._transport.is_closing():
+            if self._in_data:
+                if not self._take_data():
+                    break
+            else:
+                at = self._buffer.find(b"\n")
+                if at < 0:
+                    break
+                line = bytes(self._buffer[:at]).rstrip(b"\r")
+                del self._buffer[: at + 1]
+                self._command(line.decode("utf-8", "replace"))
+        self._flush()
+
+    def _take_data(self) -> bool:
+        """Look for the final dot; True when the message is complete."""
+        buffer = self._buffer
+        if buffer.startswith(b".\r\n") and not self._data_octets:
+            end, cut = 0, 3
+        else:
+            at = buffer.find(b"\r\n.\r\n", max(0, self._searched - 4))
+            if at < 0:
+                self._searched = len(buffer)
+                self._drop_unkept()
+                return False
+            end, cut = at + 2, at + 5
+        body = bytes(buffer[:end])
+        del buffer[:cut]
+        self._data_octets += end
+        self._searched = 0
+        self._in_data = False
+        self._finish(body)
+        return True
+
+    def _drop_unkept(self) -> None:
+        """A message that nobody keeps need not be held either; its last octets decide where it ends."""
+        if not self._sink.keep and self._sink.store is None and len(self._buffer) > 65_536:
+            drop = len(self._buffer) - 4
+            self._data_octets += drop
+            del self._buffer[:drop]
+            self._searched = 4
+
+    def _finish(self, body: bytes) -> None:
+        sink = self._sink
+        if self._answer(Step.DOT, "", "250 2.0.0 Ok"):
+            if sink.keep or sink.store is not None:
+                body = b"\r\n" + body
+                body = body.replace(b"\r\n.", b"\r\n")[2:]
+            else:
+                body = b""
+            sink.tally.octets += self._data_octets
+            sink.received(
+                Received(
+                    self._sender,
+                    self._recipients,
+                    body,
+                    self._helo,
+                    self.peer,
+                    self.local,
+                    self._parameters,
+                )
+            )
+        self._data_octets = 0
+        self._recipients = []
+        self._sender = ""
+
+    def _command(self, line: str) -> None:
+        verb, _, argument = line.partition(" ")
+        verb = verb.upper()
+        if verb == "EHLO":
+            self._helo = argument
+            lines = [self._sink.hostname, *self._sink.extensions]
+            text = "".join(f"250-{item}\r\n" for item in lines[:-1]) + f"250 {lines[-1]}"
+            self._answer(Step.EHLO, argument, text)
+        elif verb == "HELO":
+            self._helo = argument
+            self._answer(Step.EHLO, argument, f"250 {self._sink.hostname}")
+        elif verb == "MAIL":
+            self._sender, self._parameters = _path(argument)
+            self._recipients = []
+            self._answer(Step.MAIL, self._sender, "250 2.1.0 Ok")
+        elif verb == "RCPT":
+            address, _ = _path(argument)
+            if self._answer(Step.RCPT, address, "250 2.1.5 Ok"):
+                self._recipients.append(address)
+        elif verb == "DATA":
+            if not self._recipients:
+                self._reply("554 5.5.1 No valid recipients")
+            elif self._answer(Step.DATA, "", "354 Go on"):
+                self._in_data = True
+        elif verb == "QUIT":
+            self._reply("221 2.0.0 Bye")
+            self._flush()
+            self._transport.close()
+        elif verb in ("RSET", "NOOP"):
+            self._recipients = []
+            self._reply("250 2.0.0 Ok")
+        else:
+            self._reply("502 5.5.2 Not here")
+
+    def _answer(self, step: Step, argument: str, usual: str) -> bool:
+        """Answer as the script says, or as usual; True when the answer was positive."""
+        rule = self._sink.script.match(step, argument, self._sender, self._recipients, self.local)
+        if rule is None:
+            self._reply(usual)
+            return True
+        return self._follow(rule, usual)
+
+    def _follow(self, rule: Rule, usual: str) -> bool:
+        reply = rule.reply or usual
+        if rule.drop:
+            self._flush()
+            self._transport.abort()
+            return False
+        if rule.stall_s:
+            self._stalled = True
+            self._flush()
+            asyncio.get_running_loop().call_later(rule.stall_s, self._resume, reply)
+        else:
+            self._reply(reply)
+        positive = reply[0] in "23"
+        if not positive:
+            self._sink.tally.refused += 1
+        if reply.startswith("421"):
+            self._flush()
+            self._transport.close()
+        return positive
+
+    def _resume(self, reply: str) -> None:
+        self._stalled = False
+        if not self._transport.is_closing():
+            self._reply(reply)
+            self._advance()
+
+    def _reply(self, text: str) -> None:
+        self._out.append(text.encode() + b"\r\n")
+
+    def _flush(self) -> None:
+        if self._out:
+            self._transport.write(b"".join(self._out))
+            self._out.clear()
+
+
+def _path(argument: str) -> tuple[str, str]:
+    """The address between the brackets, and the parameters behind it."""
+    start, end = argument.find("<"), argument.rfind(">")
+    return argument[start + 1 : end], argument[end + 1 :].strip()

@@ -1,0 +1,133 @@
+"""MAIL and RCPT commands: from their text to values, or the reply that refuses them. Pure.
+
+Source: RFC 5321 sections 4.1.1.2, 4.1.1.3 (and their old forms), RFC 1870 (SIZE), RFC 6152
+(8BITMIME), RFC 6531 (SMTPUTF8), RFC 3461 (DSN).
+"""
+
+import re
+
+from zonemta_py.core.codec import Struct
+from zonemta_py.smtp import verp
+from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
+from zonemta_py.smtp.dsn_params import UNSAID, parse_notify, valid_envid, valid_orcpt
+
+_PATH = re.compile(
+    r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
+    re.DOTALL,
+)
+_PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+))?\Z")
+
+
+class Refused(Exception):
+    """A command is refused; the text is the whole reply."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
+class Mail(Struct, frozen=True):
+    """A MAIL command: ``sender`` normalised, ``""`` for ``<>``; ``size`` 0 when not said.
+
+    ``ret`` (FULL, HDRS) and ``envid`` (xtext) are empty when not said.
+    """
+
+    sender: str
+    size: int
+    smtputf8: bool
+    ret: str = ""
+    envid: str = ""
+
+
+class Rcpt(Struct, frozen=True):
+    """A RCPT command: ``address`` normalised, ``notify`` as in ``smtp.dsn_options``, ``orcpt`` as given."""
+
+    address: str
+    notify: int = UNSAID
+    orcpt: str = ""
+
+
+def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
+    """The values of ``MAIL FROM:<…> …`` without its first word. Raises Refused."""
+    path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>")
+    if parameters and not extended:
+        raise Refused("555 5.5.4 Parameters need EHLO")
+    size, smtputf8, ret, envid = 0, False, "", ""
+    for name, value in parameters:
+        if name == "SIZE" and value.isascii() and value.isdigit() and len(value) <= 20:
+            size = int(value)
+        elif name == "BODY" and value.upper() in ("7BIT", "8BITMIME"):
+            pass  # the body itself is looked at: what it claims does not matter
+        elif name == "SMTPUTF8" and not value:
+            smtputf8 = True
+        elif name == "AUTH" and value:
+            pass  # RFC 4954 section 5: taken, and believed as little as the section allows
+        elif name == "RET" and value.upper() in ("FULL", "HDRS"):
+            ret = value.upper()
+        elif name == "ENVID" and valid_envid(value):
+            envid = value
+        elif name in ("SIZE", "BODY", "SMTPUTF8", "AUTH", "RET", "ENVID"):
+            raise Refused(f"501 5.5.4 Bad value of {name}")
+        else:
+            raise Refused(f"555 5.5.4 Unsupported parameter {name}")
+    if size > max_size:
+        raise Refused(f"552 5.3.4 Message size exceeds the limit of {max_size} bytes")
+    return Mail(_sender(path, smtputf8=smtputf8), size, smtputf8, ret, envid)
+
+
+def _sender(path: str, *, smtputf8: bool) -> str:
+    """The null sender, qmail's double bounce sender and its VERP form, or an address."""
+    if path in ("", verp.DOUBLE_BOUNCE):
+        return path
+    address = _address(verp.base(path), "5.1.7", smtputf8=smtputf8)
+    return address + path[len(verp.base(path)) :]
+
+
+def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool, hostname: str = "") -> Rcpt:
+    """The values of ``RCPT TO:<…> …`` without its first word. Raises Refused."""
+    path, parameters = _split(argument, "TO:", "RCPT TO:<address>")
+    if parameters and not extended:
+        raise Refused("555 5.5.4 Parameters need EHLO")
+    notify, orcpt = UNSAID, ""
+    for name, value in parameters:
+        flags = parse_notify(value) if name == "NOTIFY" else None
+        if flags is not None:
+            notify = flags
+        elif name == "ORCPT" and valid_orcpt(value):
+            orcpt = value
+        elif name in ("NOTIFY", "ORCPT"):
+            raise Refused(f"501 5.5.4 Bad value of {name}")
+        else:
+            raise Refused(f"555 5.5.4 Unsupported parameter {name}")
+    if not path:
+        raise Refused("501 5.1.3 A recipient is needed")
+    if path.lower() == "postmaster":  # RFC 5321 section 4.5.1: the one address without a domain
+        path = f"postmaster@{hostname}"
+    return Rcpt(_address(path, "5.1.3", smtputf8=smtputf8), notify, orcpt)
+
+
+def _split(argument: str, keyword: str, syntax: str) -> tuple[str, list[tuple[str, str]]]:
+    """The path inside the brackets, and the parameters as (UPPER-CASE NAME, value)."""
+    if argument[: len(keyword)].upper() != keyword:
+        raise Refused(f"501 5.5.4 Syntax: {syntax}")
+    match = _PATH.match(argument[len(keyword) :])
+    if match is None:
+        raise Refused(f"501 5.5.4 Syntax: {syntax}")
+    parameters, seen = [], set()
+    for word in (match[2] or "").split():
+        parameter = _PARAMETER.match(word)
+        if parameter is None or parameter[1].upper() in seen:
+            raise Refused("501 5.5.4 Bad or repeated parameter")
+        seen.add(parameter[1].upper())
+        parameters.append((parameter[1].upper(), parameter[2] or ""))
+    return match[1], parameters
+
+
+def _address(path: str, status: str, *, smtputf8: bool) -> str:
+    try:
+        address = normalise(path)
+    except AddressError as exc:
+        raise Refused(f"553 {status} {exc}") from None
+    if not smtputf8 and needs_smtputf8(address):
+        raise Refused("553 5.6.7 This address needs SMTPUTF8")
+    return address

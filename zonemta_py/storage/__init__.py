@@ -1,0 +1,1 @@
+"""The store interface and its implementations: LevelDB, memory, files, Redis, S3."""

@@ -1,1 +1,0 @@
-"""Other stores than LevelDB, and the choice among them."""

@@ -1,0 +1,192 @@
+"""Opening a session: connect from an address, greet, encrypt, authenticate.
+
+The one door to aiosmtplib, which does these steps; the session that results has its own protocol
+(``transports.pipelining``). Every failure is a DestinationFailed with a text for an operator.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import cast
+
+import aiosmtplib
+
+from zonemta_py.config.schema import Timeouts
+from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.smtp.reply import make_reply
+from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address of one host."""
+
+    host: str
+    ip: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How to open a session. ``source`` None: whatever the system picks.
+
+    ``tls``: off, opportunistic (encrypt when offered, never mind the certificate) or required
+    (encrypt and verify, or fail). ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
+    """
+
+    ehlo: str
+    source: str | None
+    tls: str
+    timeouts: Timeouts
+    credentials: tuple[str, str] | None = None
+    lmtp: bool = False
+
+
+def _opportunistic_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+_OPPORTUNISTIC = _opportunistic_context()
+_VERIFYING = ssl.create_default_context()
+
+
+class TlsFailed(DestinationFailed):
+    """STARTTLS was offered and did not work; an opportunistic caller may do without."""
+
+
+async def open_session(
+    target: Target, manner: Manner, *, context: ssl.SSLContext | None = None
+) -> SmtpSession:
+    """A session that is ready for MAIL. Raises DestinationFailed. ``context`` replaces the trust store."""
+    loop = asyncio.get_running_loop()
+    sock = await _connect(loop, target, manner)
+    client = aiosmtplib.SMTP(
+        sock=sock,
+        local_hostname=manner.ehlo,
+        timeout=manner.timeouts.command,
+        start_tls=False,
+        use_tls=False,
+    )
+    try:
+        await _connect_greeted(client)
+        await _greet(client, lmtp=manner.lmtp)
+        if manner.tls != "off":
+            await _encrypt(client, target, manner, context)
+        if manner.credentials is not None:
+            if manner.tls != "off" and client.get_transport_info("sslcontext") is None:
+                raise DestinationFailed(
+                    0, "4.7.0", f"{_where(target)} offers no TLS: no password is sent"
+                )
+            await client.login(*manner.credentials)
+        # uvloop's transports are no subclasses of asyncio's.
+        transport = cast(asyncio.Transport | None, client.transport)
+        if transport is None or transport.is_closing():
+            raise DestinationFailed(0, "4.4.2", f"{_where(target)} closed the connection")
+        kind = LmtpSession if manner.lmtp else SmtpSession
+        session = kind(loop, transport, client.esmtp_extensions, manner.timeouts)
+        transport.set_protocol(session)
+        return session
+    except aiosmtplib.SMTPResponseException as exc:
+        client.close()
+        raise _refused(exc, target) from exc
+    except (aiosmtplib.SMTPException, OSError, ValueError) as exc:
+        client.close()
+        sock.close()
+        raise DestinationFailed(0, "4.4.2", f"{_where(target)}: {exc}") from exc
+    except BaseException:
+        client.close()
+        sock.close()
+        raise
+
+
+async def _connect(loop: asyncio.AbstractEventLoop, target: Target, manner: Manner) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in target.ip else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if manner.source is not None:
+            if hasattr(socket, "IP_BIND_ADDRESS_NO_PORT"):
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_BIND_ADDRESS_NO_PORT, 1)
+            sock.bind((manner.source, 0))
+        async with asyncio.timeout(manner.timeouts.connect):
+            await loop.sock_connect(sock, (target.ip, target.port))
+    except TimeoutError as exc:
+        sock.close()
+        text = f"{_where(target)}: connection timed out"
+        raise DestinationFailed(0, "4.4.1", text, timed_out=True) from exc
+    except OSError as exc:
+        sock.close()
+        text = os.strerror(exc.errno) if exc.errno else str(exc)
+        if manner.source is not None and exc.errno == errno.EADDRNOTAVAIL:
+            text = f"source address {manner.source} is not on this machine"
+        raise DestinationFailed(0, "4.4.1", f"{_where(target)}: {text}") from exc
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
+    """Read the greeting, and nothing after it: whoever talks out of turn is answering for somebody else."""
+    try:
+        await client.connect()
+    except aiosmtplib.SMTPConnectError as exc:
+        if isinstance(exc, aiosmtplib.SMTPResponseException):
+            raise
+        raise aiosmtplib.SMTPServerDisconnected("closed the connection before its greeting") from exc
+    if client.protocol is not None and client.protocol._buffer:
+        raise aiosmtplib.SMTPServerDisconnected("sent more than its greeting")
+
+
+async def _greet(client: aiosmtplib.SMTP, *, lmtp: bool) -> None:
+    if lmtp:
+        await _greet_lmtp(client)
+        return
+    try:
+        await client.ehlo()
+    except aiosmtplib.SMTPHeloError as exc:
+        if exc.code == 421 or not client.is_connected:
+            raise
+        await client.helo()
+
+
+async def _greet_lmtp(client: aiosmtplib.SMTP) -> None:
+    """LHLO (RFC 2033 section 4.1), answered as EHLO is."""
+    response = await client.execute_command(b"LHLO", (client.local_hostname or "localhost").encode())
+    if response.code != 250:
+        raise aiosmtplib.SMTPHeloError(response.code, response.message)
+    client.last_ehlo_response = response
+
+
+async def _encrypt(
+    client: aiosmtplib.SMTP, target: Target, manner: Manner, context: ssl.SSLContext | None
+) -> None:
+    required = manner.tls == "required"
+    if not client.supports_extension("starttls"):
+        if required:
+            raise DestinationFailed(0, "5.7.10", f"{_where(target)} offers no TLS, which is required")
+        return
+    try:
+        await client.starttls(
+            server_hostname=target.host,
+            tls_context=context or (_VERIFYING if required else _OPPORTUNISTIC),
+        )
+    except (aiosmtplib.SMTPException, OSError) as exc:
+        raise TlsFailed(0, "4.7.5", f"{_where(target)}: STARTTLS failed: {exc}") from exc
+    await _greet(client, lmtp=manner.lmtp)
+
+
+def _refused(exc: aiosmtplib.SMTPResponseException, target: Target) -> DestinationFailed:
+    reply = make_reply(exc.code if 200 <= exc.code < 600 else 0, exc.message)
+    return DestinationFailed(reply.code, reply.status or "4.4.0", f"{_where(target)} said: {reply}")
+
+
+def _where(target: Target) -> str:
+    at = f"[{target.ip}]:{target.port}"
+    return f"{target.host}{at}" if target.host != target.ip else at
