@@ -4,6 +4,7 @@ A lease whose sender process ended in the middle of it: for this lease, what a c
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
@@ -13,9 +14,11 @@ from zonemta_py.queue.active import Lease, recipients_of
 from zonemta_py.queue.batch import Batch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Inflight, Meta, Waiting, read_meta, read_waiting
-from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import Recipient
 from zonemta_py.storage.interface import Store
+
+if TYPE_CHECKING:
+    from zonemta_py.queue.queue import Queue
 
 SUSPECT_DELAY_MS = 1000  # between suspects, so that the next crash has one of them under way
 
@@ -67,7 +70,7 @@ class CutOff:
             batch.put(key, pack(record))
 
 
-def cut_off(queue: Queue, lease: Lease) -> Batch:
+def cut_off(queue: "Queue", lease: Lease) -> Batch:
     """End ``lease``: its recipients are uncertain, and ready again, later, or held, as after a crash."""
     message, now_ms = lease.live.id, queue.now()
     assert lease.number is not None
