@@ -12,9 +12,9 @@ from tests.queue.harness import accept, make_queue
 from tests.servers import SHARED, queue_settings
 from tests.services.test_takeover import settings
 from zonemta_py.core.errors import LocalError, QueueUnavailable
-from zonemta_py.relay.takeover import TakeOver
+from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.open import open_place
+from zonemta_py.storage.open import open_shared_storage
 
 
 async def with_mail(folder: Path, kind: str, zone: str = "default") -> Any:
@@ -23,7 +23,7 @@ async def with_mail(folder: Path, kind: str, zone: str = "default") -> Any:
     await queue.recover()
     await accept(queue, "u@x.example", zone=zone)
     await queue.close()
-    return open_place(queue_settings(folder, kind))
+    return open_shared_storage(queue_settings(folder, kind))
 
 
 class Fails:
@@ -65,7 +65,7 @@ async def test_a_part_is_given_back(folder: Path, kind: str, how: str) -> None:
         return Fails() if how == "start" else Broken()
 
     place = await with_mail(folder, kind)
-    taker = TakeOver(place, queue_settings(folder, kind).shared, deputy)
+    taker = OrphanRecovery(place, queue_settings(folder, kind).shared, deputy)
     taker.start()
     await until(lambda: asked and not taker.names, "the part to be given back")
     await asyncio.to_thread(lambda: place.open("one").close())
@@ -79,7 +79,9 @@ async def test_mail_for_programs_is_left(folder: Path, kind: str) -> None:
     asked: list[str] = []
     place = await with_mail(folder, kind, "archive")
     settings = queue_settings(folder, kind).shared
-    taker = TakeOver(place, settings, lambda store, name: asked.append(name) or Fails(), {"archive"})
+    taker = OrphanRecovery(
+        place, settings, lambda store, name: asked.append(name) or Fails(), {"archive"}
+    )
     store = await asyncio.to_thread(place.open, "one")
     exported = [(key, None) for key in store.keys(b"outbox/", b"outbox/\xff")]
     store.write(store.batch(exported, sync=True))

@@ -13,8 +13,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from zonemta_py.bench.source import make_body
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.codec import pack
-from zonemta_py.core.model import Attempt, Fate
-from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import Origin, new_waiting, read_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import Outcome
@@ -122,14 +122,14 @@ def test_through_the_queue(
         writer = queue.open_message()
         writer.write(MESSAGE)
         to = [
-            Addressee(f"{i}@d{number}.example", f"d{number}.example", "default")
+            NewRecipient(f"{i}@d{number}.example", f"d{number}.example", "default")
             for i in range(recipients)
         ]
         await queue.accept(writer, NewMessage("s@sender.example", b"Subject: x\r\n", to, ORIGIN))
         lease = queue.lease("default", f"d{number}.example", 100)
         assert lease is not None and len(lease.recipients) == recipients
         await queue.start(lease)
-        await queue.settle(lease, [Outcome(r, Fate.DELIVERED, OK) for r in lease.recipients])
+        await queue.settle(lease, [Outcome(r, OutcomeKind.DELIVERED, OK) for r in lease.recipients])
 
     async def hundred() -> int:
         await asyncio.gather(*(one(number) for number in range(100)))

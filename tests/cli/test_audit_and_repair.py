@@ -15,7 +15,7 @@ from tests.queue.harness import problems
 from zonemta_py.cli.main import main
 from zonemta_py.queue.format import keys
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.storage.leveldb import LevelStore
+from zonemta_py.storage.leveldb import LevelDBStore
 
 BODY = b"Subject: s\r\n\r\n" + b"a line of text\r\n" * 20_000
 
@@ -43,7 +43,7 @@ async def fill(stage: Stage, count: int = 6) -> None:
 
 
 def ids(folder: Path) -> list[str]:
-    store = LevelStore(folder / "queue" / "db")
+    store = LevelDBStore(folder / "queue" / "db")
     found = [
         keys.owner_of(k) for k in store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if k.endswith(b"#")
     ]
@@ -52,7 +52,7 @@ def ids(folder: Path) -> list[str]:
 
 
 def change(folder: Path, *ops: tuple[bytes, bytes | None]) -> None:
-    store = LevelStore(folder / "queue" / "db")
+    store = LevelDBStore(folder / "queue" / "db")
     store.write(store.batch(ops, sync=True))
     store.close()
 
@@ -92,7 +92,7 @@ async def test_audit_names_what_is_missing_and_what_is_double(folder: Path) -> N
     async with staged(folder) as stage:
         await fill(stage)
     first, second, *_ = ids(folder)
-    store = LevelStore(folder / "queue" / "db")
+    store = LevelDBStore(folder / "queue" / "db")
     value = store.get(keys.deferred_key("default", second, "later1@a.example"))
     store.close()
     change(
@@ -111,7 +111,7 @@ async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None
     async with staged(folder) as stage:
         await fill(stage)
     one, two, three, four, *_ = ids(folder)
-    store = LevelStore(folder / "queue" / "db")
+    store = LevelDBStore(folder / "queue" / "db")
     value = store.get(keys.deferred_key("default", two, "later1@a.example"))
     due = next(k for k in store.keys(keys.DUE, keys.end_of(keys.DUE)) if four.encode() in k)
     assert value
@@ -132,7 +132,7 @@ async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None
     }  # fmt: skip
     assert total["lost"] == 0
     assert Path(str(total["copy"])).is_dir()
-    store = LevelStore(folder / "queue" / "db")
+    store = LevelDBStore(folder / "queue" / "db")
     assert problems(store) == []
     store.close()
     assert (await go(folder, "audit")).exit_code == 0
@@ -166,7 +166,7 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
     async with staged(folder) as stage:
         await fill(stage, 12)
     database = folder / "queue" / "db"
-    store = LevelStore(database)
+    store = LevelDBStore(database)
     store.compact()
     store.close()
     table = max(database.glob("*.ldb"), key=lambda path: path.stat().st_size)
@@ -182,7 +182,7 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
     result = await go(folder, "queue", "repair", "--json")
     *told, total = rows(result)
     assert result.exit_code == (1 if total["lost"] else 0), result.output
-    store = LevelStore(database)
+    store = LevelDBStore(database)
     assert problems(store) == []
     store.close()
     audit = await go(folder, "audit", "--json")

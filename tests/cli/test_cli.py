@@ -203,11 +203,11 @@ def test_queue_tools_without_a_queue(folder: Path) -> None:
 
 def test_a_damaged_queue_is_found(folder: Path) -> None:
     from zonemta_py.queue.format import keys
-    from zonemta_py.storage.leveldb import LevelStore
+    from zonemta_py.storage.leveldb import LevelDBStore
 
     config = _config(folder)
     (folder / "queue").mkdir()
-    store = LevelStore(folder / "queue" / "db")
+    store = LevelDBStore(folder / "queue" / "db")
     store.write(store.batch([(keys.chunk_key("0" * 24, 1), b"stray")], sync=True))
     store.close()
     result = zonemta("queue", "check", "-c", str(config))

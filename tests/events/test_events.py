@@ -11,7 +11,7 @@ from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened,
 from zonemta_py.config.schema import Events, Rotate
 from zonemta_py.config.units import Seconds, Size
 from zonemta_py.core.codec import from_json
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.accounting import Account, account_of
 from zonemta_py.events.schema import EVENTS, Rejected, encode, identify
 from zonemta_py.events.segments import Segment, read_segment, recover, sealed_segments
@@ -90,7 +90,7 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
     await begin(queue)
     for n in range(5):
         await accept(queue, f"a{n}@x.example")
-        await settle(queue, lease(queue, "x.example"), Fate.DELIVERED)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
     exporter = Exporter(queue, settings)
 
     async def die(last: bytes) -> None:

@@ -8,9 +8,9 @@ from tests.hostile.harness import item
 from tests.queue.harness import Clock, accept, lease, opened, problems, settle
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.leveldb import LevelStore
+from zonemta_py.storage.leveldb import LevelDBStore
 from zonemta_py.submit.merge import Template
 
 
@@ -66,17 +66,17 @@ async def test_a_damaged_chunk_is_never_delivered(folder: Path) -> None:
             held = lease(queue, "x.example")
             got = b""
             with pytest.raises(QueueCorrupt):
-                for chunk in queue.body(held.live):
+                for chunk in queue.body(held.active):
                     got += chunk
             assert len(got) < 150_000
-            await settle(queue, held, Fate.BOUNCED)
+            await settle(queue, held, OutcomeKind.BOUNCED)
 
 
 @item(30)
 def test_two_processes_cannot_have_one_queue(folder: Path) -> None:
-    store = LevelStore(folder / "db")
+    store = LevelDBStore(folder / "db")
     with pytest.raises(QueueLocked):
-        LevelStore(folder / "db")
+        LevelDBStore(folder / "db")
     store.close()
 
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_no_database(folder: Path) -> None:
     (folder / "db").mkdir()
     (folder / "db" / "CURRENT").write_text("MANIFEST-000099\n")
     with pytest.raises(LocalError, match="db"):
-        LevelStore(folder / "db")
+        LevelDBStore(folder / "db")
 
 
 @item(30)
@@ -100,12 +100,12 @@ async def test_a_clock_that_jumps(folder: Path) -> None:
         made.append(await accept(queue, "c@x.example"))
         assert made == sorted(made)
         while held := queue.lease("default", "x.example", 10):
-            await settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1000)
+            await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000)
         clock.ms += 10**11
         await queue.deferral.flush(None, None, None)
         woken = 0
         while held := queue.lease("default", "x.example", 10):
             woken += len(held.recipients)
-            await settle(queue, held, Fate.DELIVERED)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         assert woken == 3
         assert problems(queue.store) == []

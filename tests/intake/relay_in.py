@@ -18,7 +18,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.intake.listener import Intake, Listener
-from zonemta_py.intake.queue_client import Door
+from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.sockets import listening_sockets
 from zonemta_py.intake.users import hash_password
 from zonemta_py.processes.receiver_process import ReceiverProcess
@@ -83,7 +83,7 @@ async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIt
 
 
 @asynccontextmanager
-async def door_to(queue: Queue) -> AsyncIterator[Door]:
+async def door_to(queue: Queue) -> AsyncIterator[QueueClient]:
     """The queue itself, or what a receiver's process has of it, with a real link between."""
     if way == "direct":
         yield queue

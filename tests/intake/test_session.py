@@ -62,8 +62,8 @@ async def test_starttls_and_auth(folder: Path) -> None:
         await in_thread(dialogue)
         held = relay.queue.lease("default", "d.example", 1)
         assert held is not None
-        assert held.live.meta.origin.user == "news"
-        assert held.live.meta.origin.protocol == "ESMTPSA"
+        assert held.active.meta.origin.user == "news"
+        assert held.active.meta.origin.protocol == "ESMTPSA"
 
 
 async def test_implicit_tls(folder: Path) -> None:
@@ -311,17 +311,17 @@ async def test_stamps_and_routing_header(folder: Path) -> None:
         await in_thread(dialogue)
         first = relay.queue.lease("bulk", "d.example", 1)
         assert first is not None
-        header = first.live.meta.header.decode()
+        header = first.active.meta.header.decode()
         assert header.startswith(
-            f"Received: from me.example ([127.0.0.1])\r\n\tby relay.example with ESMTP id {first.live.id}\r\n\tfor <c@d.example>;\r\n\t"
+            f"Received: from me.example ([127.0.0.1])\r\n\tby relay.example with ESMTP id {first.active.id}\r\n\tfor <c@d.example>;\r\n\t"
         )
-        assert f"Message-ID: <{first.live.id}@relay.example>\r\n" in header
+        assert f"Message-ID: <{first.active.id}@relay.example>\r\n" in header
         assert "Date: " in header
         assert header.endswith("X-Odd:  kept \r\n")
         assert "X-Sending-Zone" not in header
         second = relay.queue.lease("default", "f.example", 2)
         assert second is not None
-        header = second.live.meta.header.decode()
+        header = second.active.meta.header.decode()
         assert "for <" not in header
         assert header.endswith("Date: then\r\nMessage-ID: <mine@b>\r\n")
         assert header.count("Date: ") == header.count("Message-ID: ") == 1

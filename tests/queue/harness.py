@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers import LOCAL, SHARED, queue_settings
-from zonemta_py.core.model import Attempt, Fate
-from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.format.keys import (
@@ -25,7 +25,7 @@ from zonemta_py.queue.format.keys import (
 )
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
+from zonemta_py.queue.transitions import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.check import check_queue
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.memory import MemoryStore
@@ -111,7 +111,7 @@ async def accept(
     recipients = []
     for text in addresses:
         address, _, own = text.partition("|")
-        recipients.append(Addressee(address, address.rpartition("@")[2], own or zone))
+        recipients.append(NewRecipient(address, address.rpartition("@")[2], own or zone))
     writer = queue.open_message()
     await write(writer, body)
     await queue.accept(
@@ -135,17 +135,19 @@ def lease(queue: Queue, domain: str, most: int = 100, zone: str = "default") -> 
 
 
 async def settle(
-    queue: Queue, held: Lease, fate: Fate, due_ms: int = 0, report: Submission | None = None
+    queue: Queue, held: Lease, kind: OutcomeKind, due_ms: int = 0, report: AcceptedMessage | None = None
 ) -> None:
     """Give every recipient of a lease the same fate."""
-    attempt = {Fate.DELIVERED: OK, Fate.DEFERRED: LATER}.get(fate, NO)
-    after = Aftermath([report], report.message) if report else NOTHING
-    await queue.settle(held, outcomes(held, fate, attempt, due_ms), after)
+    attempt = {OutcomeKind.DELIVERED: OK, OutcomeKind.DEFERRED: LATER}.get(kind, NO)
+    after = SettleEffects([report], report.message) if report else NO_EFFECTS
+    await queue.settle(held, outcomes(held, kind, attempt, due_ms), after)
 
 
-def outcomes(held: Lease, fate: Fate, attempt: Attempt = OK, due_ms: int = 0) -> Sequence[Outcome]:
+def outcomes(
+    held: Lease, kind: OutcomeKind, attempt: Attempt = OK, due_ms: int = 0
+) -> Sequence[Outcome]:
     """The same outcome for every recipient of a lease."""
-    return [Outcome(recipient, fate, attempt, due_ms) for recipient in held.recipients]
+    return [Outcome(recipient, kind, attempt, due_ms) for recipient in held.recipients]
 
 
 def everything(store: Store) -> list[bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.queue.harness import Clock, accept, lease, opened, problems, settle
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Op
 
@@ -43,7 +43,7 @@ async def test_finds_recipients_astray(folder: Path) -> None:
     clock = Clock()
     async with opened(folder, clock) as queue:
         message = await accept(queue, "a@x.example", "b@y.example")
-        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms + 1000)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, clock.ms + 1000)
         value = queue.store.get(keys.waiting_key("default", message, "a@x.example"))
         assert value
         ops = [

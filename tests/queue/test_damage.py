@@ -8,10 +8,10 @@ import pytest
 from tests.conftest import until
 from tests.queue.harness import Clock, accept, opened, settle
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.storage.leveldb import LevelStore
+from zonemta_py.storage.leveldb import LevelDBStore
 
 MESSAGES = 400
 
@@ -26,12 +26,12 @@ async def _fill(folder: Path, clock: Clock, *, deferred: bool) -> None:
             await accept(queue, f"{n}@x.example")
         if deferred:
             while held := queue.lease("default", "x.example", 1):
-                await settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1000)
+                await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000)
 
 
 def _flip(folder: Path, space: bytes) -> None:
     """Flip a bit of a value in the middle of a key space, on disk."""
-    store = LevelStore(folder / "db")
+    store = LevelDBStore(folder / "db")
     store.compact()
     found = list(store.scan(space, keys.end_of(space)))
     needle = found[len(found) // 2][0].rpartition(b"/")[2]
@@ -76,7 +76,7 @@ async def test_mail_beyond_the_damage_is_delivered(
                     continue
                 break
             delivered.append(held.recipients[0].address)
-            await settle(queue, held, Fate.DELIVERED)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         numbers = sorted(int(address.partition("@")[0]) for address in delivered)
         assert MESSAGES * 3 // 4 < len(numbers) < MESSAGES
         assert numbers[0] == 0

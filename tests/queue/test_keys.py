@@ -10,13 +10,13 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import LANE_BITS, LANES, MessageIds
 from zonemta_py.queue.format.records import (
     FORMAT,
+    IdempotencyRecord,
     Inflight,
     Mark,
     Meta,
     Note,
     Open,
     Origin,
-    Submitted,
     Waiting,
     born,
     read_inflight,
@@ -106,7 +106,7 @@ def test_records_are_frozen() -> None:
             ),
             read_note,
         ),
-        (Submitted(FORMAT, 9, ID, b"\x01" * 16), read_submitted),
+        (IdempotencyRecord(FORMAT, 9, ID, b"\x01" * 16), read_submitted),
     ]
     assert (
         "\n".join(pack(record).hex() for record, _ in records) + "\n"

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.conftest import until
 from tests.queue.harness import Clock, accept, begin, events, everything, make_queue, outcomes, problems
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
@@ -98,7 +98,16 @@ class QueueMachine(RuleBasedStateMachine):
         count = data.draw(st.integers(1, min(2, len(self.leases))))
         held = [self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))) for _ in range(count)]
         fates = [
-            data.draw(st.sampled_from([Fate.DELIVERED, Fate.DEFERRED, Fate.BOUNCED, Fate.EXPIRED]))
+            data.draw(
+                st.sampled_from(
+                    [
+                        OutcomeKind.DELIVERED,
+                        OutcomeKind.DEFERRED,
+                        OutcomeKind.BOUNCED,
+                        OutcomeKind.EXPIRED,
+                    ]
+                )
+            )
             for _ in held
         ]
         due_ms = self.clock.ms + data.draw(st.integers(1, 5000))
@@ -106,12 +115,12 @@ class QueueMachine(RuleBasedStateMachine):
 
         async def settle() -> None:
             futures = []
-            for lease, fate in zip(held, fates, strict=True):
-                some = list(outcomes(lease, fate, due_ms=due_ms))[: None if whole else 1]
+            for lease, kind in zip(held, fates, strict=True):
+                some = list(outcomes(lease, kind, due_ms=due_ms))[: None if whole else 1]
                 for outcome in some:
                     where = (outcome.recipient.message, outcome.recipient.address)
                     self.waiting.discard(where)
-                    if fate is Fate.DEFERRED:
+                    if kind is OutcomeKind.DEFERRED:
                         self.deferred[where] = due_ms
                     else:
                         self.settled += 1
@@ -183,7 +192,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         async def drain() -> None:
             for lease in self.leases:
-                await self.queue.settle(lease, outcomes(lease, Fate.DELIVERED))
+                await self.queue.settle(lease, outcomes(lease, OutcomeKind.DELIVERED))
             await self.queue.deferral.flush(None, None, None)
             some = True
             while some:  # one domain may wait for the room that another takes
@@ -191,7 +200,7 @@ class QueueMachine(RuleBasedStateMachine):
                 for zone, domain in product(ZONES, DOMAINS):
                     while held := self.queue.lease(zone, domain, 10):
                         some = True
-                        await self.queue.settle(held, outcomes(held, Fate.DELIVERED))
+                        await self.queue.settle(held, outcomes(held, OutcomeKind.DELIVERED))
             await until(lambda: everything(self.queue.store) == [], "the last chunks to go")
 
         try:

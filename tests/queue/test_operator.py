@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import until
 from tests.queue.harness import accept, everything, lease, opened, problems, settle
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 
@@ -27,7 +27,7 @@ async def test_hold_release_delete(folder: Path) -> None:
         assert await queue.operator.release(message) == 1
         assert await queue.operator.delete(message, "a@x.example") == (1, 0)
         assert addresses(queue) == []
-        await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
 
@@ -40,7 +40,7 @@ async def test_hold_release_hold(folder: Path) -> None:
             assert await queue.operator.release(message) == 1
         held = lease(queue, "x.example")
         assert await queue.operator.hold(message) == (0, 1)
-        await settle(queue, held, Fate.DELIVERED)
+        await settle(queue, held, OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
 
@@ -92,10 +92,10 @@ async def test_leased_the_moment_it_is_on_disk(folder: Path, monkeypatch: pytest
         accepting = asyncio.ensure_future(accept(queue, "last@x.example", "last@y.example"))
         while not accepting.done():
             while held := queue.lease("default", "x.example", 1):
-                await settle(queue, held, Fate.DELIVERED)
+                await settle(queue, held, OutcomeKind.DELIVERED)
             await asyncio.sleep(0)
         while held := queue.lease("default", "x.example", 1):
-            await settle(queue, held, Fate.DELIVERED)
-        await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+            await settle(queue, held, OutcomeKind.DELIVERED)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
         monkeypatch.undo()
         await until(lambda: everything(queue.store) == [], "the last key to go")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened, problems, settle
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 
 
@@ -50,8 +50,8 @@ async def test_what_was_answered_is_there(folder: Path, seed: int) -> None:
         promised |= set(made)
         if rng.random() < 0.5 and (held := queue.lease("default", "x.example", 1)):
             await queue.start(held)
-            await settle(queue, held, Fate.DELIVERED)
-            promised.discard(held.live.id)
+            await settle(queue, held, OutcomeKind.DELIVERED)
+            promised.discard(held.active.id)
         synced, known = _sizes(database), set(promised)
         unsettled = [asyncio.ensure_future(accept(queue, f"late-{step}@x.example", body=b"c" * 70_000))]
         for _ in range(rng.randint(0, 5)):
@@ -68,7 +68,7 @@ async def test_what_was_answered_is_there(folder: Path, seed: int) -> None:
             }
             assert known <= there
             while held := after.lease("default", "x.example", 1):
-                assert sum(map(len, after.body(held.live))) == held.live.mark.size
-                await settle(after, held, Fate.DELIVERED)
+                assert sum(map(len, after.body(held.active))) == held.active.mark.size
+                await settle(after, held, OutcomeKind.DELIVERED)
     assert lease(queue, "x.example")
     await queue.close()

@@ -25,8 +25,8 @@ from tests.queue.harness import (
     write,
 )
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.core.model import Fate
-from zonemta_py.queue.accept import Addressee, NewMessage, compose_report
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.chunks import WRITES_AHEAD
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.transitions import Outcome
@@ -46,8 +46,8 @@ async def test_accepted_and_delivered_leaves_nothing(folder: Path) -> None:
         held = lease(queue, "b.example")
         await queue.start(held)
         assert keys.INFLIGHT in b"".join(everything(queue.store))
-        assert b"".join(queue.body(held.live)) == b"body\r\n"
-        await settle(queue, held, Fate.DELIVERED)
+        assert b"".join(queue.body(held.active)) == b"body\r\n"
+        await settle(queue, held, OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
         assert [e["event"] for e in events(queue.store)] == ["accepted", "delivered"]
         assert queue.lease("default", "b.example", 1) is None
@@ -59,7 +59,7 @@ async def test_recipients_of_a_message_and_domain_travel_together(folder: Path) 
         first = await accept(queue, "a@x.example", "b@y.example", "c@x.example", "d@x.example")
         await accept(queue, "e@x.example")
         held = lease(queue, "x.example", 2)
-        assert (held.live.id, [r.address for r in held.recipients]) == (
+        assert (held.active.id, [r.address for r in held.recipients]) == (
             first,
             ["a@x.example", "c@x.example"],
         )
@@ -74,8 +74,8 @@ async def test_two_that_settle_together_are_not_both_not_the_last(folder: Path) 
         await accept(queue, "a@x.example", "b@y.example", body=b"z" * 200_000)
         one, two = lease(queue, "x.example"), lease(queue, "y.example")
         await asyncio.gather(
-            queue.settle(one, outcomes(one, Fate.DELIVERED)),
-            queue.settle(two, outcomes(two, Fate.DELIVERED)),
+            queue.settle(one, outcomes(one, OutcomeKind.DELIVERED)),
+            queue.settle(two, outcomes(two, OutcomeKind.DELIVERED)),
         )
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
@@ -89,14 +89,14 @@ async def test_large_body_in_chunks(folder: Path) -> None:
             await write(writer, body[at : at + 10_000])
         assert queue.store.get(keys.open_key(writer.id)) is not None
         await queue.accept(
-            writer, NewMessage("", HEADER, [Addressee("a@x.example", "x.example", "default")], ORIGIN)
+            writer, NewMessage("", HEADER, [NewRecipient("a@x.example", "x.example", "default")], ORIGIN)
         )
         assert queue.store.get(keys.open_key(writer.id)) is None
         sizes = [len(queue.store.get(keys.chunk_key(writer.id, n)) or b"") for n in range(1, 5)]
         assert sizes == [65_536, 65_536, 65_536, len(body) - 3 * 65_536]
         held = lease(queue, "x.example")
-        assert b"".join(queue.body(held.live)) == body
-        await settle(queue, held, Fate.DELIVERED)
+        assert b"".join(queue.body(held.active)) == body
+        await settle(queue, held, OutcomeKind.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
 
@@ -104,7 +104,7 @@ async def test_empty_body_has_no_chunk(folder: Path) -> None:
     async with opened(folder) as queue:
         message = await accept(queue, "a@x.example", body=b"")
         assert queue.store.get(keys.chunk_key(message, 1)) is None
-        assert list(queue.body(lease(queue, "x.example").live)) == []
+        assert list(queue.body(lease(queue, "x.example").active)) == []
         assert problems(queue.store) == []
 
 
@@ -114,7 +114,7 @@ async def test_chunk_boundary_is_exact(folder: Path) -> None:
         for size in (65_535, 65_536, 65_537, 131_072):
             await accept(queue, f"a{size}@x.example", body=b"q" * size)
             held = lease(queue, "x.example")
-            assert sum(map(len, queue.body(held.live))) == size
+            assert sum(map(len, queue.body(held.active))) == size
         assert problems(queue.store) == []
 
 
@@ -134,7 +134,7 @@ async def test_deferred_and_woken(folder: Path) -> None:
         message = await accept(queue, "a@x.example")
         held = lease(queue, "x.example")
         await queue.start(held)
-        await settle(queue, held, Fate.DEFERRED, clock.ms + 5000)
+        await settle(queue, held, OutcomeKind.DEFERRED, clock.ms + 5000)
         assert keys.due_key(clock.ms + 5000, "default", message) in everything(queue.store)
         assert keys.deferred_key("default", message, "a@x.example") in everything(queue.store)
         assert problems(queue.store) == []
@@ -147,7 +147,7 @@ async def test_deferred_and_woken(folder: Path) -> None:
         again = lease(queue, "x.example")
         record = again.recipients[0].record
         assert (record.attempts, record.code, record.text) == (1, 451, "later")
-        await settle(queue, again, Fate.DELIVERED)
+        await settle(queue, again, OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
 
@@ -162,9 +162,9 @@ async def test_the_timer_wakes_by_itself(folder: Path) -> None:
         await accept(queue, "a@x.example")
         await accept(queue, "a@y.example")
         far, near = lease(queue, "x.example"), lease(queue, "y.example")
-        await settle(queue, far, Fate.DEFERRED, clock.now_ms() + 3_600_000)
+        await settle(queue, far, OutcomeKind.DEFERRED, clock.now_ms() + 3_600_000)
         ready.clear()
-        await settle(queue, near, Fate.DEFERRED, clock.now_ms() + 50)
+        await settle(queue, near, OutcomeKind.DEFERRED, clock.now_ms() + 50)
         await until(lambda: ready == ["y.example"], "the wake-up")
 
 
@@ -173,13 +173,13 @@ async def test_flush_wakes_what_matches(folder: Path) -> None:
     async with opened(folder, clock) as queue:
         for address in ("a@x.example", "b@y.example"):
             await accept(queue, address)
-            await settle(queue, lease(queue, address[2:]), Fate.DEFERRED, clock.ms + 10**6)
+            await settle(queue, lease(queue, address[2:]), OutcomeKind.DEFERRED, clock.ms + 10**6)
         assert await queue.deferral.flush(None, "y.example", None) == 1
         assert await queue.deferral.flush("nowhere", None, None) == 0
         assert queue.lease("default", "x.example", 1) is None
-        await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
         assert await queue.deferral.flush(None, None, None) == 1
-        await settle(queue, lease(queue, "x.example"), Fate.DELIVERED)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
 
@@ -190,12 +190,12 @@ async def test_untried_recipients_go_back_to_the_front(folder: Path) -> None:
         await accept(queue, "z@x.example")
         held = lease(queue, "x.example")
         await queue.start(held)
-        await queue.settle(held, [Outcome(held.recipients[0], Fate.DELIVERED, OK)])
+        await queue.settle(held, [Outcome(held.recipients[0], OutcomeKind.DELIVERED, OK)])
         rest = lease(queue, "x.example")
         assert [r.address for r in rest.recipients] == ["b@x.example", "c@x.example"]
         assert rest.recipients[0].record.attempts == 0
-        await settle(queue, rest, Fate.DELIVERED)
-        await settle(queue, lease(queue, "x.example"), Fate.DELIVERED)
+        await settle(queue, rest, OutcomeKind.DELIVERED)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
 
@@ -209,22 +209,22 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
             NewMessage(
                 "",
                 b"Subject: report\r\n",
-                [Addressee("s@sender.example", "sender.example", "default")],
+                [NewRecipient("s@sender.example", "sender.example", "default")],
                 ORIGIN,
-                report_for=held.live.id,
+                report_for=held.active.id,
             ),
             b"r" * 70_000,
             queue.now(),
         )
         before = queue.commits.groups
-        await settle(queue, held, Fate.BOUNCED, report=report)
+        await settle(queue, held, OutcomeKind.BOUNCED, report=report)
         assert queue.commits.groups == before + 1
         assert problems(queue.store) == []
         facts = [(e["event"], e["message"]) for e in events(queue.store)]
-        assert facts[1:] == [("bounced", held.live.id), ("accepted", report.message)]
+        assert facts[1:] == [("bounced", held.active.id), ("accepted", report.message)]
         waiting = lease(queue, "sender.example")
-        assert waiting.live.meta.report_for == held.live.id
-        assert sum(map(len, queue.body(waiting.live))) == 70_000
+        assert waiting.active.meta.report_for == held.active.id
+        assert sum(map(len, queue.body(waiting.active))) == 70_000
 
 
 async def test_delete(folder: Path) -> None:
@@ -233,12 +233,12 @@ async def test_delete(folder: Path) -> None:
     async with opened(folder, clock) as queue:
         message = await accept(queue, "a@x.example", "b@y.example", "c@z.example", body=b"b" * 100_000)
         held = lease(queue, "x.example")
-        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms + 1000)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, clock.ms + 1000)
         assert await queue.operator.delete(message, "nobody@x.example") == (0, 0)
         assert await queue.operator.delete(message) == (2, 1)
         assert queue.lease("default", "z.example", 1) is None
         assert problems(queue.store) == []
-        await settle(queue, held, Fate.DELIVERED)
+        await settle(queue, held, OutcomeKind.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the message to go")
         assert [e["event"] for e in events(queue.store)].count("deleted") == 2
         assert await queue.operator.delete(message) == (0, 0)
@@ -252,7 +252,7 @@ async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
             queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
             got: list[bytes] = []
             with pytest.raises(QueueCorrupt, match=r"missing|damaged"):
-                got.extend(queue.body(lease(queue, "x.example").live))
+                got.extend(queue.body(lease(queue, "x.example").active))
             assert sum(map(len, got)) < 150_000
         assert any("missing" in p for p in problems(queue.store))
         assert any("damaged" in p for p in problems(queue.store))
@@ -275,14 +275,14 @@ async def test_after_a_failed_write_everything_is_refused(
     with pytest.raises(QueueUnavailable):
         await accept(queue, "b@x.example")
     with pytest.raises(QueueUnavailable):
-        await queue.settle(held, outcomes(held, Fate.DELIVERED))
+        await queue.settle(held, outcomes(held, OutcomeKind.DELIVERED))
     assert queue.commits.failure is not None
     monkeypatch.undo()
     with pytest.raises(QueueUnavailable):
         await accept(queue, "c@x.example")
     await queue.close()
     async with opened(folder, clock) as again:
-        assert lease(again, "x.example").live.id == message
+        assert lease(again, "x.example").active.id == message
 
 
 async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
@@ -290,7 +290,7 @@ async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
     async with opened(folder) as queue:
         writer = queue.open_message()
         await write(writer, b"body\r\n")
-        new = NewMessage("", HEADER, [Addressee("a@x.example", "x.example", "default")], ORIGIN)
+        new = NewMessage("", HEADER, [NewRecipient("a@x.example", "x.example", "default")], ORIGIN)
         task = asyncio.ensure_future(queue.accept(writer, new))
         await asyncio.sleep(0)
         task.cancel()
@@ -306,7 +306,7 @@ async def test_facts_are_numbered_for_ever(folder: Path) -> None:
         async with opened(folder, clock) as queue:
             await accept(queue, "a@x.example", "b@x.example")
             held = lease(queue, "x.example", 1)
-            await settle(queue, held, Fate.DEFERRED, clock.ms + 10**9)
+            await settle(queue, held, OutcomeKind.DEFERRED, clock.ms + 10**9)
             found = [(e["node"], e["seq"], e["position"]) for e in events(queue.store)]
             assert len(found) == len(set(found))
             assert seen <= set(found)
@@ -319,10 +319,10 @@ async def test_deferral_to_an_earlier_time_than_the_cursor(folder: Path) -> None
     async with opened(folder, clock) as queue:
         await accept(queue, "a@x.example")
         await accept(queue, "a@y.example")
-        await settle(queue, lease(queue, "x.example"), Fate.DEFERRED, clock.ms)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, clock.ms)
         while await queue.deferral.wake_due(clock.ms):
             pass
-        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, clock.ms - 5000)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, clock.ms - 5000)
         await until(lambda: queue.windows.zone("default").waiting("y.example") == 1, "the wake")
         assert lease(queue, "y.example")
         assert LATER.code == 451
@@ -341,7 +341,7 @@ async def test_large_bodies_wait_for_a_store_that_is_behind(
         await accept(queue, "a@x.example")
         await until(lambda: next(queue.store.keys(*chunks_of(writer.id)), None) is not None, "a chunk")
         await accept(queue, "b@x.example")
-        assert not waits[-1].over
+        assert not waits[-1].done
         behind = False
         await waits[-1]
         queue.abort(writer)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.queue.harness import Clock, accept, everything, lease, opened, problems, settle
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import new_waiting
 from zonemta_py.queue.ready import HEADROOM, SHARES, ReadyWindow
@@ -61,8 +61,8 @@ async def test_a_flood_for_one_domain_leaves_room_for_others(folder: Path) -> No
         assert lease(queue, "other.example").recipients[0].address == "b@other.example"
         got = []
         while held := queue.lease("default", "flood.example", 10):
-            got.append(held.live.id)
-            await settle(queue, held, Fate.DELIVERED)
+            got.append(held.active.id)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         assert got == sent
         assert not [key for key in everything(queue.store) if key.startswith(keys.SPILL)]
 
@@ -81,7 +81,7 @@ async def test_more_domains_than_the_window_holds(folder: Path) -> None:
             held = queue.lease("default", ready.pop(0), 10)
             if held is not None:
                 done.add(held.destination)
-                await settle(queue, held, Fate.DELIVERED)
+                await settle(queue, held, OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
 
 
@@ -96,8 +96,8 @@ async def test_a_restart_finds_window_and_spill(folder: Path) -> None:
         got = []
         while held := queue.lease("default", "x.example", 10):
             assert len(held.recipients) <= 2
-            got += [held.live.id] * len(held.recipients)
-            await settle(queue, held, Fate.DELIVERED)
+            got += [held.active.id] * len(held.recipients)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         assert got == [message for message in sent for _ in range(2)] + [new]
         assert everything(queue.store) == []
 
@@ -109,13 +109,13 @@ async def test_a_small_job_overtakes_a_flood_at_its_own_destination(folder: Path
         small = await accept(queue, "b@x.example", user="small")
         assert queue.store.get(keys.spill_key("default", "x.example", small)) is None
         first, second = lease(queue, "x.example"), lease(queue, "x.example")
-        assert [first.live.id, second.live.id] == [flood[0], small]
+        assert [first.active.id, second.active.id] == [flood[0], small]
         for held in (first, second):
-            await settle(queue, held, Fate.DELIVERED)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         got = []
         while rest := queue.lease("default", "x.example", 10):
-            got.append(rest.live.id)
-            await settle(queue, rest, Fate.DELIVERED)
+            got.append(rest.active.id)
+            await settle(queue, rest, OutcomeKind.DELIVERED)
         assert got == flood[1:], "in order, and none forgotten"
         assert everything(queue.store) == []
 
@@ -147,8 +147,8 @@ async def test_two_floods_with_their_mail_mixed_on_disk(folder: Path) -> None:
         while held := queue.lease("default", "x.example", 10):
             user = held.recipients[0].record.submitter
             turns.append(user)
-            got[user].append(held.live.id)
-            await settle(queue, held, Fate.DELIVERED)
+            got[user].append(held.active.id)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         assert got == sent
         assert turns[:40].count("one") in range(15, 26)
         assert everything(queue.store) == []

@@ -21,8 +21,8 @@ from tests.queue.harness import (
 )
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import LocalError, QueueUnavailable
-from zonemta_py.core.model import Fate
-from zonemta_py.queue.accept import Addressee, NewMessage
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.cleanup import ABANDONED_MS
@@ -57,8 +57,8 @@ async def test_a_transaction_cut_off_is_uncertain(folder: Path) -> None:
         assert not any(key.startswith(keys.INFLIGHT) for key in everything(again.store))
         held = lease(again, "x.example")
         assert [r.record.uncertain for r in held.recipients] == [1, 1]
-        await settle(again, held, Fate.DELIVERED)
-        await settle(again, lease(again, "y.example"), Fate.DELIVERED)
+        await settle(again, held, OutcomeKind.DELIVERED)
+        await settle(again, lease(again, "y.example"), OutcomeKind.DELIVERED)
         assert everything(again.store) == []
 
 
@@ -108,7 +108,7 @@ async def test_a_finished_attempt_clears_the_suspicion(folder: Path) -> None:
     async with opened(folder, clock) as queue:
         held = lease(queue, "x.example")
         assert held.recipients[0].record.uncertain == 1
-        await settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1)
+        await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1)
         await queue.deferral.flush(None, None, None)
         assert lease(queue, "x.example").recipients[0].record.uncertain == 0
 
@@ -123,7 +123,7 @@ async def test_half_a_body_is_swept(folder: Path, monkeypatch: pytest.MonkeyPatc
     kept = await accept(queue, "a@x.example", body=b"y" * 200_000)
     gone = await accept(queue, "a@y.example", body=b"y" * 200_000)
     monkeypatch.setattr(queue.cleanup, "add", lambda message: None)
-    await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+    await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
     assert queue.store.get(keys.cleanup_key(gone)) is not None
     await _die(queue)
     async with opened(folder, clock) as again:
@@ -153,7 +153,7 @@ async def test_moving_a_zone(folder: Path) -> None:
     clock = Clock()
     async with opened(folder, clock) as queue:
         await accept(queue, "a@x.example|old", "b@y.example|old", "c@x.example")
-        await settle(queue, lease(queue, "y.example", zone="old"), Fate.DEFERRED, clock.ms + 1000)
+        await settle(queue, lease(queue, "y.example", zone="old"), OutcomeKind.DEFERRED, clock.ms + 1000)
     queue = make_queue(folder, clock)
     await queue.recover()
     assert await move_zone(queue.store, queue.commits, "old", "default", clock.ms) == 1
@@ -186,7 +186,7 @@ async def test_spill_keys_of_another_life_do_not_stay(folder: Path) -> None:
             await queue.operator.delete(message)
     async with opened(folder, clock, window=100) as queue:
         while held := queue.lease("default", "x.example", 5):
-            await settle(queue, held, Fate.DELIVERED)
+            await settle(queue, held, OutcomeKind.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the last key to go")
 
 
@@ -200,7 +200,7 @@ async def test_a_body_without_progress_is_swept_after_a_day(folder: Path) -> Non
         assert everything(queue.store) != []
         await queue.cleanup.sweep(queue.uploads, since + ABANDONED_MS + 3_600_000)
         assert everything(queue.store) == []
-        new = NewMessage("", b"", [Addressee("a@x.example", "x.example", "default")], ORIGIN)
+        new = NewMessage("", b"", [NewRecipient("a@x.example", "x.example", "default")], ORIGIN)
         with pytest.raises(QueueUnavailable):
             await queue.accept(writer, new)
         assert everything(queue.store) == []

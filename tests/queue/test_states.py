@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import until
 from tests.queue.harness import accept, lease, opened, settle, write
-from zonemta_py.core.model import Fate
-from zonemta_py.queue.batch import Batch
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format.keys import cleanup_key
 from zonemta_py.queue.upkeep.state import state_of_message
 
@@ -34,12 +34,12 @@ async def test_every_state(folder: Path) -> None:
         held = lease(queue, "x.example")
         await queue.start(held)
         assert state(message) == ("S5", ["in flight", "queued"])
-        await settle(queue, held, Fate.DELIVERED)
+        await settle(queue, held, OutcomeKind.DELIVERED)
         assert state(message) == ("S5", ["queued"])
-        await settle(queue, lease(queue, "y.example"), Fate.DELIVERED)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
         await until(lambda: state(message) == ("S1", []), "the chunks to go")
 
-        batch = Batch()
+        batch = WriteBatch()
         batch.put(cleanup_key(message), b"")
         await queue.commits.submit(batch)
         row = state_of_message(store, message)

@@ -3,12 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.schedule.unreachable import ADDRESSES_MAX, APART_S, REST_S, REST_SPREAD_S, DeadAddresses
+from zonemta_py.schedule.unreachable import (
+    ADDRESSES_MAX,
+    APART_S,
+    REST_S,
+    REST_SPREAD_S,
+    UnreachableHosts,
+)
 
 
 def test_two_timeouts_some_time_apart() -> None:
     """One is not enough, nor are two at once; then about an hour; an answer or an operator ends it."""
-    dead = DeadAddresses()
+    dead = UnreachableHosts()
     dead.timed_out("a", 0, 0.5)
     dead.timed_out("a", APART_S - 1, 0.5)
     assert dead.rests("a", APART_S) == 0
@@ -31,7 +37,7 @@ def test_two_timeouts_some_time_apart() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 5000)), max_size=40))
 def test_never_longer_than_promised(steps: list[tuple[int, float]]) -> None:
-    dead, now_s = DeadAddresses(), 0.0
+    dead, now_s = UnreachableHosts(), 0.0
     for ip, step_s in steps:
         now_s += step_s
         dead.timed_out(str(ip), now_s, 1.0)
@@ -39,7 +45,7 @@ def test_never_longer_than_promised(steps: list[tuple[int, float]]) -> None:
 
 
 def test_bounded() -> None:
-    dead = DeadAddresses()
+    dead = UnreachableHosts()
     for n in range(ADDRESSES_MAX + 50):
         dead.timed_out(str(n), 0, 0)
     assert len(dead.rows(0)) == ADDRESSES_MAX

@@ -33,7 +33,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.open import open_place
+from zonemta_py.storage.open import open_shared_storage
 from zonemta_py.transports.pipe import PRESETS, Pipe
 
 STORES = [store for store in (*LOCAL, *SHARED) if store != "memory"]  # what a restart finds again
@@ -222,7 +222,7 @@ async def test_slimta_07_killed_between_two_calls(folder: Path, store: str, poin
     command = [sys.executable, str(program), str(folder), store]
     options: Any = {"env": environment, "check": False, "capture_output": True, "timeout": 60}
     killed = subprocess.run([*command, point], **options)
-    place = open_place(harness.settings(folder, store).queue)
+    place = open_shared_storage(harness.settings(folder, store).queue)
     if place is not None:
         await until(lambda: place.orphans() == ["one"], "the lease of the dead one to run out")
         place.close()

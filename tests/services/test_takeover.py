@@ -19,7 +19,7 @@ from zonemta_py.events.accounting import account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
-from zonemta_py.storage.open import open_place
+from zonemta_py.storage.open import open_shared_storage
 
 
 def place(folder: Path, kind: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def test_slimta_14_a_relay_is_killed(folder: Path, kind: str) -> None:
             refused = {address for address in expected if ".no@" in address}
             wanted = (expected - refused) | {f"{a.partition('.')[0]}@senders.example" for a in refused}
             await until(lambda: wanted <= set(arrived(sinks)), "everything to arrive", 60)
-            shared = open_place(settings(stage, kind, "three").queue)
+            shared = open_shared_storage(settings(stage, kind, "three").queue)
             assert shared is not None
             await until(lambda: "given back" in (folder / "two.log").read_text(), "the end of the part")
             await until(lambda: not any("places" in row for row in ask(folder / "two", "places", {})))

@@ -22,11 +22,11 @@ from tests.queue.harness import (
 )
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, new_waiting
 from zonemta_py.storage import filesystem as files
-from zonemta_py.storage.filesystem import FilesStore
+from zonemta_py.storage.filesystem import FilesystemStore
 
 STORE = "filesystem"
 
@@ -38,7 +38,7 @@ def listing(root: Path) -> list[str]:
 
 
 def test_an_empty_store_is_four_private_folders(folder: Path) -> None:
-    store = FilesStore(folder / "q")
+    store = FilesystemStore(folder / "q")
     assert listing(folder / "q") == ["cleanup", "data", "inflight", "queue"]
     assert all((folder / "q" / name).stat().st_mode & 0o777 == 0o700 for name in listing(folder / "q"))
     store.close()
@@ -62,10 +62,10 @@ async def test_links_follow_the_states(folder: Path) -> None:
         await queue.start(held)
         assert sorted(p.name for p in (root / "inflight").iterdir()) == [f"{message}.0", f"{message}.1"]
         assert [p.name for p in (root / "queue").iterdir()] == [f"{message}.2"]
-        await settle(queue, held, Fate.DELIVERED)
+        await settle(queue, held, OutcomeKind.DELIVERED)
         assert not (root / "data" / message / "0").exists()
         assert (root / "data" / message / "contents").exists()
-        await settle(queue, lease(queue, "y.example"), Fate.DEFERRED, due_ms=2_000_000_000_000)
+        await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, due_ms=2_000_000_000_000)
         schedule = json.loads((root / "queue" / f"{message}.2" / "schedule").read_text())
         assert schedule["at"] == "2033-05-18T03:33:20.000Z"
 
@@ -74,7 +74,9 @@ async def test_an_edited_schedule_counts_at_the_next_start(folder: Path) -> None
     clock = Clock()
     async with opened(folder, clock, store=STORE) as queue:
         message = await accept(queue, "a@x.example")
-        await settle(queue, lease(queue, "x.example"), Fate.DEFERRED, due_ms=clock.ms + 10_000_000)
+        await settle(
+            queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, due_ms=clock.ms + 10_000_000
+        )
     path = folder / "files" / "queue" / f"{message}.0" / "schedule"
     path.write_text(path.read_text().replace("2027", "2026"))
     async with opened(folder, clock, store=STORE) as queue:
@@ -88,7 +90,7 @@ async def test_links_removed_by_hand_come_back_and_foreign_ones_go(folder: Path)
     (root / "queue" / f"{message}.0").unlink()
     (root / "cleanup" / "gone").symlink_to("../data/gone")
     async with opened(folder, store=STORE) as queue:
-        assert lease(queue, "x.example").live.id == message
+        assert lease(queue, "x.example").active.id == message
         assert list((root / "cleanup").iterdir()) == []
 
 
@@ -97,10 +99,10 @@ async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(folder:
         message = await accept(queue, "a@x.example", "b@y.example")
     (folder / "files" / "data" / message / "0" / "schedule").write_text("{torn")
     async with opened(folder, store=STORE) as queue:
-        assert cast(FilesStore, queue.store).damaged == [f"{message}.0"]
+        assert cast(FilesystemStore, queue.store).damaged == [f"{message}.0"]
         held = lease(queue, "y.example")
         assert held.recipients[0].address == "b@y.example"
-        await settle(queue, held, Fate.DELIVERED)
+        await settle(queue, held, OutcomeKind.DELIVERED)
         assert queue.store.get(keys.mark_key(message)), "the message is still needed for the other one"
     assert (folder / "files" / "data" / message / "0").exists()
 
@@ -145,7 +147,7 @@ async def test_a_crash_between_any_two_steps(
     with monkeypatch.context() as patch:
         _steps(patch, survive)
         results = await asyncio.gather(
-            settle(queue, held, Fate.DEFERRED, due_ms=clock.ms + 1000),
+            settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000),
             accept(queue, "b@y.example", body=b"c" * 100),
             return_exceptions=True,
         )
@@ -166,17 +168,17 @@ async def test_a_crash_between_any_two_steps(
 
 
 def test_a_torn_intent_is_not_believed(folder: Path) -> None:
-    store = FilesStore(folder)
+    store = FilesystemStore(folder)
     store.close()
     (folder / "data" / ".relay" / "intent.new").write_bytes(b"half")
-    store = FilesStore(folder)
+    store = FilesystemStore(folder)
     store.write(store.batch([(b"meta/x", b"1")], sync=True))
     assert store.get(b"meta/x") == b"1"
     store.close()
 
 
 def test_a_recipient_without_a_message_keeps_its_key(folder: Path) -> None:
-    store = FilesStore(folder)
+    store = FilesystemStore(folder)
     key = keys.waiting_key("default", "0" * 24, "a@x.example")
     store.write(
         store.batch(
@@ -184,7 +186,7 @@ def test_a_recipient_without_a_message_keeps_its_key(folder: Path) -> None:
         )
     )
     store.close()
-    store = FilesStore(folder)
+    store = FilesystemStore(folder)
     assert list(store.keys(keys.WAITING, keys.end_of(keys.WAITING))) == [key]
     assert FORMAT
     store.close()

@@ -22,10 +22,10 @@ from zonemta_py.storage import s3 as object_store
 from zonemta_py.storage import s3_client as aws
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.loop_thread import LoopThread
-from zonemta_py.storage.open import open_place, open_store
-from zonemta_py.storage.partitions import Place
+from zonemta_py.storage.open import open_shared_storage, open_store
+from zonemta_py.storage.partitions import SharedStorage
 from zonemta_py.storage.redis import RedisStore
-from zonemta_py.storage.s3 import ObjectStore
+from zonemta_py.storage.s3 import S3Store
 
 CHUNK = keys.chunk_key("0" * 24, 1)
 
@@ -36,8 +36,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def place(folder: Path, kind: str) -> Iterator[Place]:
-    found = open_place(queue_settings(folder, kind, lease_s=0.6))
+def place(folder: Path, kind: str) -> Iterator[SharedStorage]:
+    found = open_shared_storage(queue_settings(folder, kind, lease_s=0.6))
     assert found is not None
     yield found
     found.close()
@@ -56,14 +56,14 @@ def stop_renewing(store: Store) -> None:
     if isinstance(store, RedisStore):
         store._thread.run(_cancel(store._renewal))
     else:
-        cast(ObjectStore, store)._lease.stop_renewing()
+        cast(S3Store, store)._lease.stop_renewing()
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
 
 
-async def test_one_part_has_one_relay(place: Place) -> None:
+async def test_one_part_has_one_relay(place: SharedStorage) -> None:
     """A second one is refused, by name; another part is free, and knows nothing of the first."""
     one = place.open("one")
     put(one, {b"a": b"1", CHUNK: b"c" * 70_000})
@@ -78,7 +78,7 @@ async def test_one_part_has_one_relay(place: Place) -> None:
     again.close()
 
 
-async def test_a_lease_is_renewed(place: Place) -> None:
+async def test_a_lease_is_renewed(place: SharedStorage) -> None:
     """It lasts as long as its relay, however short it is."""
     one = place.open("one")
     end = time.monotonic() + 2.0
@@ -89,7 +89,7 @@ async def test_a_lease_is_renewed(place: Place) -> None:
     one.close()
 
 
-async def test_a_relay_that_hung_writes_no_more(place: Place) -> None:
+async def test_a_relay_that_hung_writes_no_more(place: SharedStorage) -> None:
     """Another has the part by then: what the first would write is refused, whatever it believes."""
     one = place.open("one")
     put(one, {b"a": b"1"})
@@ -106,7 +106,7 @@ async def test_a_relay_that_hung_writes_no_more(place: Place) -> None:
     three.close()
 
 
-def opened_in_time(place: Place) -> Store:
+def opened_in_time(place: SharedStorage) -> Store:
     end = time.monotonic() + 20
     while True:
         try:
@@ -116,7 +116,7 @@ def opened_in_time(place: Place) -> Store:
             time.sleep(0.05)
 
 
-async def test_what_is_left_is_seen(place: Place) -> None:
+async def test_what_is_left_is_seen(place: SharedStorage) -> None:
     """Parts with mail and without a relay; of those given back in order there is a hint, too."""
     assert place.orphans() == []
     for name, values in {"empty": {}, "with-mail": {keys.mark_key("0" * 24): b"x"}}.items():
@@ -138,7 +138,7 @@ async def test_hints(folder: Path) -> None:
     for kind in SHARED:
         settings = queue_settings(folder, kind)
         settings = replaced(settings, s3=replaced(settings.s3, notices=url))
-        place = open_place(settings)
+        place = open_shared_storage(settings)
         assert place is not None
         assert place.notice(0.1) is None
         store = place.open("one")
@@ -216,7 +216,7 @@ async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = queue_settings(folder, "s3")
     wanted: dict[bytes, bytes] = {}
     for life in range(3):
-        store = cast(ObjectStore, open_store(settings))
+        store = cast(S3Store, open_store(settings))
         assert content(store) == wanted
         for number in range(8):
             key = b"k/%d/%d" % (life, number)
@@ -224,7 +224,7 @@ async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             wanted[key] = b"v"
             wanted.pop(b"k/0/0", None)
         store.close()
-    store = cast(ObjectStore, open_store(settings))
+    store = cast(S3Store, open_store(settings))
     assert content(store) == wanted
     found = store._objects.paths("one/")
     assert len([path for path in found if "/snapshot/" in path]) == 1
@@ -235,16 +235,16 @@ async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_bodies_without_a_batch_go(folder: Path) -> None:
     """A crash between a body and the batch that names it leaves octets that nobody knows."""
     settings = queue_settings(folder, "s3")
-    store = cast(ObjectStore, open_store(settings))
+    store = cast(S3Store, open_store(settings))
     put(store, {CHUNK: b"kept"})
     store._objects.put(store._path("body", "0" * 16, "f" * 24, "000001"), b"lost")
     store.close()
-    store = cast(ObjectStore, open_store(settings))
+    store = cast(S3Store, open_store(settings))
     assert store._objects.paths("one/body/") == [store._path("body", f"{1:016x}", "0" * 24, "000001")]
     assert store.get(CHUNK) == b"kept"
     put(store, {CHUNK: None})
     store.close()
-    store = cast(ObjectStore, open_store(settings))
+    store = cast(S3Store, open_store(settings))
     assert store._objects.paths("one/body/") == []
     store.close()
 
@@ -252,10 +252,10 @@ async def test_bodies_without_a_batch_go(folder: Path) -> None:
 async def test_a_relay_that_hung_in_a_snapshot(folder: Path) -> None:
     """It removes what is old to it, and nothing that another wrote since."""
     settings = queue_settings(folder, "s3", lease_s=0.6)
-    one = cast(ObjectStore, open_store(settings))
+    one = cast(S3Store, open_store(settings))
     put(one, {b"a": b"1"})
     stop_renewing(one)
-    place = open_place(settings)
+    place = open_shared_storage(settings)
     assert place is not None
     two = await asyncio.to_thread(opened_in_time, place)
     put(two, {b"b": b"2"})
@@ -304,7 +304,7 @@ async def test_a_read_that_fails_is_not_damage(folder: Path, monkeypatch: pytest
 
 async def test_a_lease_whose_version_changed(folder: Path) -> None:
     """By our own request, sent again: it is still ours. By somebody else's token: it is lost."""
-    store = cast(ObjectStore, open_store(queue_settings(folder, "s3")))
+    store = cast(S3Store, open_store(queue_settings(folder, "s3")))
     lease = store._lease
     lease._etag = '"another"'
     assert lease._renew()
@@ -329,12 +329,12 @@ async def test_a_store_without_conditions(folder: Path, monkeypatch: pytest.Monk
 async def test_a_lease_that_cannot_be_read(folder: Path) -> None:
     """Its part is left alone; the others are seen."""
     settings = queue_settings(folder, "s3")
-    store = cast(ObjectStore, open_store(settings))
+    store = cast(S3Store, open_store(settings))
     put(store, {keys.mark_key("0" * 24): b"x"})
     for name, data in (("two", b"{}"), ("three", b"garbage"), ("four", b"[]")):
         store._objects.put(f"{name}/lease", data)
     store.close()
-    place = open_place(settings)
+    place = open_shared_storage(settings)
     assert place is not None
     assert place.orphans() == ["one"]
     place.close()

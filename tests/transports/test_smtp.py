@@ -15,7 +15,7 @@ from zonemta_py.config.units import Seconds
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.connect import Manner, Target, TlsFailed, open_session
+from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
 from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
 
 FAST = Timeouts(*(Seconds(2),) * 5)
@@ -77,7 +77,7 @@ async def peer(
 
 
 async def _open(port: int, **changes: object) -> SmtpSession:
-    manner = Manner("me.example", None, "opportunistic", FAST)
+    manner = SessionOptions("me.example", None, "opportunistic", FAST)
     for name, value in changes.items():
         object.__setattr__(manner, name, value)
     return await open_session(Target("mx.example", "127.0.0.1", port), manner)
@@ -419,7 +419,7 @@ async def test_starttls(folder: Path) -> None:
         session.abort()
         with pytest.raises(TlsFailed):
             await _open(port, tls="required")
-        manner = Manner("me.example", None, "required", FAST)
+        manner = SessionOptions("me.example", None, "required", FAST)
         session = await open_session(Target("localhost", "127.0.0.1", port), manner, context=trusting)
         assert session.secure
         session.abort()

@@ -15,7 +15,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_queue
 from zonemta_py.queue.upkeep.inspect import Summary, body_of, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
-from zonemta_py.schedule.unreachable import DeadAddresses
+from zonemta_py.schedule.unreachable import UnreachableHosts
 
 ROWS_AT_ONCE = 500
 
@@ -39,7 +39,7 @@ class Operations:
     """
 
     def __init__(
-        self, queue: Queue, zones: Mapping[str, ZoneView], dead: DeadAddresses | None = None
+        self, queue: Queue, zones: Mapping[str, ZoneView], dead: UnreachableHosts | None = None
     ) -> None:
         self._queue = queue
         self._zones = zones

@@ -8,7 +8,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_waiting
 from zonemta_py.storage.interface import Op
-from zonemta_py.storage.leveldb import LevelStore
+from zonemta_py.storage.leveldb import LevelDBStore
 
 OPS_AT_ONCE = 5000
 BLOCKED = 10  # of so many recipients all but one are for the blocked domain
@@ -22,7 +22,7 @@ def fill(directory: Path, recipients: int) -> None:
 
     Nine of ten are in zone ``blocked``, for one domain; the tenth waits, deferred for a day, in ``default``.
     """
-    store = LevelStore(directory / "db")
+    store = LevelDBStore(directory / "db")
     start_ms = clock.now_ms() - 3_600_000
     due_ms = start_ms + 86_400_000
     ops: list[Op] = []
@@ -65,7 +65,7 @@ def churn(directory: Path, recipients: int) -> None:
 
     Nothing is compacted but what LevelDB does by itself: the most that can lie in a scan's way.
     """
-    store = LevelStore(directory / "db")
+    store = LevelDBStore(directory / "db")
     start_ms = clock.now_ms() - 3_600_000
     record = pack(new_waiting(0, "gone.example", _ORIGIN.submitter))
     for first in range(0, recipients, OPS_AT_ONCE):

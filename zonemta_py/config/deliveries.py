@@ -25,7 +25,7 @@ class PipeDelivery:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutineDelivery:
+class PythonDelivery:
     """The Python function of ``transport: python``."""
 
     function: str | None = None

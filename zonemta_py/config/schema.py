@@ -13,7 +13,7 @@ from zonemta_py.config.deliveries import (
     HttpDelivery,
     MaildirDelivery,
     PipeDelivery,
-    RoutineDelivery,
+    PythonDelivery,
 )
 from zonemta_py.config.fields import DAY, HOUR, MINUTE, choice, hidden, number
 from zonemta_py.config.units import HostPort, NameServer, ProcessCount, Rate, Seconds, Size
@@ -187,7 +187,7 @@ class Zone:
     transport: str = choice("smtp", "lmtp", "pipe", "maildir", "python", "blackhole", "http", "dequeue")
     maildir: MaildirDelivery = MaildirDelivery()
     pipe: PipeDelivery = PipeDelivery()
-    python: RoutineDelivery = RoutineDelivery()
+    python: PythonDelivery = PythonDelivery()
     http: HttpDelivery = HttpDelivery()
     blackhole: BlackholeDelivery = BlackholeDelivery()
     smarthost: HostPort | None = None

@@ -60,7 +60,7 @@ class DestinationFailed(RemoteError):
         self.timed_out = timed_out
 
 
-class CarrierLost(LocalError):
+class AgentLost(LocalError):
     """The process that carried out an order ended; ``uncertain``: it may have sent the final dot."""
 
     def __init__(self, text: str, *, uncertain: bool) -> None:

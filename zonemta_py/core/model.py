@@ -27,7 +27,7 @@ class Attempt(Struct, frozen=True, array_like=True):
     final: bool = False
 
 
-class Fate(StrEnum):
+class OutcomeKind(StrEnum):
     """What a settle makes of a recipient."""
 
     DELIVERED = "delivered"

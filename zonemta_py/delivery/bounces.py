@@ -13,14 +13,14 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.delivery import outcome as settle
 from zonemta_py.delivery.bounce_hook import Bounce, reworked
-from zonemta_py.delivery.request import Outbound
+from zonemta_py.delivery.request import DeliveryContext
 from zonemta_py.events.schema import Discarded
-from zonemta_py.queue.accept import Addressee, NewMessage, compose_report
-from zonemta_py.queue.active import LiveMessage
+from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
+from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
 from zonemta_py.queue.format.records import Note, Origin, born, read_waiting
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome, Submission
+from zonemta_py.queue.transitions import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.smtp import qsbmf, verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.dsn import Failure, Report, status_report
@@ -34,65 +34,67 @@ log = logging.getLogger(__name__)
 
 
 def aftermath(
-    outbound: Outbound, zone: Zone, live: LiveMessage, outcomes: Sequence[Outcome]
-) -> Aftermath:
+    outbound: DeliveryContext, zone: Zone, active: ActiveMessage, outcomes: Sequence[Outcome]
+) -> SettleEffects:
     """What settling ``outcomes`` causes: reports now, or notes for the report at the message's end.
 
     What the peers said is a fact: a report that cannot be made does not undo it.
     """
     try:
-        return _aftermath(outbound, zone, live, outcomes)
+        return _aftermath(outbound, zone, active, outcomes)
     except Exception:
-        log.exception("no report about %s could be made", live.id)
-        return NOTHING
+        log.exception("no report about %s could be made", active.id)
+        return NO_EFFECTS
 
 
 def _aftermath(
-    outbound: Outbound, zone: Zone, live: LiveMessage, outcomes: Sequence[Outcome]
-) -> Aftermath:
+    outbound: DeliveryContext, zone: Zone, active: ActiveMessage, outcomes: Sequence[Outcome]
+) -> SettleEffects:
     now_ms = clock.now_ms()
-    told = settle.notes(live.meta, outcomes, zone.retry, now_ms)
-    ending = outbound.queue.ends(live, outcomes)
-    if not told and not (ending and live.notes):
-        return Aftermath()
+    told = settle.notes(active.meta, outcomes, zone.retry, now_ms)
+    ending = outbound.queue.ends(active, outcomes)
+    if not told and not (ending and active.notes):
+        return SettleEffects()
     failed = [note for note in told if note.action == "failed"]
     others = [note for note in told if note.action != "failed"]
     kept: list[Note] = []
     if ending:
-        failed = [*live.notes, *failed]
+        failed = [*active.notes, *failed]
     elif zone.bounce.aggregate == "message":
         kept, failed = failed, []
-    warned = any(note.action == "delayed" for note in others) and live.meta.sender not in (
+    warned = any(note.action == "delayed" for note in others) and active.meta.sender not in (
         "",
         verp.DOUBLE_BOUNCE,
     )
     if warned:
-        others += _also_delayed(outbound.queue, live, {note.number for note in others})
-    about = _Reports(outbound, zone, live)
+        others += _also_delayed(outbound.queue, active, {note.number for note in others})
+    about = _Reports(outbound, zone, active)
     if zone.bounce.format == "qsbmf":
         about.add(failed)
         about.add(others)
     else:
         about.add([*failed, *others])
-    return Aftermath(
+    return SettleEffects(
         about.made, about.made[0].message if failed and about.made else "", kept, about.facts, warned
     )
 
 
-def about_notes(outbound: Outbound, live: LiveMessage, notes: Sequence[Note]) -> Aftermath:
+def about_notes(
+    outbound: DeliveryContext, active: ActiveMessage, notes: Sequence[Note]
+) -> SettleEffects:
     """The report on noted failures of a message that ends without a settle."""
     zones = outbound.config.zones
-    about = _Reports(outbound, zones.get(notes[0].zone, zones["default"]), live)
+    about = _Reports(outbound, zones.get(notes[0].zone, zones["default"]), active)
     about.add(notes)
-    return Aftermath(about.made, "", (), about.facts)
+    return SettleEffects(about.made, "", (), about.facts)
 
 
-def _also_delayed(queue: Queue, live: LiveMessage, named: set[int]) -> list[Note]:
+def _also_delayed(queue: Queue, active: ActiveMessage, named: set[int]) -> list[Note]:
     """The other recipients of the message that wait after a failure, so that one warning tells all."""
     found: list[Note] = []
     try:
-        for zone in live.meta.zones:
-            prefix = zone_prefix(DEFERRED, zone, live.id)
+        for zone in active.meta.zones:
+            prefix = zone_prefix(DEFERRED, zone, active.id)
             for key, value in queue.store.scan(prefix, end_of(prefix)):
                 record = read_waiting(value)
                 note = settle.delayed_note(zone, parse_recipient(key)[2], record)
@@ -101,18 +103,18 @@ def _also_delayed(queue: Queue, live: LiveMessage, named: set[int]) -> list[Note
                 if len(found) == ALSO_DELAYED_MAX:
                     return found
     except QueueCorrupt as exc:
-        log.critical("%s: a warning does not name everybody: %s", live.id, exc)
+        log.critical("%s: a warning does not name everybody: %s", active.id, exc)
     return found
 
 
 class _Reports:
     """The reports about one message: ``made`` ones, and ``facts`` about those that are discarded."""
 
-    def __init__(self, outbound: Outbound, zone: Zone, live: LiveMessage) -> None:
+    def __init__(self, outbound: DeliveryContext, zone: Zone, active: ActiveMessage) -> None:
         self._outbound = outbound
         self._zone = zone
-        self._live = live
-        self.made: list[Submission] = []
+        self._live = active
+        self.made: list[AcceptedMessage] = []
         self.facts: list[Discarded] = []
 
     def add(self, notes: Sequence[Note]) -> None:
@@ -133,24 +135,24 @@ class _Reports:
             self._discard(notes, "double bounce")
 
     def _discard(self, notes: Sequence[Note], reason: str) -> None:
-        live = self._live
-        log.warning("%s: discarding the report about %s", reason, live.id)
+        active = self._live
+        log.warning("%s: discarding the report about %s", reason, active.id)
         numbers = tuple(note.number for note in notes)
         self.facts.append(
             Discarded(
-                time_ms=clock.now_ms(), message=live.id, sender=live.meta.sender,
+                time_ms=clock.now_ms(), message=active.id, sender=active.meta.sender,
                 recipients=numbers, reason=reason,
             )
         )  # fmt: skip
 
     def _send(self, notes: Sequence[Note], to: str, envelope_sender: str) -> None:
-        outbound, live = self._outbound, self._live
+        outbound, active = self._outbound, self._live
         report_id = outbound.queue.ids.next(clock.now_ms())
-        born_ms = born(live.meta, live.id)
+        born_ms = born(active.meta, active.id)
         failures = [_failure(note, self._zone.retry, born_ms) for note in notes]
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
-        bounce = Bounce(live.id, to, failures, live.meta.header, report.header, report.body)
+        bounce = Bounce(active.id, to, failures, active.meta.header, report.header, report.body)
         made = reworked(self._zone.bounce.function, bounce)
         if made is None:
             self._discard(notes, "bounce function")
@@ -160,43 +162,43 @@ class _Reports:
         new = NewMessage(
             sender=envelope_sender,
             header=made.header,
-            recipients=[Addressee(to, domain, zone)],
+            recipients=[NewRecipient(to, domain, zone)],
             origin=_HERE,
             message_id=f"<{report_id}@{outbound.hostname}>",
             eight_bit=not (made.body.isascii() and made.header.isascii()),
             smtputf8=not to.isascii(),
-            report_for=live.id,
+            report_for=active.id,
         )
         self.made.append(compose_report(report_id, new, made.body, clock.now_ms()))
 
     def _rfc3464(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
-        live, bounce = self._live, self._zone.bounce
+        active, bounce = self._live, self._zone.bounce
         failed = any(failure.action == "failed" for failure in failures)  # RET is about those alone
-        whole = failed and not _headers_only(live, bounce)
-        original = _original(self._outbound.queue, live, bounce) if whole else None
+        whole = failed and not _headers_only(active, bounce)
+        original = _original(self._outbound.queue, active, bounce) if whole else None
         return status_report(
             hostname=self._outbound.hostname,
-            message_id=live.id,
+            message_id=active.id,
             report_id=report_id,
             sender=to,
-            arrival_date=clock.mail_date(born(live.meta, live.id)),
+            arrival_date=clock.mail_date(born(active.meta, active.id)),
             date=clock.mail_date(clock.now_ms()),
             failures=failures,
-            original_header=_header(live.meta.header, bounce.max_bytes),
+            original_header=_header(active.meta.header, bounce.max_bytes),
             original_body=original,
-            envelope_id=decode_xtext(live.meta.envid),
+            envelope_id=decode_xtext(active.meta.envid),
         )
 
     def _qsbmf(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
-        live, bounce = self._live, self._zone.bounce
-        copy = live.meta.header + b"\r\n"
-        if not _headers_only(live, bounce):
-            copy += _beginning(self._outbound.queue, live, bounce.max_bytes)
+        active, bounce = self._live, self._zone.bounce
+        copy = active.meta.header + b"\r\n"
+        if not _headers_only(active, bounce):
+            copy += _beginning(self._outbound.queue, active, bounce.max_bytes)
         stripped = len(copy) > bounce.max_bytes
         return qsbmf.bounce_report(
             hostname=self._outbound.hostname,
             report_id=report_id,
-            sender=verp.base(live.meta.sender),
+            sender=verp.base(active.meta.sender),
             to=to,
             date=clock.mail_date(clock.now_ms()),
             failures=failures,
@@ -205,9 +207,9 @@ class _Reports:
         )
 
 
-def _headers_only(live: LiveMessage, bounce: BounceSettings) -> bool:
+def _headers_only(active: ActiveMessage, bounce: BounceSettings) -> bool:
     """Whether only the header goes back: the sender's RET counts more than the zone's setting."""
-    return live.meta.ret == "HDRS" or (bounce.return_ == "headers" and live.meta.ret != "FULL")
+    return active.meta.ret == "HDRS" or (bounce.return_ == "headers" and active.meta.ret != "FULL")
 
 
 def _header(block: bytes, most: int) -> bytes:
@@ -217,21 +219,21 @@ def _header(block: bytes, most: int) -> bytes:
     return block[: block.rfind(b"\r\n", 0, most) + 2]
 
 
-def _original(queue: Queue, live: LiveMessage, bounce: BounceSettings) -> bytes | None:
+def _original(queue: Queue, active: ActiveMessage, bounce: BounceSettings) -> bytes | None:
     """The body, or None for one that is too large to go back or cannot be read."""
-    if live.mark.size + len(live.meta.header) > bounce.max_bytes:
+    if active.mark.size + len(active.meta.header) > bounce.max_bytes:
         return None
     try:
-        return b"".join(queue.body(live))
+        return b"".join(queue.body(active))
     except QueueCorrupt:
         return None  # the report matters more than what it returns
 
 
-def _beginning(queue: Queue, live: LiveMessage, most: int) -> bytes:
+def _beginning(queue: Queue, active: ActiveMessage, most: int) -> bytes:
     """More than ``most`` octets of the body, or all there are."""
     found = b""
     try:
-        for chunk in queue.body(live):
+        for chunk in queue.body(active):
             found += chunk
             if len(found) > most:
                 break

@@ -14,7 +14,7 @@ from zonemta_py.config.schema import Config, PoolAddress, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.session_pool import Way
+from zonemta_py.delivery.session_pool import Endpoint
 from zonemta_py.smtp.mx_order import Host, allowed, order
 
 
@@ -40,7 +40,7 @@ ONLY_S = 5.0  # how long the only way somewhere is not looked up again: the leas
 ONLY_MAX = 10_000
 
 
-class Ways:
+class EndpointResolver:
     """Finds ways, by one configuration. Where there is only one, and no choice by message, it is kept."""
 
     def __init__(self, config: Config, hostname: str, resolver: MxResolver, rng: Random) -> None:
@@ -48,9 +48,11 @@ class Ways:
         self._hostname = hostname
         self._resolver = resolver
         self._rng = rng
-        self._only: dict[tuple[str, int, str], tuple[float, Sequence[tuple[Way, PoolAddress]]]] = {}
+        self._only: dict[tuple[str, int, str], tuple[float, Sequence[tuple[Endpoint, PoolAddress]]]] = {}
 
-    async def find(self, zone: Zone, domain: str, message: str) -> Sequence[tuple[Way, PoolAddress]]:
+    async def find(
+        self, zone: Zone, domain: str, message: str
+    ) -> Sequence[tuple[Endpoint, PoolAddress]]:
         """The ways to ``domain`` in the order to try them. Raises DestinationFailed."""
         target = domain if zone.smarthost is None else str(zone.smarthost)
         key = (target, zone.port, zone.pool)
@@ -66,7 +68,7 @@ class Ways:
 
     async def _look_up(
         self, zone: Zone, domain: str, message: str
-    ) -> tuple[Sequence[Host], list[tuple[Way, PoolAddress]]]:
+    ) -> tuple[Sequence[Host], list[tuple[Endpoint, PoolAddress]]]:
         smarthost = zone.smarthost
         hosts = (
             await self._resolver.resolve(domain)
@@ -91,7 +93,7 @@ class Ways:
         for host, ip in pairs:
             source = choose_source(pool, message, ip)
             if source is not None:
-                ways.append((Way(host, ip, port, source.address), source))
+                ways.append((Endpoint(host, ip, port, source.address), source))
         if not ways:
             raise DestinationFailed(
                 0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}"

@@ -8,7 +8,7 @@ from zonemta_py.config.secrets import read_token
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.request import Errand, Order, Sent
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.blackhole import Blackhole
@@ -41,13 +41,13 @@ _MAKERS: dict[str, Callable[[Zone, str], LocalTransport]] = {
 }
 
 
-class LocalCarrier:
+class LocalAgent:
     """As ``worker.Carrier``, for the transports in ``_MAKERS``."""
 
     def __init__(self, zone: Zone, hostname: str) -> None:
         self._transport = make_transport(zone, hostname)
 
-    async def send(self, order: Order, errand: Errand) -> Sent:
+    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
         """Hand the message over for each recipient, one after the other."""
         errand.opened()
         attempts = []
@@ -72,7 +72,7 @@ class LocalCarrier:
                     final=True,
                 )
             )
-        return Sent(attempts)
+        return DeliveryResult(attempts)
 
     def close(self) -> None:
         """Connections at rest end."""
@@ -89,7 +89,7 @@ def is_local(zone: Zone) -> bool:
     return zone.transport in _MAKERS
 
 
-def _opener(errand: Errand) -> Callable[[], AsyncIterator[bytes]]:
+def _opener(errand: RequestContext) -> Callable[[], AsyncIterator[bytes]]:
     async def chunks() -> AsyncIterator[bytes]:
         body = errand.body()
         if isinstance(body, bytes):
@@ -101,7 +101,7 @@ def _opener(errand: Errand) -> Callable[[], AsyncIterator[bytes]]:
     return chunks
 
 
-def _beginner(errand: Errand) -> Callable[[], Awaitable[None]]:
+def _beginner(errand: RequestContext) -> Callable[[], Awaitable[None]]:
     async def begin() -> None:
         await errand.started
 

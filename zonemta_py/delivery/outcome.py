@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from zonemta_py.config.schema import Retry
-from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, born
 from zonemta_py.queue.submitter_queues import Recipient
 from zonemta_py.queue.transitions import Outcome
@@ -30,9 +30,9 @@ def decide(
     """
     judged = judge(attempt)
     if judged is Verdict.DELIVERED:
-        return Outcome(recipient, Fate.DELIVERED, attempt)
+        return Outcome(recipient, OutcomeKind.DELIVERED, attempt)
     if judged is Verdict.FAILED:
-        return Outcome(recipient, Fate.BOUNCED, attempt)
+        return Outcome(recipient, OutcomeKind.BOUNCED, attempt)
     born_ms = born(meta, recipient.message)
     context = RetryContext(
         created_ms=born_ms,
@@ -49,8 +49,8 @@ def decide(
     )
     due_ms = next_attempt(policy, context, spread * retry.jitter / 100)
     if due_ms is None:
-        return Outcome(recipient, Fate.EXPIRED, attempt)
-    return Outcome(recipient, Fate.DEFERRED, attempt, due_ms)
+        return Outcome(recipient, OutcomeKind.EXPIRED, attempt)
+    return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
 def judge(attempt: Attempt) -> Verdict:
@@ -84,10 +84,10 @@ def notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) ->
 
 def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
     notify = outcome.recipient.record.notify
-    if outcome.fate is Fate.DELIVERED:
+    if outcome.kind is OutcomeKind.DELIVERED:
         success = "delivered" if outcome.attempt.final else "relayed"
         return success if wants_success(notify) and not outcome.attempt.dsn else ""
-    if outcome.fate not in (Fate.DEFERRED, Fate.REQUEUED):
+    if outcome.kind not in (OutcomeKind.DEFERRED, OutcomeKind.REQUEUED):
         return "failed" if wants_failure(notify) else ""
     due = not meta.warned and warning_is_due(retry, born(meta, outcome.recipient.message), now_ms)
     return "delayed" if due and wants_delay(notify) else ""
@@ -97,7 +97,7 @@ def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
     recipient, attempt = outcome.recipient, outcome.attempt
     return Note(
         FORMAT, recipient.zone, recipient.record.number, recipient.address, recipient.record.orcpt,
-        action, outcome.fate is Fate.EXPIRED, recipient.record.attempts + 1, now_ms,
+        action, outcome.kind is OutcomeKind.EXPIRED, recipient.record.attempts + 1, now_ms,
         attempt.phase, attempt.code, attempt.status, attempt.text, attempt.mx if attempt.code else "",
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from zonemta_py.routing import Router
 from zonemta_py.transports.pipelining import DsnOptions
 
 
-class Order(Struct, frozen=True, array_like=True):
+class DeliveryRequest(Struct, frozen=True, array_like=True):
     """A transaction to be. ``size`` is the message's, header and empty line included.
 
     ``dsn`` is None when nobody asked for anything. ``room``: how many sessions may rest in the zone
@@ -36,12 +36,12 @@ class Order(Struct, frozen=True, array_like=True):
     room: tuple[int, int]
     body_hash: bytes = b""
 
-    def with_room(self, room: tuple[int, int]) -> "Order":
+    def with_room(self, room: tuple[int, int]) -> "DeliveryRequest":
         """The same with another ``room``."""
         return replace(self, room=room)
 
 
-class Sent(Struct, frozen=True, array_like=True):
+class DeliveryResult(Struct, frozen=True, array_like=True):
     """What came of it. ``attempts`` has one entry per recipient, None or missing for those not tried.
 
     ``failure``: no session could be had, and this is why; ``permanent`` if trying again cannot help.
@@ -54,7 +54,7 @@ class Sent(Struct, frozen=True, array_like=True):
     held: bool = False
 
 
-class Errand(Protocol):
+class RequestContext(Protocol):
     """What a sender asks of the one who holds the lease, while it carries out an order.
 
     ``started``, once ``opened`` was said, must be awaited before the final dot goes out.
@@ -70,7 +70,7 @@ class Errand(Protocol):
 
 
 @dataclass(slots=True)
-class Outbound:
+class DeliveryContext:
     """Everything a settle or a report asks that is not its zone's own."""
 
     queue: Queue

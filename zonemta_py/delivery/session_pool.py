@@ -9,7 +9,7 @@ from zonemta_py.core.codec import Struct
 from zonemta_py.transports.pipelining import SmtpSession
 
 
-class Way(Struct, frozen=True):
+class Endpoint(Struct, frozen=True):
     """Where a session leads and where it leaves from."""
 
     host: str
@@ -22,7 +22,7 @@ class Way(Struct, frozen=True):
 class _Idle:
     """One session at rest."""
 
-    way: Way
+    way: Endpoint
     destination: str
     session: SmtpSession
     until_s: float
@@ -49,7 +49,7 @@ class SessionPool:
         if not self._at[destination]:
             del self._at[destination]
 
-    def take(self, way: Way) -> SmtpSession | None:
+    def take(self, way: Endpoint) -> SmtpSession | None:
         """The session to ``way`` that rested last, if one is still usable."""
         key = (way.ip, way.port, way.source)
         entries = self._idle.get(key)
@@ -63,11 +63,11 @@ class SessionPool:
             entry.session.close()
         return None
 
-    def holds(self, way: Way) -> bool:
+    def holds(self, way: Endpoint) -> bool:
         """Whether ``take`` would find a usable session to ``way``."""
         return any(entry.session.usable for entry in self._idle.get((way.ip, way.port, way.source), ()))
 
-    def put(self, way: Way, destination: str, session: SmtpSession, idle_s: float) -> None:
+    def put(self, way: Endpoint, destination: str, session: SmtpSession, idle_s: float) -> None:
         """Let ``session`` rest for ``idle_s`` at most."""
         entry = _Idle(way, destination, session, self._loop.time() + idle_s)
         self._idle.setdefault((way.ip, way.port, way.source), deque()).append(entry)

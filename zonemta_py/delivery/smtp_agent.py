@@ -1,6 +1,6 @@
 """One transaction on the wire: find a session, send, say what the peer said. Decides nothing about mail.
 
-It knows no queue: what it is to send is an ``Order``, what came of it a ``Sent``, so that it runs
+It knows no queue: what it is to send is an ``DeliveryRequest``, what came of it a ``DeliveryResult``, so that it runs
 beside the queue or in a process of its own.
 """
 
@@ -15,25 +15,31 @@ from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.dkim import Signer
-from zonemta_py.delivery.endpoints import Ways, credentials
-from zonemta_py.delivery.request import Errand, Order, Sent
-from zonemta_py.delivery.session_pool import SessionPool, Way
-from zonemta_py.schedule.unreachable import DeadAddresses
+from zonemta_py.delivery.endpoints import EndpointResolver, credentials
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.delivery.session_pool import Endpoint, SessionPool
+from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.connect import Manner, Target, TlsFailed, open_session
+from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
 from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
 
 log = logging.getLogger(__name__)
 
 
-class Sender:
+class SmtpAgent:
     """Carries out orders of one zone, on sessions of its pool."""
 
     def __init__(
-        self, zone: Zone, hostname: str, ways: Ways, signer: Signer, dead: DeadAddresses, rng: Random
+        self,
+        zone: Zone,
+        hostname: str,
+        ways: EndpointResolver,
+        signer: Signer,
+        dead: UnreachableHosts,
+        rng: Random,
     ) -> None:
         self._zone = zone
         self._hostname = hostname
@@ -44,10 +50,10 @@ class Sender:
         self.pool = SessionPool()
         self._closed = False
 
-    async def send(self, order: Order, errand: Errand) -> Sent:
+    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
         """Carry out ``order``. Whatever the errand raises is raised here too."""
         began_s = clock.monotonic_s()
-        ways: Sequence[tuple[Way, PoolAddress]] = ()
+        ways: Sequence[tuple[Endpoint, PoolAddress]] = ()
         try:
             ways = await self._ways.find(self._zone, order.domain, order.message)
             session, way, reused = await self._session(ways, order)
@@ -64,7 +70,7 @@ class Sender:
                 raise SessionLost("the session was about to be closed")
         except SessionLost as exc:
             if not reused:
-                return Sent(_same(order, way, session, str(exc), began_s))
+                return DeliveryResult(_same(order, way, session, str(exc), began_s))
             # A session that rested may have been closed at the other end: that says nothing.
             session.close()
             try:
@@ -73,9 +79,9 @@ class Sender:
             except DestinationFailed as failed:
                 return self._unreachable(order, failed, began_s)
             except SessionLost as lost:
-                return Sent(_same(order, way, session, str(lost), began_s))
+                return DeliveryResult(_same(order, way, session, str(lost), began_s))
         self._rest(session, way, order.destination)
-        return Sent(_attempts(result, way, session, began_s))
+        return DeliveryResult(_attempts(result, way, session, began_s))
 
     def close(self) -> None:
         """End the sessions at rest, and from now on every other after its transaction."""
@@ -85,8 +91,12 @@ class Sender:
     # ---- sessions
 
     async def _session(
-        self, ways: Sequence[tuple[Way, PoolAddress]], order: Order, *, fresh: bool = False
-    ) -> tuple[SmtpSession, Way, bool]:
+        self,
+        ways: Sequence[tuple[Endpoint, PoolAddress]],
+        order: DeliveryRequest,
+        *,
+        fresh: bool = False,
+    ) -> tuple[SmtpSession, Endpoint, bool]:
         if not fresh:
             for way, _ in ways:
                 session = self.pool.take(way)
@@ -110,20 +120,22 @@ class Sender:
                 return session, way, False
         raise failure
 
-    async def _open(self, way: Way, ehlo: str) -> SmtpSession:
+    async def _open(self, way: Endpoint, ehlo: str) -> SmtpSession:
         zone = self._zone
         target = Target(way.host, way.ip, way.port)
         lmtp = zone.transport == "lmtp"
-        manner = Manner(ehlo, way.source, zone.tls, zone.timeouts, credentials(zone), lmtp)
+        manner = SessionOptions(ehlo, way.source, zone.tls, zone.timeouts, credentials(zone), lmtp)
         try:
             return await open_session(target, manner)
         except TlsFailed as exc:
             if zone.tls != "opportunistic" or manner.credentials is not None:
                 raise
             log.info("%s; going on without TLS", exc.text)
-            return await open_session(target, Manner(ehlo, way.source, "off", zone.timeouts, None, lmtp))
+            return await open_session(
+                target, SessionOptions(ehlo, way.source, "off", zone.timeouts, None, lmtp)
+            )
 
-    def _rest(self, session: SmtpSession, way: Way, destination: str) -> None:
+    def _rest(self, session: SmtpSession, way: Endpoint, destination: str) -> None:
         if not self._closed and session.usable and session.messages < self._zone.messages_per_connection:
             self.pool.put(way, destination, session, self._zone.timeouts.idle)
         else:
@@ -131,7 +143,7 @@ class Sender:
 
     # ---- the transaction
 
-    async def _signed(self, order: Order, errand: Errand) -> Order:
+    async def _signed(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryRequest:
         """``order`` with the signatures of its author's domain on top of its header."""
         try:
             fields = await self._signer.signatures(
@@ -143,7 +155,9 @@ class Sender:
             return order
         return replace(order, header=fields + order.header, size=order.size + len(fields))
 
-    async def _transact(self, session: SmtpSession, order: Order, errand: Errand) -> Result:
+    async def _transact(
+        self, session: SmtpSession, order: DeliveryRequest, errand: RequestContext
+    ) -> Result:
         recipients = order.recipients
         ascii_header = order.header.isascii()
         smtputf8 = (
@@ -171,8 +185,8 @@ class Sender:
 
     @staticmethod
     def _unreachable(
-        order: Order, exc: DestinationFailed, began_s: float, *, held: bool = False
-    ) -> Sent:
+        order: DeliveryRequest, exc: DestinationFailed, began_s: float, *, held: bool = False
+    ) -> DeliveryResult:
         attempt = Attempt(
             phase=Phase.CONNECT.value,
             code=0,
@@ -180,10 +194,10 @@ class Sender:
             text=printable(exc.text),
             duration_ms=_since_ms(began_s),
         )
-        return Sent([attempt] * len(order.recipients), attempt, exc.permanent, held)
+        return DeliveryResult([attempt] * len(order.recipients), attempt, exc.permanent, held)
 
 
-async def _body_hash(order: Order, errand: Errand) -> bytes:
+async def _body_hash(order: DeliveryRequest, errand: RequestContext) -> bytes:
     """The one computed at intake, or if nobody was going to sign then, computed now."""
     if order.body_hash:
         return order.body_hash
@@ -199,7 +213,9 @@ async def _body_hash(order: Order, errand: Errand) -> bytes:
 # ---- what it comes to
 
 
-def _attempts(result: Result, way: Way, session: SmtpSession, began_s: float) -> list[Attempt | None]:
+def _attempts(
+    result: Result, way: Endpoint, session: SmtpSession, began_s: float
+) -> list[Attempt | None]:
     """One Attempt for all recipients that got the same answer."""
     duration_ms = _since_ms(began_s)
     made: dict[tuple[Phase, Reply], Attempt] = {}
@@ -228,13 +244,13 @@ def _attempts(result: Result, way: Way, session: SmtpSession, began_s: float) ->
 
 
 def _same(
-    order: Order, way: Way, session: SmtpSession, text: str, began_s: float
+    order: DeliveryRequest, way: Endpoint, session: SmtpSession, text: str, began_s: float
 ) -> list[Attempt | None]:
     lost: tuple[Phase, Reply] | None = (Phase.DATA, Reply(0, "4.4.2", text))
     return _attempts(Result([lost] * len(order.recipients)), way, session, began_s)
 
 
-def _nobody(ways: Sequence[tuple[Way, PoolAddress]]) -> str:
+def _nobody(ways: Sequence[tuple[Endpoint, PoolAddress]]) -> str:
     """Why no connection was even tried."""
     ips = ", ".join(dict.fromkeys(way.ip for way, _ in ways))
     return f"every address timed out lately and is left alone for a while: {ips}"

@@ -8,13 +8,13 @@ from typing import Protocol
 from zonemta_py.config.schema import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
-from zonemta_py.core.errors import CarrierLost
+from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery import bounces as report
 from zonemta_py.delivery import outcome as settle
-from zonemta_py.delivery.request import Errand, Order, Outbound, Sent
+from zonemta_py.delivery.request import DeliveryContext, DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.interrupted import cut_off
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
@@ -35,15 +35,15 @@ class Delivery(Struct, frozen=True):
     ``crowded``: none could be had beside those that work, and the lease was given back untried.
     """
 
-    settled: Batch
+    settled: CommitFuture
     failure: Attempt | None = None
     crowded: bool = False
 
 
-class Carrier(Protocol):
+class DeliveryAgent(Protocol):
     """A sender, here or in another process."""
 
-    async def send(self, order: Order, errand: Errand) -> Sent:
+    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
         """Carry out ``order``."""
 
     def close(self) -> None:
@@ -58,9 +58,9 @@ class _Errand:
     def __init__(self, queue: Queue, lease: Lease, destination: Destination) -> None:
         self._queue = queue
         self._lease = lease
-        self._live = lease.live
+        self._live = lease.active
         self._destination = destination
-        self.started: Awaitable[None] = Batch()
+        self.started: Awaitable[None] = CommitFuture()
         self.working = False
 
     def body(self) -> bytes | AsyncIterator[bytes]:
@@ -97,19 +97,19 @@ async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 class Worker:
     """Delivers one lease after another of one zone."""
 
-    def __init__(self, outbound: Outbound, zone: Zone) -> None:
+    def __init__(self, outbound: DeliveryContext, zone: Zone) -> None:
         self._outbound = outbound
         self._zone = zone
         self._policy = make_policy(zone.retry, log.error)
 
     async def deliver(
-        self, lease: Lease, room: tuple[int, int], destination: Destination, carrier: Carrier
+        self, lease: Lease, room: tuple[int, int], destination: Destination, carrier: DeliveryAgent
     ) -> Delivery:
         """Attempt ``lease``.
 
         ``room``: how many sessions may rest in the zone and at the destination while this runs.
         """
-        queue, meta = self._outbound.queue, lease.live.meta
+        queue, meta = self._outbound.queue, lease.active.meta
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
         if expands:
             queue.narrow(lease, 1)
@@ -117,8 +117,8 @@ class Worker:
         errand = _Errand(queue, lease, destination)
         try:
             sent = await carrier.send(order, errand)
-        except CarrierLost as exc:
-            log.warning("%s: %s; its lease is given back", lease.live.id, exc)
+        except AgentLost as exc:
+            log.warning("%s: %s; its lease is given back", lease.active.id, exc)
             return Delivery(cut_off(queue, lease) if exc.uncertain else queue.release(lease))
         finally:
             errand.over()
@@ -129,17 +129,17 @@ class Worker:
             return Delivery(queue.release(lease), crowded=True)
         return Delivery(self._settle(lease, sent.attempts), None if sent.permanent else sent.failure)
 
-    def _order(self, lease: Lease, room: tuple[int, int], *, expands: bool) -> Order:
-        live, meta = lease.live, lease.live.meta
+    def _order(self, lease: Lease, room: tuple[int, int], *, expands: bool) -> DeliveryRequest:
+        active, meta = lease.active, lease.active.meta
         recipients = [recipient.address for recipient in lease.recipients]
-        return Order(
+        return DeliveryRequest(
             lease.destination,
-            live.id,
+            active.id,
             lease.recipients[0].record.domain,
             verp.expand(meta.sender, recipients[0]) if expands else meta.sender,
             recipients,
             meta.header,
-            len(meta.header) + 2 + live.mark.size,
+            len(meta.header) + 2 + active.mark.size,
             meta.eight_bit,
             meta.smtputf8,
             _dsn_options(lease),
@@ -147,7 +147,7 @@ class Worker:
             meta.body_hash,
         )
 
-    def give_up(self, lease: Lease, failure: Attempt) -> Batch:
+    def give_up(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""
         return self._settle(lease, [failure] * len(lease.recipients))
 
@@ -158,19 +158,19 @@ class Worker:
         due_ms = next_attempt(self._policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
         return (due_ms - now_ms) / 1000 if due_ms is not None else REST_S
 
-    def broken(self, lease: Lease) -> Batch:
+    def broken(self, lease: Lease) -> CommitFuture:
         """A defect of ours kept ``lease`` from being attempted: its recipients are deferred, not lost."""
         here = Attempt(
             Phase.CONNECT.value, 0, "4.3.0", "internal error of the relay; the operator has been told"
         )
         return self._settle(lease, [here] * len(lease.recipients))
 
-    def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Batch:
-        outbound, live, retry = self._outbound, lease.live, self._zone.retry
-        now_ms, priority = clock.now_ms(), settle.priority(live.meta.header, retry.policy)
+    def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> CommitFuture:
+        outbound, active, retry = self._outbound, lease.active, self._zone.retry
+        now_ms, priority = clock.now_ms(), settle.priority(active.meta.header, retry.policy)
         outcomes = [
             settle.decide(
-                live.meta,
+                active.meta,
                 priority,
                 recipient,
                 attempt,
@@ -182,13 +182,13 @@ class Worker:
             for recipient, attempt in zip(lease.recipients, attempts, strict=False)
             if attempt is not None
         ]
-        after = report.aftermath(outbound, self._zone, live, outcomes)
+        after = report.aftermath(outbound, self._zone, active, outcomes)
         return outbound.queue.settle(lease, outcomes, after)
 
 
 def _dsn_options(lease: Lease) -> DsnOptions | None:
     """What the client asked about reports, for a peer that takes over the duty; None: nothing."""
-    meta = lease.live.meta
+    meta = lease.active.meta
     mail = f" RET={meta.ret}" if meta.ret else ""
     mail += f" ENVID={meta.envid}" if meta.envid else ""
     if not mail and not any(r.record.notify or r.record.orcpt for r in lease.recipients):

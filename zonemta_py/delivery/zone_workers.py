@@ -8,10 +8,10 @@ from zonemta_py.config.schema import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.request import Outbound
-from zonemta_py.delivery.worker import Carrier, Delivery, Worker
+from zonemta_py.delivery.request import DeliveryContext
+from zonemta_py.delivery.worker import Delivery, DeliveryAgent, Worker
 from zonemta_py.queue.active import Lease
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import born
 from zonemta_py.schedule.scheduler import Destination, Scheduler
 
@@ -24,7 +24,11 @@ class ZoneDelivery:
     """Delivers the mail of one zone. ``pump`` is called whenever something may have changed."""
 
     def __init__(
-        self, name: str, zone: Zone, outbound: Outbound, make_carrier: Callable[[str, Zone], Carrier]
+        self,
+        name: str,
+        zone: Zone,
+        outbound: DeliveryContext,
+        make_carrier: Callable[[str, Zone], DeliveryAgent],
     ) -> None:
         self.name = name
         self._outbound = outbound
@@ -112,7 +116,7 @@ class ZoneDelivery:
     async def _serve(self, destination: Destination) -> bool:
         """Deliver until there is no mail, no allowance or no destination; True: there may be more."""
         served = 0
-        settled: Batch | None = None
+        settled: CommitFuture | None = None
         while not self._stopping:
             zone, bucket = self.scheduler.zone, self.scheduler.bucket
             window = self._outbound.queue.windows.zone(self.name)
@@ -169,7 +173,7 @@ class ZoneDelivery:
         except QueueUnavailable:
             raise
         except Exception:
-            log.exception("delivery of %s to %s failed here", lease.live.id, destination.name)
+            log.exception("delivery of %s to %s failed here", lease.active.id, destination.name)
             return Delivery(worker.broken(lease))
 
     async def _rest(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
@@ -185,7 +189,7 @@ class ZoneDelivery:
         while lease := self._outbound.queue.lease(
             self.name, destination.name, zone.recipients_per_transaction
         ):
-            if born(lease.live.meta, lease.live.id) > oldest_ms:
+            if born(lease.active.meta, lease.active.id) > oldest_ms:
                 self._outbound.queue.release(lease)
                 self._outbound.queue.windows.rest(self.name, destination.name)
                 return

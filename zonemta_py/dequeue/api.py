@@ -13,12 +13,12 @@ from zonemta_py.dequeue.own_queue import Queue
 from zonemta_py.dequeue.workers import (
     AsyncRoutine,
     CoroutineSeat,
-    Crew,
     Done,
     Limits,
     Routine,
     Seat,
     ThreadSeat,
+    WorkerPool,
 )
 from zonemta_py.schedule.retry import Backoff, from_backoff
 
@@ -117,7 +117,7 @@ async def _in_threads(
 
 
 async def _run(channel: Channel, limits: Limits, seat: Callable[[], Seat], *, cancels: bool) -> int:
-    crew = Crew(channel, limits, seat, cancels=cancels)
+    crew = WorkerPool(channel, limits, seat, cancels=cancels)
     await crew.run()
     return crew.messages
 

@@ -13,14 +13,14 @@ from typing import Protocol
 from zonemta_py.config.checks import ZONE_NAME
 from zonemta_py.config.schema import Zone
 from zonemta_py.core.codec import replace
-from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery import bounces as report
-from zonemta_py.delivery.request import Outbound
+from zonemta_py.delivery.request import DeliveryContext
 from zonemta_py.dequeue.disposition import Said, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import Aftermath, Outcome
+from zonemta_py.queue.transitions import Outcome, SettleEffects
 from zonemta_py.queue.upkeep.requeue import copied, requeued
 from zonemta_py.schedule.retry import Policy, guarded, make_policy
 
@@ -46,7 +46,7 @@ class Stoppable(Protocol):
 class Channels:
     """The zones of a queue that programs deliver. ``bells`` ring when there is mail for one."""
 
-    outbound: Outbound
+    outbound: DeliveryContext
     loop: asyncio.AbstractEventLoop
     everywhere: bool  # every zone is one, configured or not
     bells: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -126,17 +126,19 @@ class Channel:
             raise
         await self.queue.settle(lease, ended, after)
 
-    async def _prepared(self, lease: Lease, said: Mapping[str, Said]) -> tuple[list[Outcome], Aftermath]:
+    async def _prepared(
+        self, lease: Lease, said: Mapping[str, Said]
+    ) -> tuple[list[Outcome], SettleEffects]:
         """What the batch will hold."""
-        queue, live, now_ms = self.queue, lease.live, self.queue.now()
+        queue, active, now_ms = self.queue, lease.active, self.queue.now()
         ended = self._outcomes(lease, said, now_ms)
-        deferred = sum(1 for outcome in ended if outcome.fate is Fate.DEFERRED)
+        deferred = sum(1 for outcome in ended if outcome.kind is OutcomeKind.DEFERRED)
         if not 0 < deferred < len(ended):
-            return ended, report.aftermath(self.channels.outbound, self.settings, live, ended)
-        writer = await copied(queue, live)
+            return ended, report.aftermath(self.channels.outbound, self.settings, active, ended)
+        writer = await copied(queue, active)
         try:
-            again, ended = requeued(writer, live, ended, now_ms)
-            after = report.aftermath(self.channels.outbound, self.settings, live, ended)
+            again, ended = requeued(writer, active, ended, now_ms)
+            after = report.aftermath(self.channels.outbound, self.settings, active, ended)
             if after.warned:
                 again = replace(again, meta=again.meta._replace(warned=True))
             return ended, replace(after, reports=[*after.reports, again])
@@ -147,9 +149,9 @@ class Channel:
     def _put_off(self, lease: Lease) -> None:
         """Defer everybody, without asking anybody when."""
         due_ms = self.queue.now() + PUT_OFF_MS
-        outcomes = [Outcome(r, Fate.DEFERRED, _NOT_CARRIED_OUT, due_ms) for r in lease.recipients]
+        outcomes = [Outcome(r, OutcomeKind.DEFERRED, _NOT_CARRIED_OUT, due_ms) for r in lease.recipients]
         self.queue.settle(lease, outcomes)
 
     def _outcomes(self, lease: Lease, said: Mapping[str, Said], now_ms: int) -> list[Outcome]:
         spread = self.channels.outbound.rng.random()
-        return outcomes(lease.live, lease.recipients, said, self._retry, self._policy, now_ms, spread)
+        return outcomes(lease.active, lease.recipients, said, self._retry, self._policy, now_ms, spread)

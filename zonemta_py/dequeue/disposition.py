@@ -9,10 +9,10 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from zonemta_py.config.schema import Retry
-from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery import outcome as settle
 from zonemta_py.dequeue.errors import BadArgument
-from zonemta_py.queue.active import LiveMessage
+from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.submitter_queues import Recipient as Leased
 from zonemta_py.queue.transitions import Outcome
 from zonemta_py.schedule.retry import Policy
@@ -62,7 +62,7 @@ def checked(disposition: int) -> Disposition:
 
 
 def outcomes(
-    live: LiveMessage,
+    active: ActiveMessage,
     leased: Sequence[Leased],
     said: Mapping[str, Said],
     retry: Retry,
@@ -71,17 +71,17 @@ def outcomes(
     spread: float,
 ) -> list[Outcome]:
     """An outcome for every leased recipient; nothing said is DEFERRED. Arguments as in ``settle.decide``."""
-    urgency = settle.priority(live.meta.header, retry.policy)
+    urgency = settle.priority(active.meta.header, retry.policy)
     unsaid = Said(Disposition.DEFERRED, "the program did not finish the message")
     found = []
     for recipient in leased:
         word = said.get(recipient.address, unsaid)
         attempt = _attempt(word)
         if word.disposition is Disposition.TIMEDOUT:
-            found.append(Outcome(recipient, Fate.EXPIRED, attempt))
+            found.append(Outcome(recipient, OutcomeKind.EXPIRED, attempt))
         else:
             found.append(
-                settle.decide(live.meta, urgency, recipient, attempt, retry, policy, now_ms, spread)
+                settle.decide(active.meta, urgency, recipient, attempt, retry, policy, now_ms, spread)
             )
     return found
 

@@ -68,7 +68,7 @@ class _Message:
     def __init__(
         self, channel: Channel, lease: Lease, thread: SimpleNamespace, bridge: Bridge | None
     ) -> None:
-        live = lease.live
+        active = lease.active
         self._channel = channel
         self._lease = lease
         self._bridge = bridge
@@ -83,13 +83,13 @@ class _Message:
         self._addresses = {recipient.address for recipient in self._recipients}
         self._known = frozenset(self._recipients)
         self._read = 0
-        self._lines = Lines(live.meta.header, live.mark.size > 0, self._chunks)
+        self._lines = Lines(active.meta.header, active.mark.size > 0, self._chunks)
         self.thread = thread
-        self.sender = live.meta.sender
-        origin = live.meta.origin
+        self.sender = active.meta.sender
+        origin = active.meta.origin
         self._info = Info(
-            live.id, lease.zone, live.meta.sender, live.meta.envid, live.meta.ret,
-            len(live.meta.header) + 2 + live.mark.size, born(live.meta, live.id),
+            active.id, lease.zone, active.meta.sender, active.meta.envid, active.meta.ret,
+            len(active.meta.header) + 2 + active.mark.size, born(active.meta, active.id),
             origin.user, origin.client_ip, origin.protocol,
         )  # fmt: skip
 
@@ -144,7 +144,7 @@ class _Message:
         return recipient in self._known
 
     def _chunks(self) -> Iterator[bytes]:
-        chunks = self._channel.queue.body(self._lease.live)
+        chunks = self._channel.queue.body(self._lease.active)
         if self._bridge is None or self._channel.queue.store.is_remote():
             yield from chunks
             return

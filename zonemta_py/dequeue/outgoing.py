@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import BadArgument, NotInMessage, WrongOrder
-from zonemta_py.intake.inject import Handover
+from zonemta_py.intake.inject import Injector
 from zonemta_py.routing import one_zone
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Rcpt
@@ -57,7 +57,7 @@ class _Outgoing:
             channels.accepts(zone)
         outbound = channels.outbound
         router = outbound.router if zone is None else one_zone(zone)
-        self._handover = Handover(outbound.queue, router, outbound.config, outbound.hostname)
+        self._handover = Injector(outbound.queue, router, outbound.config, outbound.hostname)
         self._sender = sender
         self._original = original
         self._envid = original.info.envid if original is not None else ""

@@ -10,10 +10,10 @@ from pathlib import Path
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.bounces import about_notes
-from zonemta_py.delivery.request import Outbound
+from zonemta_py.delivery.request import DeliveryContext
 from zonemta_py.dequeue.channel import DESTINATION, Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
-from zonemta_py.intake.inject import Handover, enqueue
+from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue as StoredQueue
 from zonemta_py.routing import make_router, one_zone
@@ -45,7 +45,9 @@ class Queue:
         )
         try:
             await queue.recover()
-            outbound = Outbound(queue, config, config.hostname or socket.getfqdn(), make_router(config))
+            outbound = DeliveryContext(
+                queue, config, config.hostname or socket.getfqdn(), make_router(config)
+            )
             self._channels = Channels(outbound, asyncio.get_running_loop(), everywhere=True)
             queue.report_on = partial(about_notes, outbound)
             queue.windows.on_ready = self._on_ready
@@ -97,7 +99,7 @@ class Queue:
         channels = self.channels
         channels.zone(zone)
         outbound = channels.outbound
-        handover = Handover(outbound.queue, one_zone(zone), self.config, outbound.hostname)
+        handover = Injector(outbound.queue, one_zone(zone), self.config, outbound.hostname)
         return await enqueue(handover, sender, recipients, message, key=key, user=user)
 
     def start(self, sender: str, *, zone: str = "default") -> AsyncOutgoing:

@@ -144,7 +144,7 @@ class Limits:
                 raise BadArgument(f"{name} must be more than nothing")
 
 
-class Crew:
+class WorkerPool:
     """The workers of one call."""
 
     def __init__(
@@ -257,7 +257,7 @@ class Crew:
         except Exception as exc:
             if queue.failure is not None:
                 raise
-            log.error("%s: the routine raised %r", lease.live.id, exc, exc_info=exc)
+            log.error("%s: the routine raised %r", lease.active.id, exc, exc_info=exc)
             return None
 
     async def stop(self, grace_s: float) -> None:

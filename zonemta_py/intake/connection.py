@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
 from zonemta_py.intake.context import Port
-from zonemta_py.queue.batch import Promise
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
 from zonemta_py.smtp.proxy import NotProxied, read_proxied
 
@@ -31,14 +31,14 @@ _FOREIGN = re.compile(
 log = logging.getLogger(__name__)
 
 
-class Hangup(Exception):
+class CloseConnection(Exception):
     """The dialogue is over; what was replied goes out and the connection closes."""
 
 
 class Connection(asyncio.Protocol):
     """One client's connection. A subclass brings the commands, and may take octets as they come.
 
-    A command replies by ``_reply`` or raises Refused; ``Hangup`` ends the dialogue.
+    A command replies by ``_reply`` or raises Refused; ``CloseConnection`` ends the dialogue.
     """
 
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]]
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         except NotProxied as exc:
             log.warning("%s is to be a proxy: %s", self._client_ip, exc)
             self._reply("421 4.7.0 This is not the PROXY protocol")
-            raise Hangup from exc
+            raise CloseConnection from exc
         if found is None:
             return
         self._taker = None
@@ -191,13 +191,13 @@ class Connection(asyncio.Protocol):
         """Nothing more is read until ``go_on``."""
         self._held = True
 
-    def when(self, promise: Promise, step: Callable[..., None], *arguments: Any) -> None:
+    def when(self, promise: CommitFuture, step: Callable[..., None], *arguments: Any) -> None:
         """Take ``step`` when ``promise`` is kept or broken: now, or the dialogue is held until then."""
-        if promise.over:
+        if promise.done:
             step(*arguments)
         else:
             self.hold()
-            promise.then(lambda _: self.go_on(step, *arguments))
+            promise.add_done_callback(lambda _: self.go_on(step, *arguments))
 
     def go_on(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
         """What the dialogue was held for is there: take ``step``, then what the client has sent meanwhile."""
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
             if step is not None:
                 self._guarded(step, *arguments)
             self._work_through()
-        except Hangup:
+        except CloseConnection:
             self._end()
         except Exception:
             log.exception("session with %s failed", self._client_ip)
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
         else:
             return
         if self._eof:
-            raise Hangup
+            raise CloseConnection
 
     def _next_line(self) -> str | None:
         """The next whole line without its end, None when there is none. Raises Hangup."""
@@ -261,12 +261,12 @@ class Connection(asyncio.Protocol):
                 return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
             if not raw[:1].isalpha():
                 self._reply("421 4.7.0 This is not SMTP")
-                raise Hangup
+                raise CloseConnection
             long = len(raw) > COMMAND_MAX
             self._refuse("500 5.5.6 Line too long" if long else "500 5.5.2 NUL in a command")
         if len(unread) > UNREAD_MAX:
             self._reply("500 5.5.6 Line too long")
-            raise Hangup
+            raise CloseConnection
         return None
 
     def _obey(self, line: str) -> None:
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             if _FOREIGN.match(line):
                 # A web browser can be made to send these, with mail in what follows.
                 self._reply("421 4.7.0 This is not SMTP")
-                raise Hangup
+                raise CloseConnection
             raise Refused("500 5.5.2 Command not recognized")
         command(self, argument.strip())
 
@@ -297,4 +297,4 @@ class Connection(asyncio.Protocol):
         self._errors += 1
         if self._errors >= self._port.settings.max_errors:
             self._reply("421 4.7.0 Too many errors")
-            raise Hangup
+            raise CloseConnection

@@ -10,7 +10,7 @@ from zonemta_py.config.functions import plain_function
 from zonemta_py.config.schema import Config, Listener
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.admission import DiskRoom, is_trusted
-from zonemta_py.intake.queue_client import Door
+from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.users import Users, load_users
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.routing import Router
@@ -43,7 +43,7 @@ def make_policy(settings: Listener, hostname: str, config: Config, router: Route
 class Port:
     """One listening address as its sessions see it. ``apply`` changes it under them."""
 
-    def __init__(self, policy: Policy, queue: Door, disk_room: DiskRoom) -> None:
+    def __init__(self, policy: Policy, queue: QueueClient, disk_room: DiskRoom) -> None:
         self.loop = asyncio.get_running_loop()  # asked once: before 3.12 it costs a system call
         self.queue = queue
         self.disk_room = disk_room

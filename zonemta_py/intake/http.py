@@ -14,7 +14,7 @@ from aiohttp import web
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError, NotAccepted
-from zonemta_py.intake.inject import Handover
+from zonemta_py.intake.inject import Injector
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.http_mapping import (
@@ -41,14 +41,14 @@ _protocol = logging.getLogger(
 _protocol.setLevel(logging.CRITICAL)
 
 
-class HttpDoor:
+class HttpListener:
     """Takes mail at ``address``. ``handover`` begins a message; ``token``: who does not have it is refused."""
 
     def __init__(
         self,
         address: HostPort,
         token: str,
-        handover: Callable[[], Handover],
+        handover: Callable[[], Injector],
         *,
         message_timeout_s: float,
         grace_s: float,
@@ -115,7 +115,7 @@ class HttpDoor:
         given = request.headers.get("Authorization", "")
         return not self._token or hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
-    async def _take(self, request: web.Request, handover: Handover) -> None:
+    async def _take(self, request: web.Request, handover: Injector) -> None:
         """Hand over all of a request. Raises NotAccepted, ValueError for an envelope that cannot be read."""
         fields = request.headers
         if SENDER_FIELD not in fields:

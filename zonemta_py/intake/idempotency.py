@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.intake.queue_client import Keys
-from zonemta_py.queue.format.records import Submitted
+from zonemta_py.queue.format.records import IdempotencyRecord
 from zonemta_py.queue.idempotency import Lookup, digest_of, extended, not_covered
 from zonemta_py.smtp.commands import Rcpt
 
@@ -32,7 +32,7 @@ class Claim:
                 if self._over:
                     self.give_up()
 
-        lookup.then(answered)
+        lookup.add_done_callback(answered)
         return lookup
 
     @property
@@ -41,7 +41,7 @@ class Claim:
         return bool(self._digest)
 
     @property
-    def _known(self) -> Submitted | None:
+    def _known(self) -> IdempotencyRecord | None:
         return self._lookup.known if self._lookup is not None else None
 
     @property
@@ -56,7 +56,7 @@ class Claim:
         new = set(not_covered(self._known, (rcpt.address for rcpt in recipients)))
         return [rcpt for rcpt in recipients if rcpt.address in new]
 
-    def covering(self, message: str, recipients: Sequence[Rcpt]) -> tuple[str, Submitted] | None:
+    def covering(self, message: str, recipients: Sequence[Rcpt]) -> tuple[str, IdempotencyRecord] | None:
         """What goes into the message's batch; ``handed_over`` follows when the queue has taken it."""
         if not self._digest:
             return None

@@ -6,8 +6,8 @@ from zonemta_py.config.schema import Config, Listener
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.idempotency import Claim
-from zonemta_py.intake.message import UNDER_WAY, Draft, Ingest
-from zonemta_py.intake.queue_client import Door
+from zonemta_py.intake.message import UNDER_WAY, Draft, MessageReceiver
+from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.routing import Router
@@ -19,12 +19,12 @@ PROTOCOL = "local"  # in the Received field
 PROGRAM_IP = "127.0.0.1"
 
 
-class Handover:
+class Injector:
     """A message on its way in from a program: ``begin``, ``write``, and then ``finish`` or ``abort``."""
 
     def __init__(
         self,
-        queue: Door,
+        queue: QueueClient,
         router: Router,
         config: Config,
         hostname: str,
@@ -35,7 +35,7 @@ class Handover:
         self._config = config
         self._hostname = hostname
         self._policies = policies
-        self._ingest: Ingest | None = None
+        self._ingest: MessageReceiver | None = None
         self._held = b""  # a CR whose LF may follow
 
     async def begin(
@@ -80,7 +80,7 @@ class Handover:
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)
-        self._ingest = Ingest(self._queue, self._router, draft, claim)
+        self._ingest = MessageReceiver(self._queue, self._router, draft, claim)
 
     @property
     def refusal(self) -> str:
@@ -117,7 +117,7 @@ class Handover:
 
 
 async def enqueue(
-    handover: Handover,
+    handover: Injector,
     sender: str,
     recipients: Iterable[str],
     message: bytes | AsyncIterable[bytes],

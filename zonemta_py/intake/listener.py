@@ -11,7 +11,7 @@ from dataclasses import replace
 from zonemta_py.config.schema import Config
 from zonemta_py.intake.admission import DiskRoom
 from zonemta_py.intake.context import Policy, Port, make_policy
-from zonemta_py.intake.queue_client import Door
+from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.session import Session
 from zonemta_py.intake.sockets import bound_address
 from zonemta_py.routing import Router
@@ -66,7 +66,11 @@ class Intake:
     """
 
     def __init__(
-        self, door: Door, sockets: Sequence[Sequence[socket.socket]], place: int = 0, processes: int = 1
+        self,
+        door: QueueClient,
+        sockets: Sequence[Sequence[socket.socket]],
+        place: int = 0,
+        processes: int = 1,
     ) -> None:
         self._door = door
         self._sockets = sockets

@@ -12,14 +12,14 @@ from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.idempotency import Claim
-from zonemta_py.intake.queue_client import Door
+from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rewriting import Parts, rewritten
 from zonemta_py.intake.stamping import first_value, stamped
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.batch import Promise
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.format.records import Origin, Submitted
+from zonemta_py.queue.format.records import IdempotencyRecord, Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
@@ -54,13 +54,13 @@ class Draft(Struct, frozen=True):
     policies: Sequence[EnvelopePolicy] = ()
 
 
-class Ingest(Promise):
+class MessageReceiver(CommitFuture):
     """Takes the decoded octets of one message; kept when there is a ``reply`` or a ``refusal``.
 
     ``claim`` is its submission key, if the client named one at MAIL or does so in the header.
     """
 
-    def __init__(self, queue: Door, router: Router, draft: Draft, claim: Claim) -> None:
+    def __init__(self, queue: QueueClient, router: Router, draft: Draft, claim: Claim) -> None:
         super().__init__()
         self._queue = queue
         self._router = router
@@ -84,7 +84,7 @@ class Ingest(Promise):
         """Whether the sender has gone so far past the limit that reading on is of no use."""
         return self._size > GIVE_UP_FACTOR * self._draft.max_size
 
-    def feed(self, data: bytes) -> Promise | None:
+    def feed(self, data: bytes) -> CommitFuture | None:
         """Take the next octets of the message; the promise, if any, is to be kept before more come."""
         self._size += len(data)
         if self.refusal:
@@ -101,7 +101,7 @@ class Ingest(Promise):
             self.abort()
         return wait_for
 
-    def _keep(self, split: Callable[..., bytes], *data: bytes) -> Promise | None:
+    def _keep(self, split: Callable[..., bytes], *data: bytes) -> CommitFuture | None:
         """Write what ``split`` finds to be body; whatever goes wrong becomes the refusal."""
         try:
             began = self._splitter.done
@@ -155,7 +155,7 @@ class Ingest(Promise):
         key = "" if self.refusal or self._claim.taken else self._key_in_header()
         if key:
             lookup = self._claim.take(key)
-            lookup.then(lambda failure: self._claimed(failure, busy=lookup.busy))
+            lookup.add_done_callback(lambda failure: self._claimed(failure, busy=lookup.busy))
         else:
             self._conclude()
 
@@ -187,7 +187,7 @@ class Ingest(Promise):
         """Hand the message to the queue unless it is refused, or repeats another."""
         if not self.refusal and not self._fresh:
             self._repeated()
-            self.end(None)
+            self.set_result()
             return
         try:
             new = [] if self.refusal else self._compose()
@@ -198,7 +198,7 @@ class Ingest(Promise):
                 self.abort()
             else:
                 self._repeated()  # policies lead the new recipients where the message already went
-            self.end(None)
+            self.set_result()
             return
         self._unwritten = len(new)
         promises = [self._queue.accept(writer, message) for writer, message in new]
@@ -209,7 +209,7 @@ class Ingest(Promise):
             if writer.id not in taken:
                 self._queue.abort(writer)
         for promise in promises:
-            promise.then(self._stored)
+            promise.add_done_callback(self._stored)
 
     def _stored(self, failure: QueueUnavailable | None) -> None:
         """A message is on disk, or not; with the last of them the client is answered."""
@@ -227,7 +227,7 @@ class Ingest(Promise):
         else:
             self.reply = f"250 2.0.0 Ok: queued as {own}"
         faults.reach("reply.unsent")
-        self.end(None)
+        self.set_result()
 
     def _repeated(self) -> None:
         """Everybody was accepted under this key before: the answer is the first message's."""
@@ -280,7 +280,7 @@ class Ingest(Promise):
         fields: Sequence[Field],
         sender: str,
         recipients: Sequence[Rcpt],
-        key: tuple[str, Submitted] | None,
+        key: tuple[str, IdempotencyRecord] | None,
     ) -> NewMessage:
         draft = self._draft
         return stamped(

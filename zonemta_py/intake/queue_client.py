@@ -5,7 +5,7 @@ from typing import Protocol
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.batch import Promise
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.idempotency import Lookup
 
@@ -23,7 +23,7 @@ class Keys(Protocol):
         """A key that was taken is free again."""
 
 
-class Door(Protocol):
+class QueueClient(Protocol):
     """The way into a queue."""
 
     @property
@@ -37,7 +37,7 @@ class Door(Protocol):
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
 
-    def accept(self, writer: MessageWriter, new: NewMessage) -> Promise:
+    def accept(self, writer: MessageWriter, new: NewMessage) -> CommitFuture:
         """Take responsibility, once the promise is kept; the submission key in ``new`` is free then."""
 
     def abort(self, writer: MessageWriter) -> object:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.queue_client import Door
+from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.policies import Client, Envelope, EnvelopePolicy, run_policies
-from zonemta_py.queue.batch import Promise
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.smtp.commands import Rcpt
@@ -56,13 +56,13 @@ def rewritten(
 class Parts:
     """The messages that one becomes; the first has the writer that was there already."""
 
-    def __init__(self, queue: Door, envelopes: Sequence[Envelope], first: MessageWriter) -> None:
+    def __init__(self, queue: QueueClient, envelopes: Sequence[Envelope], first: MessageWriter) -> None:
         writers = [first, *(queue.open_message() for _ in envelopes[1:])]
         self.parts = [Part(*pair) for pair in zip(envelopes, writers, strict=True)]
 
-    def write(self, body: bytes) -> Promise | None:
+    def write(self, body: bytes) -> CommitFuture | None:
         """The same octets into each. Raises as a writer does."""
-        wait_for: Promise | None = None
+        wait_for: CommitFuture | None = None
         for part in self.parts:
             wait_for = (
                 part.writer.write(body) or wait_for

@@ -8,11 +8,11 @@ from functools import partial
 
 from zonemta_py.core import clock
 from zonemta_py.events.schema import Rejected
-from zonemta_py.intake.connection import Hangup
+from zonemta_py.intake.connection import CloseConnection
 from zonemta_py.intake.context import Port
 from zonemta_py.intake.idempotency import Claim
-from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, Draft, Ingest
-from zonemta_py.intake.starttls_auth import Courteous
+from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, Draft, MessageReceiver
+from zonemta_py.intake.starttls_auth import PoliteConnection
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.idempotency import Lookup, digest_of
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
@@ -21,14 +21,14 @@ from zonemta_py.smtp.transparency import DotDecoder
 _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
 
 
-class Session(Courteous):
+class Session(PoliteConnection):
     """A conversation with one client."""
 
     def __init__(self, port: Port) -> None:
         super().__init__(port)
         self._helo = ""
         self._claim: Claim | None = None  # while it is asked for
-        self._ingest: Ingest | None = None  # while a message comes in, and until it is stored
+        self._ingest: MessageReceiver | None = None  # while a message comes in, and until it is stored
         self._set_rset_state()
 
     def _set_rset_state(self) -> None:
@@ -103,7 +103,7 @@ class Session(Courteous):
             raise self._rejected("MAIL", "530 5.7.0 Authentication required")
         if self._port.stopping:
             self._reply("421 4.3.2 The relay is stopping")
-            raise Hangup
+            raise CloseConnection
         if self._port.queue.failure is not None:
             raise self._rejected("MAIL", UNWRITABLE)
         if not self._port.disk_room:
@@ -149,7 +149,7 @@ class Session(Courteous):
             self._excess += 1
             self._reply("452 4.5.3 Too many recipients")
             if self._excess > self._port.settings.max_recipients:
-                raise Hangup
+                raise CloseConnection
             return
         self._recipients.setdefault(rcpt.address, rcpt)
         self._reply("250 2.1.5 Ok")
@@ -180,12 +180,14 @@ class Session(Courteous):
     def _begin(self, claim: Claim) -> None:
         """Ask for the message."""
         assert self._sender is not None
-        self._ingest = Ingest(self._port.queue, self._port.router, self._draft(self._sender), claim)
+        self._ingest = MessageReceiver(
+            self._port.queue, self._port.router, self._draft(self._sender), claim
+        )
         self._taker = partial(self._receive, self._ingest, DotDecoder())
         self._data_end_s = clock.monotonic_s() + self._port.settings.message_timeout
         self._reply("354 End data with <CR><LF>.<CR><LF>")
 
-    def _receive(self, ingest: Ingest, decoder: DotDecoder, block: bytes) -> None:
+    def _receive(self, ingest: MessageReceiver, decoder: DotDecoder, block: bytes) -> None:
         """Take a block of the message. What follows the final dot are the next commands."""
         data = decoder.feed(block)
         ahead = ingest.feed(data) if data else None
@@ -198,11 +200,11 @@ class Session(Courteous):
         if ingest.hopeless:
             self._rejected("DATA", ingest.refusal)
             self._reply(ingest.refusal)
-            raise Hangup
+            raise CloseConnection
         left_s = self._data_end_s - clock.monotonic_s()
         if left_s <= 0:
             self._reply("421 4.4.2 This message takes too long")
-            raise Hangup
+            raise CloseConnection
         if left_s < self._timeout_s:
             self._deadline.set(left_s)
         if ahead is not None:
@@ -211,7 +213,7 @@ class Session(Courteous):
     def _kept(self) -> None:
         """Some of the body is on disk; what could not be written shows at its end."""
 
-    def _answer(self, ingest: Ingest) -> None:
+    def _answer(self, ingest: MessageReceiver) -> None:
         if ingest.refusal:
             self._rejected("DATA", ingest.refusal)
         else:
@@ -220,7 +222,7 @@ class Session(Courteous):
         self._set_rset_state()
         self._reply(ingest.refusal or ingest.reply)
         if ingest.refusal.startswith("421"):
-            raise Hangup
+            raise CloseConnection
 
     def _abandon(self) -> None:
         """The client has left: what it began leaves nothing behind."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.queue.accept import Addressee, NewMessage
-from zonemta_py.queue.format.records import Origin, Submitted
+from zonemta_py.queue.accept import NewMessage, NewRecipient
+from zonemta_py.queue.format.records import IdempotencyRecord, Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
@@ -35,7 +35,7 @@ def stamped(
     smtputf8: bool,
     ret: str,
     envid: str,
-    key: tuple[str, Submitted] | None,
+    key: tuple[str, IdempotencyRecord] | None,
     body_hash: bytes,
 ) -> NewMessage:
     """The message ``message`` as it is stored. Raises NotAccepted for one that goes in a circle.
@@ -85,7 +85,7 @@ def stamped(
 
 def _route(
     router: Router, sender: str, recipients: Sequence[Rcpt], source: str, headers: dict[str, str]
-) -> list[Addressee]:
+) -> list[NewRecipient]:
     sender_domain = domain_of(verp.base(sender))
     zones: dict[str, str] = {}
     routed = []
@@ -94,7 +94,7 @@ def _route(
         zone = zones.get(domain)
         if zone is None:
             zone = zones[domain] = router.route(domain, sender_domain, source, headers)
-        routed.append(Addressee(rcpt.address, domain, zone, rcpt.notify, rcpt.orcpt))
+        routed.append(NewRecipient(rcpt.address, domain, zone, rcpt.notify, rcpt.orcpt))
     return routed
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from zonemta_py.intake.connection import Connection, Hangup
+from zonemta_py.intake.connection import CloseConnection, Connection
 from zonemta_py.intake.context import Port
 from zonemta_py.smtp import sasl
 from zonemta_py.smtp.commands import Refused
@@ -46,7 +46,7 @@ class Identified(Connection):
         if self._unread:
             # What follows in plain text may be someone else's (CVE-2021-38371 and its kin).
             self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
-            raise Hangup
+            raise CloseConnection
         self._encrypt(self._start_again)
 
     def _encrypt(self, then: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class Identified(Connection):
 IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
 
 
-class Courteous(Identified):
+class PoliteConnection(Identified):
     """A connection that answers what is only polite. A subclass brings the mail."""
 
     def __init__(self, port: Port) -> None:
@@ -141,7 +141,7 @@ class Courteous(Identified):
         self._idle_commands += 1
         if self._idle_commands > IDLE_COMMANDS_MAX:
             self._reply("421 4.7.0 Too many commands without a message")
-            raise Hangup
+            raise CloseConnection
 
     def _noop(self, argument: str) -> None:
         self._count_idle()
@@ -160,4 +160,4 @@ class Courteous(Identified):
 
     def _quit(self, argument: str) -> None:
         self._reply("221 2.0.0 Bye")
-        raise Hangup
+        raise CloseConnection

@@ -17,11 +17,11 @@ from zonemta_py.config.units import host_port
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.pipeline.rules.keys import relays_of
-from zonemta_py.queue.batch import Promise
+from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.merge import Template
-from zonemta_py.transports.connect import Manner, Target, open_session
+from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import DsnOptions, Mail, SmtpSession
 
 ENVID = " ENVID=submission-key-"
@@ -32,8 +32,8 @@ FAILOVER_S = 10.0  # a relay that cannot be reached for so long gives its keys t
 
 ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
 
-_NOTHING = Promise()  # has to be on disk before the final dot: a repeat is harmless
-_NOTHING.end(None)
+_NOTHING = CommitFuture()  # has to be on disk before the final dot: a repeat is harmless
+_NOTHING.set_result()
 
 _QUEUED = re.compile(r"queued as (\w+)( duplicate)?(?:, \d+ new recipients as (\w+))?")
 
@@ -207,7 +207,7 @@ class _Sending:
                 return session
         manners = self._manners
         relay = host_port(self._relay)
-        manner = Manner(manners.ehlo, None, manners.tls, manners.timeouts, manners.credentials)
+        manner = SessionOptions(manners.ehlo, None, manners.tls, manners.timeouts, manners.credentials)
         return await open_session(Target(relay.host, relay.host, relay.port), manner)
 
     def _note(self, state: str, addresses: list[str], reply: Reply) -> None:

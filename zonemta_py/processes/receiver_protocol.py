@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.format.records import Submitted
+from zonemta_py.queue.format.records import IdempotencyRecord
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=1):
@@ -48,7 +48,7 @@ class Known(Struct, frozen=True, array_like=True, tag=4):
 
     number: int
     busy: bool
-    known: Submitted | None
+    known: IdempotencyRecord | None
     problem: str
 
 

@@ -15,8 +15,8 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.processes import receiver_protocol as frames
 from zonemta_py.processes.child import Child
-from zonemta_py.processes.supervisor import Staff
-from zonemta_py.queue.batch import Batch, Promise
+from zonemta_py.processes.supervisor import ProcessSupervisor
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
 from zonemta_py.queue.queue import Queue
 
@@ -72,7 +72,7 @@ class ReceiverChild(Child):
             case frames.Abort():
                 self._abort(self._bodies.pop(frame.message, None))
             case frames.Fact():
-                batch = Batch()
+                batch = WriteBatch()
                 batch.events.append(frame.event)
                 self._queue.commits.submit(batch)
             case frames.Look():
@@ -93,7 +93,7 @@ class ReceiverChild(Child):
             body = self._bodies[frame.message] = _Body(frame.message)
             self._queue.uploads[frame.message] = body
         body.chunks += 1
-        batch = Batch()
+        batch = WriteBatch()
         batch.kinds.append("chunk")
         batch.patient = True
         for key, value in frame.ops:
@@ -108,12 +108,12 @@ class ReceiverChild(Child):
             self._taken.discard(frame.new.key[0])  # the commit gives it back
         self._answer(frame.number, self._queue.accept(body, frame.new))
 
-    def _answer(self, number: int, promise: Promise) -> None:
+    def _answer(self, number: int, promise: CommitFuture) -> None:
         def ended(failure: QueueUnavailable | None) -> None:
             final = self._queue.failure is not None
             self.send(frames.Ended(number, str(failure) if failure is not None else "", final))
 
-        promise.then(ended)
+        promise.add_done_callback(ended)
 
     def _abort(self, body: _Body | None) -> None:
         if body is not None:
@@ -164,7 +164,7 @@ class Receivers:
         self._queue = queue
         self._sockets = sockets
         self._log_level = log_level
-        self.staff = Staff("receiver", len(sockets), self._launch)
+        self.staff = ProcessSupervisor("receiver", len(sockets), self._launch)
 
     async def start(self) -> None:
         """Start them all; they accept connections then. Raises LocalError."""

@@ -9,14 +9,14 @@ from zonemta_py.events.schema import Event, encode
 from zonemta_py.processes import receiver_protocol as frames
 from zonemta_py.processes.link import Link
 from zonemta_py.queue.accept import NewMessage
-from zonemta_py.queue.batch import Batch, Promise
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.idempotency import Lookup
 
 
 class RemoteQueue:
-    """``Door`` over ``link``. Message ids are made here, in a lane of their own."""
+    """``QueueClient`` over ``link``. Message ids are made here, in a lane of their own."""
 
     def __init__(self, link: Link, welcome: frames.Welcome) -> None:
         self.failure: QueueUnavailable | None = None
@@ -24,7 +24,7 @@ class RemoteQueue:
         self._boot = welcome.boot
         self._ids = MessageIds(welcome.node, welcome.floor, welcome.lane)
         self._numbers = count(1)
-        self._promises: dict[int, Promise] = {}
+        self._promises: dict[int, CommitFuture] = {}
         self._lookups: dict[int, Lookup] = {}
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
@@ -38,16 +38,20 @@ class RemoteQueue:
         if isinstance(frame, frames.Known):
             lookup = self._lookups.pop(frame.number)
             if frame.problem:
-                lookup.end(QueueUnavailable(frame.problem))
+                lookup.set_exception(QueueUnavailable(frame.problem))
             else:
                 lookup.answer(frame.busy, frame.known)
             return
         failure = QueueUnavailable(frame.problem) if frame.problem else None
         if frame.final:
             self.failure = failure
-        self._promises.pop(frame.number).end(failure)
+        future = self._promises.pop(frame.number)
+        if failure is None:
+            future.set_result()
+        else:
+            future.set_exception(failure)
 
-    def _promise(self, promise: Promise) -> int:
+    def _promise(self, promise: CommitFuture) -> int:
         number = next(self._numbers)
         self._promises[number] = promise
         return number
@@ -57,15 +61,15 @@ class RemoteQueue:
         message = self._ids.next(clock.now_ms())
         return MessageWriter(message, self._boot, _Chunks(self, message), self._writers)
 
-    def write(self, message: str, batch: Batch) -> Batch:
+    def write(self, message: str, batch: WriteBatch) -> CommitFuture:
         """Have a part of a body written."""
         ops = [(key, value) for key, value in batch.ops if value is not None]
-        self._link.send(frames.Write(self._promise(batch), message, ops))
-        return batch
+        self._link.send(frames.Write(self._promise(batch.future), message, ops))
+        return batch.future
 
-    def accept(self, writer: MessageWriter, new: NewMessage) -> Promise:
+    def accept(self, writer: MessageWriter, new: NewMessage) -> CommitFuture:
         """Have the queue take responsibility."""
-        promise, mark = Promise(), writer.mark(0)
+        promise, mark = CommitFuture(), writer.mark(0)
         self._link.send(
             frames.Accept(
                 self._promise(promise), writer.id, new, mark.chunks, mark.size, mark.crc, writer.last
@@ -112,5 +116,5 @@ class _Chunks:
     def failure(self) -> QueueUnavailable | None:
         return self._queue.failure
 
-    def submit(self, batch: Batch) -> Batch:
+    def submit(self, batch: WriteBatch) -> CommitFuture:
         return self._queue.write(self._message, batch)

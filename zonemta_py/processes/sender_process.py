@@ -18,13 +18,13 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.dkim import Signer, load_keys
-from zonemta_py.delivery.endpoints import Ways
+from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.smtp_agent import Sender
+from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.processes import sender_protocol as frames
 from zonemta_py.processes.child_main import child_main
 from zonemta_py.processes.link import Link
-from zonemta_py.schedule.unreachable import DeadAddresses
+from zonemta_py.schedule.unreachable import UnreachableHosts
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class _Shielded:
         return asyncio.shield(self._future).__await__()
 
 
-class _Dead(DeadAddresses):
+class _Dead(UnreachableHosts):
     """The dead addresses as this process knows them; what it finds goes to the others."""
 
     def __init__(self, tell: Link) -> None:
@@ -116,7 +116,7 @@ class SenderProcess:
         self.link = Link(pack, frames.decode, self._handle, self.over.set)
         self._errands: dict[int, _Errand] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._senders: dict[str, Sender] = {}
+        self._senders: dict[str, SmtpAgent] = {}
         self._dead = _Dead(self.link)
         self._rng = Random()
         self._signer = Signer(Dkim(), {})
@@ -151,23 +151,23 @@ class SenderProcess:
     def _address(self, frame: frames.Address) -> None:
         """Another sender's finding."""
         if frame.spread < 0:
-            DeadAddresses.answered(self._dead, frame.ip)
+            UnreachableHosts.answered(self._dead, frame.ip)
         else:
-            DeadAddresses.timed_out(self._dead, frame.ip, clock.monotonic_s(), frame.spread)
+            UnreachableHosts.timed_out(self._dead, frame.ip, clock.monotonic_s(), frame.spread)
 
     def _configure(self, frame: frames.Configure) -> None:
         config: Config = parse_config(frame.text, Path(frame.path))
         for old in self._senders.values():
             old.close()
         self._signer.configure(config.dkim, load_keys(config.dkim))
-        ways = Ways(config, frame.hostname, MxResolver(config.resolver), self._rng)
+        ways = EndpointResolver(config, frame.hostname, MxResolver(config.resolver), self._rng)
         self._senders = {}
         for name, zone in config.zones.items():
-            sender = Sender(zone, frame.hostname, ways, self._signer, self._dead, self._rng)
+            sender = SmtpAgent(zone, frame.hostname, ways, self._signer, self._dead, self._rng)
             sender.pool.changed = partial(self._rested, name, sender)
             self._senders[name] = sender
 
-    def _rested(self, zone: str, sender: Sender, destination: str) -> None:
+    def _rested(self, zone: str, sender: SmtpAgent, destination: str) -> None:
         """Sessions at rest ended."""
         self.link.send(frames.Resting(zone, destination, sender.pool.at(destination)))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from zonemta_py.core.codec import Struct, unpacker
-from zonemta_py.delivery.request import Order, Sent
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
 
 BODY_INLINE_MAX = 65_536  # octets: a longer body is asked for, chunk by chunk
 
@@ -22,7 +22,7 @@ class Deliver(Struct, frozen=True, array_like=True, tag=2):
 
     number: int
     zone: str
-    order: Order
+    order: DeliveryRequest
     body: bytes | None
 
 
@@ -94,7 +94,7 @@ class Done(Struct, frozen=True, array_like=True, tag=13):
     """
 
     number: int
-    sent: Sent | None
+    sent: DeliveryResult | None
     problem: str
     resting: int
 

@@ -13,13 +13,13 @@ from itertools import count
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
-from zonemta_py.core.errors import CarrierLost, QueueCorrupt, QueueUnavailable
-from zonemta_py.delivery.request import Errand, Order, Sent
+from zonemta_py.core.errors import AgentLost, QueueCorrupt, QueueUnavailable
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.processes import sender_protocol as frames
 from zonemta_py.processes.child import Child
-from zonemta_py.processes.supervisor import Staff
-from zonemta_py.queue.batch import Batch
-from zonemta_py.schedule.unreachable import DeadAddresses
+from zonemta_py.processes.supervisor import ProcessSupervisor
+from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.schedule.unreachable import UnreachableHosts
 
 
 class _Pending:
@@ -27,11 +27,11 @@ class _Pending:
 
     __slots__ = ("chunks", "destination", "done", "durable", "errand", "reading", "zone")
 
-    def __init__(self, zone: str, destination: str, errand: Errand) -> None:
+    def __init__(self, zone: str, destination: str, errand: RequestContext) -> None:
         self.zone = zone
         self.destination = destination
         self.errand = errand
-        self.done: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
         self.durable = False
         self.chunks: AsyncIterator[bytes] | None = None
         self.reading = 0  # of the body, that ``chunks`` is for
@@ -61,10 +61,12 @@ class SenderChild(Child):
         """Orders under way."""
         return len(self._pending)
 
-    async def carry(self, number: int, zone: str, order: Order, errand: Errand) -> Sent:
-        """Have an order carried out. Raises CarrierLost."""
+    async def deliver(
+        self, number: int, zone: str, order: DeliveryRequest, errand: RequestContext
+    ) -> DeliveryResult:
+        """Have an order carried out. Raises AgentLost."""
         if self.gone:
-            raise CarrierLost(f"sender {self.place} ended", uncertain=False)
+            raise AgentLost(f"sender {self.place} ended", uncertain=False)
         pending = self._pending[number] = _Pending(zone, order.destination, errand)
         body = None
         try:
@@ -119,13 +121,13 @@ class SenderChild(Child):
             return
         pending.errand.opened()
         started = pending.errand.started
-        assert isinstance(started, Batch)
+        assert isinstance(started, CommitFuture)
 
         def written(failure: QueueUnavailable | None) -> None:
             pending.durable = failure is None
             self.send(frames.GiveUp(number) if failure else frames.Durable(number))
 
-        started.then(written)
+        started.add_done_callback(written)
 
     def _more(self, frame: frames.More) -> None:
         pending = self._pending.get(frame.number)
@@ -161,7 +163,7 @@ class SenderChild(Child):
     def _give_up(self) -> None:
         for pending in self._pending.values():
             if not pending.done.done():
-                pending.done.set_exception(CarrierLost(f"sender {self.place} ended", uncertain=pending.durable))  # fmt: skip
+                pending.done.set_exception(AgentLost(f"sender {self.place} ended", uncertain=pending.durable))  # fmt: skip
         self._pending.clear()
         for trimmed in self._trims.values():
             if not trimmed.done():
@@ -174,18 +176,18 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-class Fleet:
+class SenderPool:
     """``size`` sender processes."""
 
     def __init__(
-        self, config: Config, hostname: str, dead: DeadAddresses, size: int, log_level: str
+        self, config: Config, hostname: str, dead: UnreachableHosts, size: int, log_level: str
     ) -> None:
         self._config = config
         self._hostname = hostname
         self._dead = dead
         self._log_level = log_level
         self._numbers = count(1)
-        self.staff = Staff("sender", size, self._launch)
+        self.staff = ProcessSupervisor("sender", size, self._launch)
 
     async def start(self) -> None:
         """Start them all. Raises OSError."""
@@ -226,10 +228,10 @@ class Fleet:
         """The processes that live."""
         return [child.pid for child in self.staff.children]
 
-    async def carry(self, zone: str, order: Order, errand: Errand) -> Sent:
+    async def deliver(self, zone: str, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
         """Have ``order`` carried out by the process that has a session, else the least busy one.
 
-        Raises CarrierLost when that process ends before it is done.
+        Raises AgentLost when that process ends before it is done.
         """
         while not self.staff.children:
             await self.staff.came.wait()
@@ -237,9 +239,9 @@ class Fleet:
         chosen = max(children, key=lambda child: (child.resting[zone][destination] > 0, -child.active))
         room = await self._room(zone, order, chosen)
         order_here = order if room == order.room else order.with_room(room)
-        return await chosen.carry(next(self._numbers), zone, order_here, errand)
+        return await chosen.deliver(next(self._numbers), zone, order_here, errand)
 
-    async def _room(self, zone: str, order: Order, chosen: SenderChild) -> tuple[int, int]:
+    async def _room(self, zone: str, order: DeliveryRequest, chosen: SenderChild) -> tuple[int, int]:
         """How many sessions may rest at ``chosen``; where others keep too many, they let some go first."""
         in_zone, at_destination = order.room
         trims = []
@@ -264,16 +266,16 @@ class Fleet:
         await self.staff.close()
 
 
-class RemoteCarrier:
+class RemoteAgent:
     """The senders of one zone, as its workers use them."""
 
-    def __init__(self, fleet: Fleet, zone: str) -> None:
+    def __init__(self, fleet: SenderPool, zone: str) -> None:
         self._fleet = fleet
         self._zone = zone
 
-    async def send(self, order: Order, errand: Errand) -> Sent:
-        """Carry out ``order``. Raises CarrierLost."""
-        return await self._fleet.carry(self._zone, order, errand)
+    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
+        """Carry out ``order``. Raises AgentLost."""
+        return await self._fleet.deliver(self._zone, order, errand)
 
     def close(self) -> None:
         """The processes have the sessions; a new configuration or their end closes them."""

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=Child)
 
 
-class Staff(Generic[C]):
+class ProcessSupervisor(Generic[C]):
     """``children`` are those that live. ``launch`` starts the one for a place, or raises OSError."""
 
     def __init__(self, kind: str, size: int, launch: Callable[[int], Awaitable[C]]) -> None:

@@ -11,18 +11,18 @@ from typing import NamedTuple
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.queue import transitions
-from zonemta_py.queue.active import LiveMessage, LiveMessages
-from zonemta_py.queue.batch import Batch, Then
+from zonemta_py.queue.active import ActiveMessage, ActiveMessages
+from zonemta_py.queue.batch import DoneCallback, WriteBatch
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, Submitted, new_waiting
-from zonemta_py.queue.idempotency import Submissions
-from zonemta_py.queue.spill import Placement, Windows
+from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, Mark, Meta, Origin, new_waiting
+from zonemta_py.queue.idempotency import IdempotencyKeys
+from zonemta_py.queue.spill import ReadyWindows, Reservation
 from zonemta_py.queue.submitter_queues import Recipient
-from zonemta_py.queue.transitions import Submission
+from zonemta_py.queue.transitions import AcceptedMessage
 
 
-class Addressee(NamedTuple):
+class NewRecipient(NamedTuple):
     """A recipient to be: normalised address, its zone, and what RFC 3461 lets a client ask."""
 
     address: str
@@ -40,7 +40,7 @@ class NewMessage(Struct, frozen=True):
 
     sender: str
     header: bytes
-    recipients: Sequence[Addressee]
+    recipients: Sequence[NewRecipient]
     origin: Origin
     message_id: str = ""
     eight_bit: bool = False
@@ -48,11 +48,11 @@ class NewMessage(Struct, frozen=True):
     report_for: str = ""
     ret: str = ""
     envid: str = ""
-    key: tuple[str, Submitted] | None = None
+    key: tuple[str, IdempotencyRecord] | None = None
     body_hash: bytes = b""
 
 
-def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> Submission:
+def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
     """The message ``message`` as it will be accepted; ``tail`` are its chunks not yet written."""
     submitter = new.origin.submitter
     recipients = [
@@ -79,34 +79,34 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         new.envid,
         body_hash=new.body_hash,
     )
-    return Submission(message, meta, mark, tail, recipients, new.message_id, new.key)
+    return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key)
 
 
-def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> Submission:
+def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> AcceptedMessage:
     """A message made here, to be accepted in the batch of the settle that causes it."""
     size = keys.CHUNK_BYTES
     tail = [body[at : at + size] for at in range(0, len(body), size)]
     return compose(message, new, Mark(FORMAT, now_ms, len(body), len(tail), zlib.crc32(body)), tail)
 
 
-class Acceptance:
+class MessageAcceptance:
     """Accepts messages into ``windows``; ``now`` gives unix ms."""
 
     def __init__(
         self,
-        windows: Windows,
+        windows: ReadyWindows,
         deferral: Deferral,
-        live: LiveMessages,
-        submissions: Submissions,
+        active: ActiveMessages,
+        submissions: IdempotencyKeys,
         now: Callable[[], int],
     ) -> None:
         self._windows = windows
         self._deferral = deferral
-        self._live = live
+        self._live = active
         self._submissions = submissions
         self._now = now
 
-    def plan(self, batch: Batch, new: Submission) -> Then:
+    def plan(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:
         """Put ``new`` into ``batch``. Returns what is to be called when that is on disk, or failed."""
         transitions.accept(batch, new, self._now())  # first: what cannot be written reserves nothing
         placement = self._windows.plan([r for r in new.recipients if not r.record.due_ms])
@@ -117,27 +117,27 @@ class Acceptance:
             batch.put(spill.key, b"")
         # There before the commit is: whoever leases it the moment it is on disk must count with this.
         body = b"".join(new.tail) if new.mark.chunks <= 1 else None
-        live = LiveMessage(new.message, new.meta, new.mark, body, len(new.recipients))
-        live.leases = 1  # until the commit is over
-        self._live.add(live)
-        return partial(self._over, new, live, placement, dues)
+        active = ActiveMessage(new.message, new.meta, new.mark, body, len(new.recipients))
+        active.leases = 1  # until the commit is over
+        self._live.add(active)
+        return partial(self._over, new, active, placement, dues)
 
     def _over(
         self,
-        new: Submission,
-        live: LiveMessage,
-        placement: Placement,
+        new: AcceptedMessage,
+        active: ActiveMessage,
+        placement: Reservation,
         dues: Iterable[bytes],
         failure: QueueUnavailable | None,
     ) -> None:
         if new.key is not None:
             self._submissions.give_back(new.key[0])
         if failure is not None:
-            live.remaining = 0
-            self._live.unpin(live)
+            active.remaining = 0
+            self._live.release_message(active)
             self._windows.abandon(placement)
             return
-        self._live.unpin(live)
+        self._live.release_message(active)
         self._windows.place(placement)
         for due in dues:
             self._deferral.arrived(due)

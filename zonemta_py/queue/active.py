@@ -25,7 +25,7 @@ OVERHEAD_BYTES = 600  # of one entry, beside its header and body
 EVICT_LOOK = 16  # old entries looked at to make room for one
 
 
-class LiveMessage:
+class ActiveMessage:
     """``remaining`` counts recipients not yet settled by a decision; ``leases`` pin the entry.
 
     ``body`` is the whole body when it is at hand, else None. ``notes`` are the failures that a
@@ -57,26 +57,26 @@ class LiveMessage:
         return OVERHEAD_BYTES + len(self.meta.header) + (len(self.body) if self.body is not None else 0)
 
 
-class LiveMessages:
+class ActiveMessages:
     """The entries by id, oldest first, within ``limit_bytes`` unless leases pin more."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._entries: OrderedDict[str, LiveMessage] = OrderedDict()
+        self._entries: OrderedDict[str, ActiveMessage] = OrderedDict()
         self._bytes = 0
 
-    def get(self, message: str) -> LiveMessage | None:
+    def get(self, message: str) -> ActiveMessage | None:
         """The entry of ``message``, if there is one."""
         return self._entries.get(message)
 
-    def add(self, entry: LiveMessage) -> None:
+    def add(self, entry: ActiveMessage) -> None:
         """Keep ``entry`` if the limit allows or leases pin it; old ones without leases make room."""
         self._entries[entry.id] = entry
         self._bytes += entry.cost
         if self._bytes > self._limit:
             self._shrink(entry)
 
-    def _shrink(self, newest: LiveMessage) -> None:
+    def _shrink(self, newest: ActiveMessage) -> None:
         for oldest in list(islice(self._entries.values(), EVICT_LOOK)):
             if self._bytes <= self._limit:
                 return
@@ -87,12 +87,12 @@ class LiveMessages:
         if self._bytes > self._limit and not newest.leases:
             self._forget(newest)
 
-    def _forget(self, entry: LiveMessage) -> None:
+    def _forget(self, entry: ActiveMessage) -> None:
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
             self._bytes -= entry.cost
 
-    def unpin(self, entry: LiveMessage) -> None:
+    def release_message(self, entry: ActiveMessage) -> None:
         """A lease of ``entry`` has ended and its commit is on disk."""
         entry.leases -= 1
         if entry.leases == 0 and (entry.remaining == 0 or self._bytes > self._limit):
@@ -102,12 +102,12 @@ class LiveMessages:
 class Lease:
     """Recipients of one message at one destination, in one worker's hands; a crash gives them back."""
 
-    __slots__ = ("destination", "live", "number", "recipients", "zone")
+    __slots__ = ("active", "destination", "number", "recipients", "zone")
 
     def __init__(
-        self, live: LiveMessage, zone: str, destination: str, recipients: list[Recipient]
+        self, active: ActiveMessage, zone: str, destination: str, recipients: list[Recipient]
     ) -> None:
-        self.live = live
+        self.active = active
         self.zone = zone
         self.destination = destination
         self.recipients = recipients

@@ -1,10 +1,8 @@
-"""The promise that something is on disk, or known: whoever waits is told by a plain call.
+"""Group commit: all batches that wait become one synced write.
 
-Group commit: whatever batches wait become one synced write.
-
-Every group is synced. When LevelDB's memtable fills it switches logs without fsync, so a synced
-marker would not make earlier unsynced chunks durable (decision 5). Each group that holds facts
-also puts them under one ``outbox/`` key, so the ledger can neither miss nor invent one.
+Every group is synced. When LevelDB's memtable fills, LevelDB switches logs without fsync, so a synced
+marker would not make earlier unsynced chunks durable (decision 5). Each group that holds events also
+puts them under one ``outbox/`` key, so that the event log neither misses nor invents one.
 """
 
 import asyncio
@@ -23,105 +21,113 @@ from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.keys import META_IDS, outbox_key
 from zonemta_py.storage.interface import Op, Store
 
-Then = Callable[[QueueUnavailable | None], None]
+GROUP_OPS_MAX = 2048  # a large group delays every batch behind it
+GROUP_BYTES_MAX = 2 << 20
+CATCH_UP_S = 0.01  # between two checks of a store that is behind
+
+DoneCallback = Callable[[QueueUnavailable | None], None]
 
 log = logging.getLogger(__name__)
 
 
-class Promise:
-    """Kept or broken, once, by ``end``.
+class CommitFuture:
+    """The result of a write: done without a failure once the data are on disk.
 
-    Awaiting it raises QueueUnavailable when it was broken; giving up on the wait changes nothing.
+    Like ``asyncio.Future``, with two differences: a callback is a plain call, made at once and given
+    the failure or None, and cancelling a waiter does not cancel the write. A future and a turn of the
+    loop for each of the three batches of a message took a tenth of its delivery.
     """
 
-    __slots__ = ("_then", "failure", "over")
+    __slots__ = ("_callbacks", "done", "failure")
 
     def __init__(self) -> None:
-        self.over = False
+        self.done = False
         self.failure: QueueUnavailable | None = None
-        self._then: list[Then] = []
+        self._callbacks: list[DoneCallback] = []
 
-    def then(self, call: Then) -> None:
-        """Call ``call`` when it is kept, or with the failure; at once when that is so already.
-
-        A plain call: a future and a turn of the loop for each of three batches a message cost a
-        tenth of its delivery.
-        """
-        if self.over:
-            call(self.failure)
+    def add_done_callback(self, callback: DoneCallback) -> None:
+        """Call ``callback`` in the order of the calls of this method; at once when already done."""
+        if self.done:
+            callback(self.failure)
         else:
-            self._then.append(call)
+            self._callbacks.append(callback)
 
-    def end(self, failure: QueueUnavailable | None) -> None:
-        """It is kept, or never will be; for the one who promised."""
-        self.over, self.failure = True, failure
-        calls, self._then = self._then, []
-        for call in calls:
+    def set_result(self) -> None:
+        """The data are on disk."""
+        self._finish(None)
+
+    def set_exception(self, failure: QueueUnavailable) -> None:
+        """The data will never be on disk."""
+        self._finish(failure)
+
+    def _finish(self, failure: QueueUnavailable | None) -> None:
+        self.done, self.failure = True, failure
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             try:
-                call(failure)
-            except Exception:  # a defect in one must not keep the others waiting
-                log.exception("what follows a promise failed")
+                callback(failure)
+            except Exception:  # a defect in one callback must not stop the others
+                log.exception("a callback of a commit failed")
 
     def __await__(self) -> Generator[Any, None, None]:
-        if not self.over:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._then.append(lambda _: None if done.done() else done.set_result(None))
-            yield from done
+        """Raises QueueUnavailable when the write failed."""
+        if not self.done:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._callbacks.append(lambda _: None if waiter.done() else waiter.set_result(None))
+            yield from waiter
         if self.failure is not None:
             raise self.failure
 
 
-GROUP_OPS_MAX = 2048  # a group that takes long to build makes everybody wait
-GROUP_BYTES_MAX = 2 << 20
-CATCH_UP_S = 0.01  # between two looks at a store that is behind
+class WriteBatch:
+    """The operations of one transition, written together or not at all; ``future`` is their result.
 
-log = logging.getLogger(__name__)
-
-
-class Batch(Promise):
-    """What one transition writes, all of it or none; and the promise of that, once submitted.
-
-    ``kinds`` names it for ``faults``. ``patient``: who waits for it can wait a little longer.
+    ``kinds`` are the names that ``faults`` knows the batch by. ``patient``: its result may be delayed
+    while the store compacts (decision 38).
     """
 
-    __slots__ = ("events", "kinds", "ops", "patient", "size")
+    __slots__ = ("events", "future", "kinds", "ops", "patient", "size_bytes")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.future = CommitFuture()
         self.patient = False
         self.ops: list[Op] = []
         self.events: list[bytes] = []
         self.kinds: list[str] = []
-        self.size = 0
+        self.size_bytes = 0
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write ``value`` under ``key``."""
         self.ops.append((key, value))
-        self.size += len(value)
+        self.size_bytes += len(value)
 
     def delete(self, key: bytes) -> None:
-        """Remove ``key``; nothing happens if it is not there."""
+        """Delete ``key``, which need not exist."""
         self.ops.append((key, None))
 
     def record(self, event: Event) -> None:
-        """Put a fact into the same write."""
+        """Write ``event`` in the same group."""
         self.events.append(encode(event))
 
 
 class GroupCommit:
-    """The single writer. ``groups`` counts writes (one fsync each), ``batches`` what they held."""
+    """The only writer of a store.
+
+    ``groups`` counts writes (one fsync each), ``batches`` the batches in them; ``written_seq`` is the
+    number of the last group with events that is on disk.
+    """
 
     def __init__(self, store: Store, ids: MessageIds, node: str, next_seq: int, *, sync: bool) -> None:
         self._store = store
         self._ids = ids
         self._node = node
         self._next_seq = next_seq
-        self.written_seq = next_seq - 1  # the last group with facts that is on disk
+        self.written_seq = next_seq - 1
         self._sync = sync
-        self._waiting: deque[Batch] = deque()
-        self._group: list[Batch] = []  # being written
-        self._slowed: list[Batch] = []  # on disk, and nobody knows yet
-        self._begins = False  # a look at what waits is on its way
+        self._waiting: deque[WriteBatch] = deque()
+        self._group: list[WriteBatch] = []  # being written
+        self._delayed: list[WriteBatch] = []  # on disk, their results delayed
+        self._scheduled = False  # ``_write_group`` will be called at the end of this turn of the loop
         self._thread: Threads | None = None
         self._ids_written = ids.last
         self.failure: QueueUnavailable | None = None
@@ -131,38 +137,36 @@ class GroupCommit:
 
     def start(self) -> None:
         """Begin to write; needs a running loop."""
-        self._loop = asyncio.get_running_loop()  # asked once: before 3.12 it costs a system call
+        self._loop = asyncio.get_running_loop()  # kept: before Python 3.12 each look-up is a system call
         self._thread = Threads(self._loop, "queue-writer")
 
-    def submit(self, batch: Batch) -> Batch:
-        """Queue ``batch`` for the next group; returns it, the promise of its own write."""
+    def submit(self, batch: WriteBatch) -> CommitFuture:
+        """Put ``batch`` into the next group; returns its future."""
         if self.failure is not None:
-            batch.end(self.failure)
-            return batch
+            batch.future.set_exception(self.failure)
+            return batch.future
         self._waiting.append(batch)
-        if not self._begins and not self._group:
-            self._begins = True  # at the end of this turn of the loop: others may come by then
-            self._loop.call_soon(self._begin)
-        return batch
+        if not self._scheduled and not self._group:
+            self._scheduled = True  # at the end of this turn: other batches may come until then
+            self._loop.call_soon(self._write_group)
+        return batch.future
 
-    def _begin(self) -> None:
-        """Hand what waits to the thread."""
-        self._begins = False
+    def _write_group(self) -> None:
+        self._scheduled = False
         if self._group or not self._waiting:
             return
         assert self._thread is not None
-        self._group = group = self._take()
+        self._group = group = self._take_group()
         if faults.armed:
             faults.reach_all((kind for batch in group for kind in batch.kinds), "unwritten")
         try:
             write = self._store.batch(self._ops(group), sync=self._sync)
-        except Exception as exc:  # a defect here must not leave everybody waiting
+        except Exception as exc:  # a defect here must not leave the group waiting
             self._written(None, exc)
         else:
             self._thread.put(partial(self._store.write, write), self._written)
 
     def _written(self, _: None, exc: Exception | None) -> None:
-        """The group is on disk, or could not be written."""
         group, self._group = self._group, []
         if exc is not None:
             self._fail(group, exc)
@@ -174,39 +178,39 @@ class GroupCommit:
         if any(batch.events for batch in group):
             self.written_seq = self._next_seq - 1
             self.outbox_grew.set()
-        self._begin()  # the thread works while the loop tells who waited
+        self._write_group()  # the thread writes while the loop runs the callbacks
         if any(batch.patient for batch in group) and self._store.is_behind():
-            self._slow_down([batch for batch in group if batch.patient])
+            self._delay([batch for batch in group if batch.patient])
             group = [batch for batch in group if not batch.patient]
         for batch in group:
-            batch.end(None)
+            batch.future.set_result()
 
-    def _slow_down(self, batches: list[Batch]) -> None:
-        """Tell who brings large bodies only when the store has caught up (decision 38)."""
-        if not self._slowed:
-            self._loop.call_later(CATCH_UP_S, self._catch_up)
-        self._slowed += batches
+    def _delay(self, batches: list[WriteBatch]) -> None:
+        """Give the results of large bodies when the store has caught up (decision 38)."""
+        if not self._delayed:
+            self._loop.call_later(CATCH_UP_S, self._end_delay)
+        self._delayed += batches
 
-    def _catch_up(self) -> None:
+    def _end_delay(self) -> None:
         if self._thread is not None and self._store.is_behind():
-            self._loop.call_later(CATCH_UP_S, self._catch_up)
+            self._loop.call_later(CATCH_UP_S, self._end_delay)
             return
-        slowed, self._slowed = self._slowed, []
-        for batch in slowed:
-            batch.end(None)
+        delayed, self._delayed = self._delayed, []
+        for batch in delayed:
+            batch.future.set_result()
 
-    def _take(self) -> list[Batch]:
-        group: list[Batch] = []
-        ops = size = 0
+    def _take_group(self) -> list[WriteBatch]:
+        group: list[WriteBatch] = []
+        ops = size_bytes = 0
         waiting = self._waiting
-        while waiting and ops < GROUP_OPS_MAX and size < GROUP_BYTES_MAX:
+        while waiting and ops < GROUP_OPS_MAX and size_bytes < GROUP_BYTES_MAX:
             batch = waiting.popleft()
             group.append(batch)
             ops += len(batch.ops)
-            size += batch.size
+            size_bytes += batch.size_bytes
         return group
 
-    def _ops(self, group: list[Batch]) -> list[Op]:
+    def _ops(self, group: list[WriteBatch]) -> list[Op]:
         ops = [op for batch in group for op in batch.ops]
         events = [event for batch in group for event in batch.events]
         if events:
@@ -217,8 +221,8 @@ class GroupCommit:
             ops.append((META_IDS, self._ids_written.encode()))
         return ops
 
-    def _fail(self, group: list[Batch], exc: Exception) -> None:
-        """A failed write is final for this database: refuse what waits and what comes."""
+    def _fail(self, group: list[WriteBatch], exc: Exception) -> None:
+        """A failed write is final for this database: refuse every waiting and later batch."""
         if not isinstance(exc, QueueUnavailable):
             log.error("a group could not be written", exc_info=exc)
             exc = QueueUnavailable(f"internal error: {exc!r}")
@@ -227,16 +231,16 @@ class GroupCommit:
         refused = [*group, *self._waiting]
         self._waiting.clear()
         for batch in refused:
-            batch.end(exc)
+            batch.future.set_exception(exc)
 
     async def close(self) -> None:
-        """Write what waits, then stop. LevelDB must not be closed before."""
+        """Write the waiting batches, then stop. Call it before the store is closed."""
         if self._thread is None:
             return
         if self.failure is None:
             with suppress(QueueUnavailable):
-                await self.submit(Batch())
+                await self.submit(WriteBatch())
         await self._loop.run_in_executor(None, self._thread.close)
         self._thread = None
-        self.failure = self.failure or QueueUnavailable("the queue is closed")  # for who comes late
-        self._catch_up()
+        self.failure = self.failure or QueueUnavailable("the queue is closed")  # of later batches
+        self._end_delay()

@@ -12,7 +12,7 @@ from typing import Protocol
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, open_key
 from zonemta_py.queue.format.records import FORMAT, Mark, Open
 from zonemta_py.storage.interface import View
@@ -51,7 +51,7 @@ class Commits(Protocol):
     def failure(self) -> QueueUnavailable | None:
         """Why nothing can be written any more."""
 
-    def submit(self, batch: Batch) -> Batch:
+    def submit(self, batch: WriteBatch) -> CommitFuture:
         """Have ``batch`` written."""
 
 
@@ -75,9 +75,9 @@ class MessageWriter:
         self._pieces: list[bytes] = []
         self._held = 0
         self._register = register  # of writers with chunks on disk, for the sweep
-        self._ahead: deque[Batch] = deque()
+        self._ahead: deque[CommitFuture] = deque()
 
-    def write(self, data: bytes) -> Batch | None:
+    def write(self, data: bytes) -> CommitFuture | None:
         """Take ``data``, any length; the batch, if any, is to be awaited before the next.
 
         Raises QueueUnavailable, LocalError over 61 GiB.
@@ -106,7 +106,7 @@ class MessageWriter:
         self.chunks += 1
         if self.chunks >= CHUNKS_MAX:
             raise LocalError("the body has too many chunks")
-        batch = Batch()
+        batch = WriteBatch()
         batch.kinds.append("chunk")
         batch.patient = True
         batch.put(chunk_key(self.id, self.chunks), chunk)

@@ -14,10 +14,10 @@ from itertools import islice
 from zonemta_py.core.clock import wait_event
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue import transitions
-from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting, read_waiting
-from zonemta_py.queue.spill import Windows
+from zonemta_py.queue.spill import ReadyWindows
 from zonemta_py.queue.submitter_queues import Recipient
 from zonemta_py.storage.interface import Store
 
@@ -31,7 +31,7 @@ class Deferral:
     """Wakes what is due. ``now`` gives unix ms."""
 
     def __init__(
-        self, store: Store, commits: GroupCommit, windows: Windows, now: Callable[[], int]
+        self, store: Store, commits: GroupCommit, windows: ReadyWindows, now: Callable[[], int]
     ) -> None:
         self._store = store
         self._commits = commits
@@ -79,7 +79,7 @@ class Deferral:
 
     async def wake_due(self, now_ms: int) -> int:
         """Move up to WAKE_MAX recipients that are due; returns how many keys it dealt with."""
-        batch = Batch()
+        batch = WriteBatch()
         woken: list[Recipient] = []
         handled = 0
         stop = keys.due_key(now_ms + 1, "", "")
@@ -114,14 +114,14 @@ class Deferral:
             log.critical("deferred recipients are left alone, repair the queue: %s", exc)
             self._cursor = max(self._cursor, stop)
 
-    def _due_of(self, batch: Batch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
+    def _due_of(self, batch: WriteBatch, zone: str, message: str, now_ms: int) -> Iterator[Recipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             record = readable(key, value)
             if record is not None and record.due_ms <= now_ms and key not in self.moving:
                 yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
 
-    def retire(self, batch: Batch, times: Mapping[bytes, int]) -> None:
+    def retire(self, batch: WriteBatch, times: Mapping[bytes, int]) -> None:
         """Delete the ``due/`` keys that nobody needs once these deferred keys (to due ms) are gone."""
         by_message: dict[tuple[str, str], set[int]] = {}
         for key, due_ms in times.items():
@@ -140,7 +140,7 @@ class Deferral:
                 if due not in self._coming:
                     batch.delete(due)
 
-    async def commit(self, batch: Batch, woken: list[Recipient]) -> None:
+    async def commit(self, batch: WriteBatch, woken: list[Recipient]) -> None:
         """Write ``batch``, which wakes ``woken``, and offer them to their windows."""
         placement = self._windows.plan(woken)
         for spill in placement.spills:
@@ -164,7 +164,7 @@ class Deferral:
         prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
         cursor, total = prefix, 0
         while True:
-            batch = Batch()
+            batch = WriteBatch()
             woken: list[Recipient] = []
             times: dict[bytes, int] = {}
             seen = 0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import islice
 
-from zonemta_py.queue.batch import Batch, GroupCommit, Promise
+from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Submitted, read_submitted
+from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, read_submitted
 from zonemta_py.storage.interface import Store
 
 DIGEST_BYTES = 16
@@ -24,7 +24,7 @@ def digest_of(user: str, key: str) -> str:
     return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-class Lookup(Promise):
+class Lookup(CommitFuture):
     """What is known of a key, once it is known.
 
     ``busy``: a session is at it. ``known``: what was accepted under it within its window.
@@ -35,15 +35,15 @@ class Lookup(Promise):
     def __init__(self) -> None:
         super().__init__()
         self.busy = False
-        self.known: Submitted | None = None
+        self.known: IdempotencyRecord | None = None
 
-    def answer(self, busy: bool, known: Submitted | None) -> None:
+    def answer(self, busy: bool, known: IdempotencyRecord | None) -> None:
         """It is known now."""
         self.busy, self.known = busy, known
-        self.end(None)
+        self.set_result()
 
 
-class Submissions:
+class IdempotencyKeys:
     """The submission keys of a queue. ``now`` gives unix ms."""
 
     def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
@@ -70,7 +70,7 @@ class Submissions:
         """The session is done with the key."""
         self._under_way.discard(digest)
 
-    def _find(self, digest: str) -> Submitted | None:
+    def _find(self, digest: str) -> IdempotencyRecord | None:
         value = self._store.get(keys.submitted_key(digest))
         if value is None:
             return None
@@ -82,7 +82,7 @@ class Submissions:
         while True:
             cursor = keys.SUBMITTED
             while True:
-                batch, count = Batch(), 0
+                batch, count = WriteBatch(), 0
                 rows = self._store.scan(cursor, keys.end_of(keys.SUBMITTED))
                 for key, value in islice(rows, SWEEP_AT_ONCE):
                     cursor, count = key + b"\x00", count + 1
@@ -98,16 +98,16 @@ class Submissions:
 
 
 def extended(
-    known: Submitted | None, message: str, addresses: Iterable[str], expires_ms: int
-) -> Submitted:
+    known: IdempotencyRecord | None, message: str, addresses: Iterable[str], expires_ms: int
+) -> IdempotencyRecord:
     """``known`` with ``addresses`` accepted by ``message``; a new key counts until ``expires_ms``."""
     added = b"".join(_digest(address) for address in addresses)
     if known is not None:
         return known._replace(recipients=known.recipients + added)
-    return Submitted(FORMAT, expires_ms, message, added)
+    return IdempotencyRecord(FORMAT, expires_ms, message, added)
 
 
-def not_covered(known: Submitted | None, addresses: Iterable[str]) -> list[str]:
+def not_covered(known: IdempotencyRecord | None, addresses: Iterable[str]) -> list[str]:
     """Those of ``addresses`` that were not accepted under the key."""
     if known is None:
         return list(addresses)

@@ -13,7 +13,7 @@ from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.segments import Segment, recover
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 
@@ -107,7 +107,7 @@ class Exporter:
 
     async def _forget(self, last: bytes) -> None:
         """Delete outbox keys up to ``last``: their facts are in the log."""
-        batch = Batch()
+        batch = WriteBatch()
         batch.kinds.append("outbox")
         for key in self._queue.store.keys(self._cursor, last + b"\x00"):
             batch.delete(key)

@@ -15,28 +15,28 @@ from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, QueueUnavailable
-from zonemta_py.core.model import Fate
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.core.tasks import Background
 from zonemta_py.events.schema import Event
 from zonemta_py.queue import transitions
-from zonemta_py.queue.accept import Acceptance, NewMessage, compose
-from zonemta_py.queue.active import Lease, LiveMessage, LiveMessages, read_message, rest_of
-from zonemta_py.queue.batch import Batch, GroupCommit, Then
+from zonemta_py.queue.accept import MessageAcceptance, NewMessage, compose
+from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease, read_message, rest_of
+from zonemta_py.queue.batch import CommitFuture, DoneCallback, GroupCommit, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload, read_body
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.records import Note
-from zonemta_py.queue.idempotency import Submissions
-from zonemta_py.queue.spill import DestinationOf, Windows
-from zonemta_py.queue.transitions import NOTHING, Aftermath, Outcome
+from zonemta_py.queue.idempotency import IdempotencyKeys
+from zonemta_py.queue.spill import DestinationOf, ReadyWindows
+from zonemta_py.queue.transitions import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import identify, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.storage.interface import Store
 
-ReportOn = Callable[[LiveMessage, Sequence[Note]], Aftermath]
+ReportOn = Callable[[ActiveMessage, Sequence[Note]], SettleEffects]
 
 
 class Queue:
@@ -67,12 +67,14 @@ class Queue:
         self._newest_before = identity.last_id
         first_seq = (identity.boot << 40) + 1  # grows for ever without being stored
         self.commits = GroupCommit(store, self.ids, identity.node, first_seq, sync=sync)
-        self.windows = Windows(store, self.commits, window, destination_of)
+        self.windows = ReadyWindows(store, self.commits, window, destination_of)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
-        self.submissions = Submissions(store, self.commits, now)
-        self._live = LiveMessages(body_cache_bytes)
-        self.acceptance = Acceptance(self.windows, self.deferral, self._live, self.submissions, now)
+        self.submissions = IdempotencyKeys(store, self.commits, now)
+        self._live = ActiveMessages(body_cache_bytes)
+        self.acceptance = MessageAcceptance(
+            self.windows, self.deferral, self._live, self.submissions, now
+        )
         self.operator = Operator(self)
         self.report_on: ReportOn = _nobody_reports
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
@@ -112,35 +114,39 @@ class Queue:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
         return MessageWriter(self.ids.next(self.now()), self.boot, self.commits, self.uploads)
 
-    def accept(self, upload: Upload, new: NewMessage) -> Batch:
+    def accept(self, upload: Upload, new: NewMessage) -> CommitFuture:
         """Take responsibility: when the batch is on disk, so is the whole message.
 
         Its chunks went before it, and nothing is written behind a failed write.
         """
-        batch = Batch()
+        batch = WriteBatch()
         if upload.abandoned:
             if new.key is not None:
                 self.submissions.give_back(new.key[0])
-            batch.end(QueueUnavailable(f"{upload.id}: its chunks were swept"))
-            return batch
+            batch.future.set_exception(QueueUnavailable(f"{upload.id}: its chunks were swept"))
+            return batch.future
         last = upload.last
         tail = [last] if last else []
-        batch.then(self.acceptance.plan(batch, compose(upload.id, new, upload.mark(self.now()), tail)))
+        batch.future.add_done_callback(
+            self.acceptance.plan(batch, compose(upload.id, new, upload.mark(self.now()), tail))
+        )
         return self.commits.submit(batch)
 
-    def abort(self, upload: Upload) -> Batch | None:
+    def abort(self, upload: Upload) -> CommitFuture | None:
         """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""
         if not upload.chunks:
             return None
-        batch = Batch()
+        batch = WriteBatch()
         batch.delete(keys.open_key(upload.id))
         batch.put(keys.cleanup_key(upload.id), b"")
-        batch.then(lambda failure: self.cleanup.add(upload.id) if failure is None else None)
+        batch.future.add_done_callback(
+            lambda failure: self.cleanup.add(upload.id) if failure is None else None
+        )
         return self.commits.submit(batch)
 
     def record(self, event: Event) -> None:
         """Put a fact that belongs to no accepted message into the ledger."""
-        batch = Batch()
+        batch = WriteBatch()
         batch.record(event)
         self.commits.submit(batch)
 
@@ -162,31 +168,31 @@ class Queue:
         self.windows.feed(zone)
         if not recipients:
             return None
-        return Lease(self.pin(recipients[0].message), zone, destination, recipients)
+        return Lease(self.acquire_message(recipients[0].message), zone, destination, recipients)
 
-    def pin(self, message: str) -> LiveMessage:
+    def acquire_message(self, message: str) -> ActiveMessage:
         """The live entry of ``message``, with one lease more."""
-        live = self._live.get(message)
-        if live is not None:
-            live.leases += 1
-            return live
+        active = self._live.get(message)
+        if active is not None:
+            active.leases += 1
+            return active
         with self.store.frozen() as view:  # a wake committed between two reads would be counted nowhere
             meta, mark = read_message(view, message)
             remaining, notes = rest_of(view, message, meta.zones)
-        live = LiveMessage(message, meta, mark, None, remaining, notes)
-        live.leases = 1
-        self._live.add(live)
-        return live
+        active = ActiveMessage(message, meta, mark, None, remaining, notes)
+        active.leases = 1
+        self._live.add(active)
+        return active
 
-    def unpin(self, live: LiveMessage) -> None:
-        """A lease of ``live`` has ended and its commit is on disk."""
-        self._live.unpin(live)
+    def release_message(self, active: ActiveMessage) -> None:
+        """A lease of ``active`` has ended and its commit is on disk."""
+        self._live.release_message(active)
 
-    def start(self, lease: Lease) -> Batch:
+    def start(self, lease: Lease) -> CommitFuture:
         """A transaction begins; the batch must be on disk before the final dot goes out."""
         lease.number = self.next_transaction()
-        batch = Batch()
-        transitions.start(batch, lease.live.id, lease.number, lease.recipients, self.boot, self.now())
+        batch = WriteBatch()
+        transitions.start(batch, lease.active.id, lease.number, lease.recipients, self.boot, self.now())
         return self.commits.submit(batch)
 
     def next_transaction(self) -> int:
@@ -194,36 +200,40 @@ class Queue:
         self._transactions += 1
         return self._transactions
 
-    def body(self, live: LiveMessage) -> Iterator[bytes]:
+    def body(self, active: ActiveMessage) -> Iterator[bytes]:
         """The body in chunks. Raises QueueCorrupt before a damaged one is complete."""
-        if live.body is not None:
-            return iter((live.body,)) if live.body else iter(())
-        return read_body(self.store, live.id, live.mark)
+        if active.body is not None:
+            return iter((active.body,)) if active.body else iter(())
+        return read_body(self.store, active.id, active.mark)
 
-    def settle(self, lease: Lease, outcomes: Sequence[Outcome], after: Aftermath = NOTHING) -> Batch:
+    def settle(
+        self, lease: Lease, outcomes: Sequence[Outcome], after: SettleEffects = NO_EFFECTS
+    ) -> CommitFuture:
         """End a transaction. Leased recipients without an outcome go back to the front.
 
         What ``after`` names is in the same batch: a report is accepted or a note written with the
         removal of the recipients it is about.
         """
-        live, now_ms = lease.live, self.now()
-        batch = Batch()
+        active, now_ms = lease.active, self.now()
+        batch = WriteBatch()
         if outcomes:
-            transitions.settle(batch, live.meta, lease.number, outcomes, after.failure_report, now_ms)
+            transitions.settle(batch, active.meta, lease.number, outcomes, after.failure_report, now_ms)
         elif lease.number is not None:
-            batch.delete(keys.inflight_key(live.id, lease.number))
+            batch.delete(keys.inflight_key(active.id, lease.number))
         for fact in after.facts:
             batch.record(fact)
         if after.warned:
-            live.meta = transitions.warn(batch, live.id, live.meta)
-        if self.ends(live, outcomes):
-            live.remaining = 0
-            transitions.last(batch, live.id, live.mark.chunks, live.notes)
+            active.meta = transitions.warn(batch, active.id, active.meta)
+        if self.ends(active, outcomes):
+            active.remaining = 0
+            transitions.last(batch, active.id, active.mark.chunks, active.notes)
         else:
-            live.remaining -= sum(1 for outcome in outcomes if outcome.fate is not Fate.DEFERRED)
-            live.notes += after.notes
+            active.remaining -= sum(
+                1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED
+            )
+            active.notes += after.notes
             for failure in after.notes:
-                transitions.note(batch, live.id, failure)
+                transitions.note(batch, active.id, failure)
         reports = [self.acceptance.plan(batch, report) for report in after.reports]
         settled = {outcome.recipient.key for outcome in outcomes}
         untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
@@ -231,17 +241,17 @@ class Queue:
             self.windows.zone(lease.zone).give_back(lease.destination, untried)
         for due in transitions.due_keys(outcomes):
             self.deferral.expect(due)
-        batch.then(partial(self._settled, lease, outcomes))
+        batch.future.add_done_callback(partial(self._settled, lease, outcomes))
         for then in reports:
-            batch.then(then)
+            batch.future.add_done_callback(then)
         return self.commits.submit(batch)
 
     @staticmethod
-    def ends(live: LiveMessage, outcomes: Sequence[Outcome]) -> bool:
+    def ends(active: ActiveMessage, outcomes: Sequence[Outcome]) -> bool:
         """Whether nobody is left once these ``outcomes`` are settled."""
-        gone = sum(1 for outcome in outcomes if outcome.fate is not Fate.DEFERRED)
-        assert gone <= live.remaining
-        return gone == live.remaining
+        gone = sum(1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED)
+        assert gone <= active.remaining
+        return gone == active.remaining
 
     def _settled(
         self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
@@ -251,25 +261,25 @@ class Queue:
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
         for due in transitions.due_keys(outcomes):
             self.deferral.arrived(due)
-        self.gone(lease.live)
-        self.unpin(lease.live)
+        self.gone(lease.active)
+        self.release_message(lease.active)
 
-    def gone(self, live: LiveMessage) -> None:
-        """A batch about ``live`` is on disk: if it was the last, its chunks and its room can go."""
-        if live.remaining == 0:
-            if live.mark.chunks > 1:
-                self.cleanup.add(live.id)
-            self.cleanup.removed(live.mark.size + len(live.meta.header) + 1024)
+    def gone(self, active: ActiveMessage) -> None:
+        """A batch about ``active`` is on disk: if it was the last, its chunks and its room can go."""
+        if active.remaining == 0:
+            if active.mark.chunks > 1:
+                self.cleanup.add(active.id)
+            self.cleanup.removed(active.mark.size + len(active.meta.header) + 1024)
 
-    def end(self, batch: Batch, live: LiveMessage) -> list[Then]:
-        """The last recipient of ``live`` goes by ``batch`` without a settle; noted failures are reported.
+    def end(self, batch: WriteBatch, active: ActiveMessage) -> list[DoneCallback]:
+        """The last recipient of ``active`` goes by ``batch`` without a settle; noted failures are reported.
 
         Returns what is to be called when the batch is on disk.
         """
-        after = self.report_on(live, live.notes) if live.notes else NOTHING
+        after = self.report_on(active, active.notes) if active.notes else NO_EFFECTS
         for fact in after.facts:
             batch.record(fact)
-        transitions.last(batch, live.id, live.mark.chunks, live.notes)
+        transitions.last(batch, active.id, active.mark.chunks, active.notes)
         return [self.acceptance.plan(batch, report) for report in after.reports]
 
     def narrow(self, lease: Lease, most: int) -> None:
@@ -278,7 +288,7 @@ class Queue:
         del lease.recipients[most:]
         self.windows.zone(lease.zone).give_back(lease.destination, back)
 
-    def release(self, lease: Lease) -> Batch:
+    def release(self, lease: Lease) -> CommitFuture:
         """Nothing was attempted: the recipients go back to the front."""
         return self.settle(lease, ())
 
@@ -293,5 +303,5 @@ class Queue:
             self.store.close()
 
 
-def _nobody_reports(live: LiveMessage, notes: Sequence[Note]) -> Aftermath:
-    raise LocalError(f"{live.id}: nobody was named to report {len(notes)} failures")
+def _nobody_reports(active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
+    raise LocalError(f"{active.id}: nobody was named to report {len(notes)} failures")

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable
 from itertools import islice
 
-from zonemta_py.queue.submitter_queues import Lanes, Recipient
+from zonemta_py.queue.submitter_queues import Recipient, SubmitterQueues
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for submitters who have little in it
@@ -31,7 +31,7 @@ class ReadyWindow:
         self.light = min(LIGHT, max(1, self.share // 2))
         self.size = 0  # in lanes, plus reserved by accepts whose commit is under way
         self._reserved: Counter[Lane] = Counter()
-        self._lanes: dict[str, Lanes] = {}
+        self._lanes: dict[str, SubmitterQueues] = {}
         self._brought: Counter[str] = Counter()  # by submitter: in lanes, and reserved
         # Keys in a lane, leased or being taken out by an operator; with the object of one in a lane.
         self._known: dict[bytes, Recipient | None] = {}
@@ -94,7 +94,7 @@ class ReadyWindow:
         """Put recipients at the end of their lanes; known ones are passed over."""
         lanes = self._lanes.get(destination)
         if lanes is None:
-            lanes = self._lanes[destination] = Lanes()
+            lanes = self._lanes[destination] = SubmitterQueues()
         for recipient in recipients:
             if recipient.key not in self._known:
                 self._known[recipient.key] = recipient
@@ -127,7 +127,7 @@ class ReadyWindow:
             self._leased.discard(recipient.key)
             self._known[recipient.key] = recipient
             self._brought[recipient.record.submitter] += 1
-        self._lanes.setdefault(destination, Lanes()).put_back(given)
+        self._lanes.setdefault(destination, SubmitterQueues()).put_back(given)
         self.size += len(given)
 
     def forget(self, keys: Iterable[bytes]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.queue.ready import ReadyWindow
@@ -23,7 +23,7 @@ from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
 
 
-class Spill(NamedTuple):
+class SpillKey(NamedTuple):
     """What a ``spill/`` key names, and whose message it is."""
 
     zone: str
@@ -38,11 +38,11 @@ class Spill(NamedTuple):
 
 
 @dataclass(slots=True)
-class Placement:
+class Reservation:
     """Where the recipients of one commit will go: groups in the window, and what spills."""
 
     groups: list[tuple[str, str, list[Recipient]]] = field(default_factory=list)
-    spills: list[Spill] = field(default_factory=list)
+    spills: list[SpillKey] = field(default_factory=list)
 
 
 REFILL_KEYS = 2000  # keys read in one refill: a few milliseconds
@@ -54,7 +54,7 @@ OnReady = Callable[[str, str, bool], None]  # (zone, destination, light): there 
 log = logging.getLogger(__name__)
 
 
-class Windows:
+class ReadyWindows:
     """One ReadyWindow per zone, made when first needed."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Windows:
         self.destination_of = destination_of
         self.on_ready: OnReady = lambda zone, destination, light: None
         self._zones: dict[str, ReadyWindow] = {}
-        self._planned: Counter[Spill] = Counter()
+        self._planned: Counter[SpillKey] = Counter()
 
     def zone(self, zone: str) -> ReadyWindow:
         """The window of ``zone``."""
@@ -77,10 +77,10 @@ class Windows:
 
     # ---- new and woken mail
 
-    def plan(self, recipients: Sequence[Recipient]) -> Placement:
+    def plan(self, recipients: Sequence[Recipient]) -> Reservation:
         """Reserve room for ``recipients``, which are about to be committed as waiting."""
-        placement = Placement()
-        groups: dict[Spill, list[Recipient]] = {}
+        placement = Reservation()
+        groups: dict[SpillKey, list[Recipient]] = {}
         spill, last = None, ("", "", "")
         for recipient in recipients:
             zone, domain, message = recipient.zone, recipient.record.domain, recipient.message
@@ -89,7 +89,7 @@ class Windows:
             ):  # mostly one group, or one after the other
                 last = zone, domain, message
                 destination = self.destination_of(zone, domain)
-                spill = Spill(zone, destination, message, recipient.record.submitter)
+                spill = SpillKey(zone, destination, message, recipient.record.submitter)
             groups.setdefault(spill, []).append(recipient)
         for spill, members in groups.items():
             if self.zone(spill.zone).reserve(spill.destination, spill.submitter, len(members)):
@@ -99,7 +99,7 @@ class Windows:
                 self._planned[spill] += 1
         return placement
 
-    def place(self, placement: Placement) -> None:
+    def place(self, placement: Reservation) -> None:
         """The commit is on disk."""
         for zone, destination, members in placement.groups:
             window, submitter = self.zone(zone), members[0].record.submitter
@@ -111,19 +111,19 @@ class Windows:
             self.zone(spill.zone).note_spill(spill.destination, spill.submitter, spill.message)
             self.on_ready(spill.zone, spill.destination, False)
 
-    def abandon(self, placement: Placement) -> None:
+    def abandon(self, placement: Reservation) -> None:
         """The commit failed."""
         for zone, destination, members in placement.groups:
             self.zone(zone).unreserve(destination, members[0].record.submitter, len(members))
         self._unplan(placement.spills)
 
-    def _unplan(self, spills: Sequence[Spill]) -> None:
+    def _unplan(self, spills: Sequence[SpillKey]) -> None:
         for spill in spills:
             self._planned[spill] -= 1
             if not self._planned[spill]:
                 del self._planned[spill]
 
-    def offer_scanned(self, recipient: Recipient, placement: Placement) -> None:
+    def offer_scanned(self, recipient: Recipient, placement: Reservation) -> None:
         """Put a recipient found by the start-up scan into its window, or plan its spill."""
         zone, destination = recipient.zone, self.destination_of(recipient.zone, recipient.record.domain)
         window, submitter = self.zone(zone), recipient.record.submitter
@@ -133,19 +133,19 @@ class Windows:
             window.add(destination, [recipient])
             placement.groups.append((zone, destination, [recipient]))
             return
-        spill = Spill(zone, destination, recipient.message, submitter)
+        spill = SpillKey(zone, destination, recipient.message, submitter)
         if not placement.spills or placement.spills[-1] != spill:
             placement.spills.append(spill)
             self._planned[spill] += 1
 
-    def stale_spills(self, placement: Placement) -> list[Spill]:
+    def stale_spills(self, placement: Reservation) -> list[SpillKey]:
         """``spill/`` keys of the previous life whose mail a scan has put into the window.
 
         A destination that has spilled mail by now keeps them: its refill looks there and removes them.
         """
         stale = []
         placed = {
-            Spill(zone, destination, r.message, r.record.submitter)
+            SpillKey(zone, destination, r.message, r.record.submitter)
             for zone, destination, of in placement.groups
             for r in of
         }
@@ -159,7 +159,7 @@ class Windows:
                 stale.append(spill)
         return stale
 
-    def placed_scanned(self, placement: Placement) -> None:
+    def placed_scanned(self, placement: Reservation) -> None:
         """The spill keys of a scan are on disk."""
         self._unplan(placement.spills)
         for spill in placement.spills:
@@ -168,7 +168,7 @@ class Windows:
         for zone, destination in touched:
             self.on_ready(zone, destination, False)
 
-    def unspill(self, batch: Batch, taken: Iterable[bytes], all_keys: Iterable[bytes]) -> None:
+    def unspill(self, batch: WriteBatch, taken: Iterable[bytes], all_keys: Iterable[bytes]) -> None:
         """Waiting recipients of a message are ``taken`` out: its ``spill/`` keys go where none is left.
 
         ``all_keys`` are those of all its recipients.
@@ -197,7 +197,7 @@ class Windows:
         began = window.wants_refill(destination)
         if began is None:
             return
-        batch = Batch()
+        batch = WriteBatch()
         left: dict[str, str] = {}
         try:
             resume_at = self._read_spilled(zone, destination, began, batch, left)
@@ -209,7 +209,7 @@ class Windows:
             self._commits.submit(batch)
 
     def _read_spilled(
-        self, zone: str, destination: str, began: str, batch: Batch, left: dict[str, str]
+        self, zone: str, destination: str, began: str, batch: WriteBatch, left: dict[str, str]
     ) -> str | None:
         """Fill the window from ``began``; returns where to go on next time, None at the end.
 
@@ -235,7 +235,7 @@ class Windows:
             found, read = self._spilled_recipients(zone, destination, message)
             window.add(destination, found)
             budget -= read
-            if Spill(zone, destination, message, submitter or "") not in self._planned:
+            if SpillKey(zone, destination, message, submitter or "") not in self._planned:
                 batch.delete(key)
             if window.rests(destination) and found:
                 return self._after(message)  # a probe: one message is enough
@@ -289,17 +289,17 @@ class Windows:
         evicted = self.zone(zone).evict(destination)
         if not evicted:
             return
-        placement = Placement()
-        batch = Batch()
+        placement = Reservation()
+        batch = WriteBatch()
         for message, submitter in dict.fromkeys((r.message, r.record.submitter) for r in evicted):
-            spill = Spill(zone, destination, message, submitter)
+            spill = SpillKey(zone, destination, message, submitter)
             placement.spills.append(spill)
             self._planned[spill] += 1
             batch.put(spill.key, b"")
-        batch.then(lambda _: self._evicted(zone, placement))
+        batch.future.add_done_callback(lambda _: self._evicted(zone, placement))
         self._commits.submit(batch)
 
-    def _evicted(self, zone: str, placement: Placement) -> None:
+    def _evicted(self, zone: str, placement: Reservation) -> None:
         self._unplan(placement.spills)
         for spill in placement.spills:
             self.zone(zone).note_spill(spill.destination, spill.submitter, spill.message)

@@ -26,7 +26,7 @@ class Recipient:
         self.void = False
 
 
-class Lanes:
+class SubmitterQueues:
     """One destination's recipients. Within a lane the oldest comes first; ``length`` counts all."""
 
     __slots__ = ("_lanes", "length")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zonemta_py.core.codec import Struct, pack
-from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import (
     Accepted,
     AcceptedRecipient,
@@ -20,14 +20,23 @@ from zonemta_py.events.schema import (
     Held,
     Requeued,
 )
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Inflight, Mark, Meta, Note, Submitted, Waiting, born
+from zonemta_py.queue.format.records import (
+    FORMAT,
+    IdempotencyRecord,
+    Inflight,
+    Mark,
+    Meta,
+    Note,
+    Waiting,
+    born,
+)
 from zonemta_py.queue.submitter_queues import Recipient
 
 _KINDS = {
-    Fate.DELIVERED: "deliver", Fate.DEFERRED: "defer", Fate.BOUNCED: "bounce", Fate.EXPIRED: "bounce",
-    Fate.REQUEUED: "requeue",
+    OutcomeKind.DELIVERED: "deliver", OutcomeKind.DEFERRED: "defer", OutcomeKind.BOUNCED: "bounce", OutcomeKind.EXPIRED: "bounce",
+    OutcomeKind.REQUEUED: "requeue",
 }  # fmt: skip
 
 
@@ -38,13 +47,13 @@ class Outcome(Struct, frozen=True):
     """
 
     recipient: Recipient
-    fate: Fate
+    kind: OutcomeKind
     attempt: Attempt
     due_ms: int = 0
     again: tuple[str, int] = ("", 0)
 
 
-class Submission(Struct, frozen=True):
+class AcceptedMessage(Struct, frozen=True):
     """A message to be accepted. ``tail`` are its last chunks, those that are not written yet.
 
     A recipient whose record has a due time is accepted as deferred; its key says so too.
@@ -56,10 +65,12 @@ class Submission(Struct, frozen=True):
     tail: Sequence[bytes]
     recipients: Sequence[Recipient]
     message_id: str  # the header field, for the record
-    key: tuple[str, Submitted] | None = None  # digest of the submission key, and what it now covers
+    key: tuple[str, IdempotencyRecord] | None = (
+        None  # digest of the submission key, and what it now covers
+    )
 
 
-class Aftermath(Struct, frozen=True):
+class SettleEffects(Struct, frozen=True):
     """What a settle causes beside its outcomes, in the same batch.
 
     ``reports`` are accepted, ``notes`` kept until their message ends, ``facts`` recorded;
@@ -67,17 +78,17 @@ class Aftermath(Struct, frozen=True):
     report that names those who failed, empty without one.
     """
 
-    reports: Sequence[Submission] = ()
+    reports: Sequence[AcceptedMessage] = ()
     failure_report: str = ""
     notes: Sequence[Note] = ()
     facts: Sequence[Event] = ()
     warned: bool = False
 
 
-NOTHING = Aftermath()
+NO_EFFECTS = SettleEffects()
 
 
-def accept(batch: Batch, new: Submission, now_ms: int) -> None:
+def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
     """S0 or S1 → S2: the tail, both markers, the recipients, the fact."""
     batch.kinds.append("accept")
     message, mark, meta = new.message, new.mark, new.meta
@@ -116,7 +127,7 @@ def accept(batch: Batch, new: Submission, now_ms: int) -> None:
 
 
 def start(
-    batch: Batch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int
+    batch: WriteBatch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int
 ) -> None:
     """S2 → S2: a transaction begins; durable before its final dot goes out."""
     batch.kinds.append("start")
@@ -133,7 +144,12 @@ def start(
 
 
 def settle(
-    batch: Batch, meta: Meta, number: int | None, outcomes: Sequence[Outcome], report: str, now_ms: int
+    batch: WriteBatch,
+    meta: Meta,
+    number: int | None,
+    outcomes: Sequence[Outcome],
+    report: str,
+    now_ms: int,
 ) -> None:
     """S2 → S2: each recipient deferred or gone, the transaction over, the facts.
 
@@ -143,9 +159,9 @@ def settle(
     if number is not None:
         batch.delete(keys.inflight_key(outcomes[0].recipient.message, number))
     for outcome in outcomes:
-        batch.kinds.append(_KINDS[outcome.fate])
+        batch.kinds.append(_KINDS[outcome.kind])
         batch.delete(outcome.recipient.key)
-        if outcome.fate is Fate.DEFERRED:
+        if outcome.kind is OutcomeKind.DEFERRED:
             _defer(batch, outcome, now_ms)
         _record(batch, meta, outcome, report, now_ms)
 
@@ -160,11 +176,11 @@ def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
     return {
         keys.due_key(outcome.due_ms, outcome.recipient.zone, outcome.recipient.message)
         for outcome in outcomes
-        if outcome.fate is Fate.DEFERRED
+        if outcome.kind is OutcomeKind.DEFERRED
     }
 
 
-def _defer(batch: Batch, outcome: Outcome, now_ms: int) -> None:
+def _defer(batch: WriteBatch, outcome: Outcome, now_ms: int) -> None:
     recipient = outcome.recipient
     record = deferred(outcome, now_ms)
     zone, message = recipient.zone, recipient.message
@@ -186,7 +202,7 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
     )
 
 
-def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
+def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
     recipient, attempt = outcome.recipient, outcome.attempt
     facts: dict[str, Any] = {
         "time_ms": now_ms,
@@ -209,27 +225,27 @@ def _record(batch: Batch, meta: Meta, outcome: Outcome, report: str, now_ms: int
         "tls": attempt.tls,
         "duration_ms": attempt.duration_ms,
     }
-    if outcome.fate is Fate.DELIVERED:
+    if outcome.kind is OutcomeKind.DELIVERED:
         batch.record(Delivered(**facts))
-    elif outcome.fate is Fate.DEFERRED:
+    elif outcome.kind is OutcomeKind.DEFERRED:
         batch.record(Deferred(**facts, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
-    elif outcome.fate is Fate.REQUEUED:
+    elif outcome.kind is OutcomeKind.REQUEUED:
         message, index = outcome.again
         batch.record(Requeued(**facts, due_ms=outcome.due_ms, new_message=message, new_index=index))
-    elif outcome.fate is Fate.BOUNCED:
+    elif outcome.kind is OutcomeKind.BOUNCED:
         batch.record(Bounced(**facts, report=report))
     else:
         batch.record(Expired(**facts, report=report))
 
 
-def delete(batch: Batch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
+def delete(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
     """S2 → S2: an operator takes a recipient out. ``key`` is its waiting or deferred key."""
     batch.kinds.append("delete")
     batch.delete(key)
     batch.record(Deleted(**facts_of(meta, key, record, now_ms)))
 
 
-def hold(batch: Batch, meta: Meta, key: bytes, record: Waiting, reason: str, now_ms: int) -> None:
+def hold(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, reason: str, now_ms: int) -> None:
     """S2 → S2: a recipient waits for an operator. ``key`` is its waiting or deferred key."""
     batch.kinds.append("hold")
     zone, message, address = keys.parse_recipient(key)
@@ -257,19 +273,19 @@ def facts_of(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, 
     }
 
 
-def note(batch: Batch, message: str, failure: Note) -> None:
+def note(batch: WriteBatch, message: str, failure: Note) -> None:
     """S2 → S2: a failure is kept for the report at the end of its message."""
     batch.put(keys.bounce_key(message, failure.number), pack(failure))
 
 
-def warn(batch: Batch, message: str, meta: Meta) -> Meta:
+def warn(batch: WriteBatch, message: str, meta: Meta) -> Meta:
     """S2 → S2: the sender has been told of a delay; returns the envelope that says so."""
     warned = meta._replace(version=FORMAT, warned=True)
     batch.put(keys.meta_key(message), pack(warned))
     return warned
 
 
-def last(batch: Batch, message: str, chunks: int, notes: Iterable[Note]) -> None:
+def last(batch: WriteBatch, message: str, chunks: int, notes: Iterable[Note]) -> None:
     """S2 → S0, or → S1 with ``cleanup/`` when there is more than one chunk to remove.
 
     ``notes`` are those on disk; their report is accepted in the same batch.
@@ -285,7 +301,7 @@ def last(batch: Batch, message: str, chunks: int, notes: Iterable[Note]) -> None
         batch.put(keys.cleanup_key(message), b"")
 
 
-def wake(batch: Batch, zone: str, message: str, address: str, record: Waiting) -> Recipient:
+def wake(batch: WriteBatch, zone: str, message: str, address: str, record: Waiting) -> Recipient:
     """S2 → S2: a deferred recipient may be sent again; returns it as it now waits."""
     batch.kinds.append("wake")
     key = keys.waiting_key(zone, message, address)

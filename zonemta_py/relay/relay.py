@@ -20,35 +20,35 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import about_notes
 from zonemta_py.delivery.dkim import Signer, load_keys
-from zonemta_py.delivery.endpoints import Ways
-from zonemta_py.delivery.local_agent import LocalCarrier, is_local
+from zonemta_py.delivery.endpoints import EndpointResolver
+from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.request import Outbound
-from zonemta_py.delivery.smtp_agent import Sender
-from zonemta_py.delivery.worker import Carrier
+from zonemta_py.delivery.request import DeliveryContext
+from zonemta_py.delivery.smtp_agent import SmtpAgent
+from zonemta_py.delivery.worker import DeliveryAgent
 from zonemta_py.delivery.zone_workers import ZoneDelivery
 from zonemta_py.dequeue.channel import DESTINATION, TRANSPORT, Channels
-from zonemta_py.intake.inject import Handover, enqueue
+from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.counts import arrangement, cores
 from zonemta_py.processes.receivers import Receivers
-from zonemta_py.processes.senders import Fleet, RemoteCarrier
+from zonemta_py.processes.senders import RemoteAgent, SenderPool
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.preflight import reloadable, verify, warnings
-from zonemta_py.relay.takeover import TakeOver
+from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.routing import DEFAULT_ZONE, make_router
 from zonemta_py.schedule.retry import Backoff
-from zonemta_py.schedule.unreachable import DeadAddresses
+from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.open import open_place, open_store
+from zonemta_py.storage.open import open_shared_storage, open_store
 
 if TYPE_CHECKING:
-    from zonemta_py.intake.http import HttpDoor
+    from zonemta_py.intake.http import HttpListener
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +89,11 @@ class Relay:
         self.exporter: Exporter | None = None
         self.control: ControlServer | None = None
         self._zones: dict[str, ZoneDelivery] = {}
-        self.fleet: Fleet | None = None
+        self.fleet: SenderPool | None = None
         self._signer: Signer | None = None
         self._channels: Channels | None = None
-        self.take_over: TakeOver | None = None
-        self.http: HttpDoor | None = None
+        self.take_over: OrphanRecovery | None = None
+        self.http: HttpListener | None = None
 
     async def __aenter__(self) -> "Relay":
         await self.start()
@@ -117,9 +117,9 @@ class Relay:
         """
         return await enqueue(self._handover(), sender, recipients, message, key=key, user=user)
 
-    def _handover(self) -> Handover:
+    def _handover(self) -> Injector:
         policies = [plain_function(name) for name in self.config.policies]
-        return Handover(self.queue, self.router, self.config, self.hostname, policies)
+        return Injector(self.queue, self.router, self.config, self.hostname, policies)
 
     @property
     def channels(self) -> Channels:
@@ -153,14 +153,14 @@ class Relay:
         await settle_removed_zones(
             queue.store, queue.commits, set(config.zones), move_to, clock.now_ms()
         )
-        self.outbound = Outbound(queue, config, self.hostname, self.router)
-        self.dead = DeadAddresses()
+        self.outbound = DeliveryContext(queue, config, self.hostname, self.router)
+        self.dead = UnreachableHosts()
         self.resolver = MxResolver(config.resolver)
-        self._ways = Ways(config, self.hostname, self.resolver, self.outbound.rng)
+        self._ways = EndpointResolver(config, self.hostname, self.resolver, self.outbound.rng)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
         receivers, senders = arrangement(config, cores())
         if senders:
-            self.fleet = Fleet(config, self.hostname, self.dead, senders, self.log_level)
+            self.fleet = SenderPool(config, self.hostname, self.dead, senders, self.log_level)
             await self.fleet.start()
             self.dead.cleared = self.fleet.forget
         for name, zone in config.zones.items():
@@ -174,10 +174,10 @@ class Relay:
         await queue.begin()
         self.control = ControlServer(config.queue.directory, Operations(queue, self._zones, self.dead))
         await self.control.start()
-        place = open_place(config.queue) if self._takes_over else None
+        place = open_shared_storage(config.queue) if self._takes_over else None
         if place is not None:
             programs = {name for name, zone in config.zones.items() if zone.transport == TRANSPORT}
-            self.take_over = TakeOver(place, config.queue.shared, self._deputy, programs)
+            self.take_over = OrphanRecovery(place, config.queue.shared, self._deputy, programs)
             self.take_over.start()
         await self._listen(receivers)
         await self._open_http()
@@ -197,9 +197,9 @@ class Relay:
         if not config.admin.mail:
             return
         # Only where it is used: loading aiohttp takes a command a quarter of a second.
-        from zonemta_py.intake.http import HttpDoor
+        from zonemta_py.intake.http import HttpListener
 
-        self.http = HttpDoor(
+        self.http = HttpListener(
             config.admin.address,
             read_token(config.admin.token_file),
             self._handover,
@@ -226,14 +226,14 @@ class Relay:
             self.intake = Intake(self.queue, places[0])
             await self.intake.start(config, self.intake.prepare(config, self.hostname, self.router))
 
-    def _carrier(self, name: str, zone: Zone) -> Carrier:
+    def _carrier(self, name: str, zone: Zone) -> DeliveryAgent:
         """What carries out the orders of a zone: here, or in the senders' processes."""
         if is_local(zone):
-            return LocalCarrier(zone, self.hostname)
+            return LocalAgent(zone, self.hostname)
         if self.fleet is not None:
-            return RemoteCarrier(self.fleet, name)
+            return RemoteAgent(self.fleet, name)
         assert self._signer is not None
-        return Sender(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
+        return SmtpAgent(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
 
     def _deputy(self, store: Store, name: str) -> "Relay":
         """A relay like this one on another's queue."""
@@ -285,7 +285,7 @@ class Relay:
         self._signer.configure(config.dkim, dkim_keys)
         if self.fleet is not None:
             self.fleet.configure(config, hostname)
-        self._ways = Ways(config, hostname, resolver, outbound.rng)
+        self._ways = EndpointResolver(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
             if zone.transport == TRANSPORT:

@@ -15,14 +15,14 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.ledger import Ledger
 from zonemta_py.queue.upkeep.repair import mend
 from zonemta_py.storage.leveldb import repair_database
-from zonemta_py.storage.open import open_store, store_folder
+from zonemta_py.storage.open import open_store, store_directory
 
 Records = Iterable[dict[str, Any]]
 
 
 def keep_copy(config: Config) -> Path:
     """Copy the store beside itself; returns where to. Raises LocalError when there is none."""
-    folder = store_folder(config.queue)
+    folder = store_directory(config.queue)
     if folder is None or not folder.is_dir():
         raise LocalError(f"{config.queue.directory}: there is no queue to repair")
     copy = folder.with_name(f"{folder.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}")
@@ -43,7 +43,7 @@ async def repair(
 
     The relay must not be running.
     """
-    folder = store_folder(config.queue)
+    folder = store_directory(config.queue)
     assert folder is not None
     if config.queue.store == "leveldb":
         repair_database(folder)

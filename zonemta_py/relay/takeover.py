@@ -17,7 +17,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.partitions import Place
+from zonemta_py.storage.partitions import SharedStorage
 
 NOTICE_S = 1.0  # of one wait for a hint: a relay that stops waits no longer than that
 AGAIN_S = 60.0  # before a part that could not be taken over is tried again
@@ -25,7 +25,7 @@ AGAIN_S = 60.0  # before a part that could not be taken over is tried again
 log = logging.getLogger(__name__)
 
 
-class Deputy(Protocol):
+class TakeoverRelay(Protocol):
     """A relay on somebody else's queue."""
 
     @property
@@ -39,7 +39,7 @@ class Deputy(Protocol):
         """Finish what runs, and close the queue."""
 
 
-class TakeOver:
+class OrphanRecovery:
     """Looks for parts that nobody has. ``deputy`` makes the relay for one: its store and name.
 
     Mail for the zones in ``programs`` is left for whoever dequeues it.
@@ -47,9 +47,9 @@ class TakeOver:
 
     def __init__(
         self,
-        place: Place,
+        place: SharedStorage,
         settings: SharedQueue,
-        deputy: Callable[[Store, str], Deputy],
+        deputy: Callable[[Store, str], TakeoverRelay],
         programs: Set[str] = frozenset(),
     ) -> None:
         self._place = place

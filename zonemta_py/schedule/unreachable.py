@@ -22,7 +22,7 @@ class _Entry:
     rest_s: float
 
 
-class DeadAddresses:
+class UnreachableHosts:
     """Connect timeouts by IP address. ``now_s`` is monotonic."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ Step = tuple[str, str, bytes]  # path; "write", "link" or "remove"; contents or 
 _unpack_steps = unpacker(tuple[int, list[Step]])
 
 
-class FilesStore(MemoryStore):
+class FilesystemStore(MemoryStore):
     """A queue under ``directory``. ``damaged`` are entries that could not be read, and are left alone."""
 
     def __init__(self, directory: Path) -> None:

@@ -22,7 +22,7 @@ LEVEL0_FILES = 6  # it slows writes down at 8, and stops them at 12
 _leveldb: Any = plyvel  # it comes without types
 
 
-class LevelView:
+class LevelDBView:
     """Reading, from the database as it changes or from a snapshot of it."""
 
     def __init__(self, source: Any) -> None:
@@ -53,7 +53,7 @@ class LevelView:
             raise QueueCorrupt(f"the range from {start!r} cannot be read: {exc}") from exc
 
 
-class LevelStore(LevelView):
+class LevelDBStore(LevelDBView):
     """An open database. ``directory`` is made if need be; QueueLocked when another has it open."""
 
     def __init__(self, directory: Path) -> None:
@@ -77,11 +77,11 @@ class LevelStore(LevelView):
         super().__init__(self._db)
 
     @contextmanager
-    def frozen(self) -> Iterator[LevelView]:
+    def frozen(self) -> Iterator[LevelDBView]:
         """One moment of the database, for reads that must agree with each other. Keep it short."""
         snapshot = self._db.snapshot()
         try:
-            yield LevelView(snapshot)
+            yield LevelDBView(snapshot)
         finally:
             snapshot.close()
 

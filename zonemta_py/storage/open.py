@@ -7,36 +7,36 @@ from pathlib import Path
 
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked
-from zonemta_py.storage.filesystem import FilesStore
+from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.leveldb import LevelStore
+from zonemta_py.storage.leveldb import LevelDBStore
 from zonemta_py.storage.memory import MemoryStore
-from zonemta_py.storage.partitions import Place, open_own, own_name
+from zonemta_py.storage.partitions import SharedStorage, open_own, own_name
 
 HOLDER_FILE = "relay.pid"
 
 FOLDERS = {"leveldb": "db", "filesystem": "files"}
-STORES: dict[str, Callable[[Path], Store]] = {"leveldb": LevelStore, "filesystem": FilesStore}
+STORES: dict[str, Callable[[Path], Store]] = {"leveldb": LevelDBStore, "filesystem": FilesystemStore}
 # Loaded when asked for: their clients are extras.
 PLACES = {
-    "redis": ("zonemta_py.storage.redis", "RedisPlace"),
-    "s3": ("zonemta_py.storage.s3_partitions", "ObjectPlace"),
+    "redis": ("zonemta_py.storage.redis", "RedisSharedStorage"),
+    "s3": ("zonemta_py.storage.s3_partitions", "S3SharedStorage"),
 }
 
 
-def store_folder(settings: QueueSettings) -> Path | None:
+def store_directory(settings: QueueSettings) -> Path | None:
     """Where the store keeps its files; None for one that has none here."""
     folder = FOLDERS.get(settings.store)
     return settings.directory / folder if folder else None
 
 
-def open_place(settings: QueueSettings) -> Place | None:
+def open_shared_storage(settings: QueueSettings) -> SharedStorage | None:
     """Where relays share their queues; None for a store of this process alone. Raises LocalError."""
     if settings.store not in PLACES:
         return None
     module, name = PLACES[settings.store]
     try:
-        found: Callable[[QueueSettings], Place] = getattr(import_module(module), name)
+        found: Callable[[QueueSettings], SharedStorage] = getattr(import_module(module), name)
     except ImportError as exc:
         raise LocalError(
             f"queue.store: {settings.store} needs an extra: pip install 'zonemta_py[{settings.store}]' ({exc})"
@@ -49,7 +49,7 @@ def open_store(settings: QueueSettings, *, spare: bool = False) -> Store:
 
     ``spare``: a part beside this relay's own will do, where another relay is delivering that.
     """
-    directory, folder = settings.directory, store_folder(settings)
+    directory, folder = settings.directory, store_directory(settings)
     for name, other in FOLDERS.items():
         if name != settings.store and (directory / other).exists():
             raise LocalError(
@@ -77,7 +77,7 @@ def open_store(settings: QueueSettings, *, spare: bool = False) -> Store:
 
 
 def _open_part(settings: QueueSettings, *, spare: bool) -> Store:
-    place = open_place(settings)
+    place = open_shared_storage(settings)
     assert place is not None
     try:
         return open_own(place, settings.shared) if spare else place.open(own_name(settings.shared))

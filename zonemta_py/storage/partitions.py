@@ -26,7 +26,7 @@ SPARES_MAX = 100  # names tried by a relay whose own part is being delivered by 
 MAIL = (keys.MESSAGE, keys.OUTBOX)  # what another relay has to see to
 
 
-class Place(Protocol):
+class SharedStorage(Protocol):
     """Where the parts are. Every call blocks; LocalError when the place cannot be reached."""
 
     def open(self, name: str) -> Store:
@@ -47,7 +47,7 @@ def own_name(settings: SharedQueue) -> str:
     return settings.name or socket.getfqdn()
 
 
-def open_own(place: Place, settings: SharedQueue) -> Store:
+def open_own(place: SharedStorage, settings: SharedQueue) -> Store:
     """This relay's part, or one beside it while another relay still delivers what was left in it.
 
     When it is this machine's own dead process that has the lease, it is waited for: its submission keys and

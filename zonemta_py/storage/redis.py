@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class RedisPlace:
+class RedisSharedStorage:
     """The parts in one Redis."""
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -58,11 +58,11 @@ class RedisPlace:
             raise
 
     def open(self, name: str) -> "RedisStore":
-        """As ``Place``."""
+        """As ``SharedStorage``."""
         return RedisStore(self._settings, name)
 
     def orphans(self) -> list[str]:
-        """As ``Place``."""
+        """As ``SharedStorage``."""
         return self._run(self._orphans())
 
     async def _orphans(self) -> list[str]:
@@ -76,7 +76,7 @@ class RedisPlace:
         return sorted(found)
 
     def notice(self, wait_s: float) -> str | None:
-        """As ``Place``."""
+        """As ``SharedStorage``."""
         found = self._run(
             self._client.blpop([f"{self._prefix}:notices"], timeout=min(max(0.01, wait_s), NOTICE_S))
         )
@@ -92,7 +92,7 @@ class RedisPlace:
             raise LocalError(f"Redis: {exc}") from exc
 
     def close(self) -> None:
-        """As ``Place``."""
+        """As ``SharedStorage``."""
         _end(self._thread, self._client)
 
 

@@ -24,7 +24,7 @@ from zonemta_py.storage.interface import Op
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.partitions import MAIL
 from zonemta_py.storage.s3_client import Conflict, Objects
-from zonemta_py.storage.s3_lease import ObjectLease
+from zonemta_py.storage.s3_lease import S3Lease
 
 FORMAT = 1
 SNAPSHOT_BYTES = 8 << 20  # of batches since the last one, or as much as that took
@@ -38,7 +38,7 @@ _unpack_batch = unpacker(tuple[int, str, list[tuple[bytes, bytes | None]]])  # f
 _unpack_snapshot = unpacker(tuple[int, list[tuple[bytes, bytes]]])
 
 
-class ObjectStore(MemoryStore):
+class S3Store(MemoryStore):
     """One part, leased until ``close``. A write raises QueueUnavailable once the lease is lost."""
 
     def __init__(self, settings: QueueSettings, name: str) -> None:
@@ -52,7 +52,7 @@ class ObjectStore(MemoryStore):
         self._snapshot_bytes = 0
         self._closed = False
         try:
-            self._lease = ObjectLease(self._objects, name, settings.shared.lease)
+            self._lease = S3Lease(self._objects, name, settings.shared.lease)
         except BaseException:
             self._objects.close()
             raise

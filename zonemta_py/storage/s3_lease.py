@@ -13,7 +13,7 @@ SLACK_S = 2  # the server's clock shows whole seconds
 log = logging.getLogger(__name__)
 
 
-class ObjectLease:
+class S3Lease:
     """The lease of ``name``, taken and renewed until ``give_back``. Raises QueueLocked."""
 
     def __init__(self, objects: Objects, name: str, lease_s: float) -> None:

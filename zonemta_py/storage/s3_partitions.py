@@ -5,14 +5,14 @@ import logging
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
-from zonemta_py.storage.s3 import ObjectStore
+from zonemta_py.storage.s3 import S3Store
 from zonemta_py.storage.s3_client import Objects
 from zonemta_py.storage.s3_lease import is_free
 
 log = logging.getLogger(__name__)
 
 
-class ObjectPlace:
+class S3SharedStorage:
     """The parts in one bucket."""
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -25,9 +25,9 @@ class ObjectPlace:
             self._objects.close()
             raise
 
-    def open(self, name: str) -> "ObjectStore":
-        """As ``Place``; a notice about it has served its purpose."""
-        store = ObjectStore(self._settings, name)
+    def open(self, name: str) -> "S3Store":
+        """As ``SharedStorage``; a notice about it has served its purpose."""
+        store = S3Store(self._settings, name)
         receipt = self._receipts.pop(name, None)
         try:
             if receipt is not None:
@@ -37,7 +37,7 @@ class ObjectPlace:
         return store
 
     def orphans(self) -> list[str]:
-        """As ``Place``; a part whose relay has died may turn out to be empty."""
+        """As ``SharedStorage``; a part whose relay has died may turn out to be empty."""
         found = []
         for name in self._objects.folders():
             lease = self._objects.get(f"{name}/lease")
@@ -49,7 +49,7 @@ class ObjectPlace:
         return found
 
     def notice(self, wait_s: float) -> str | None:
-        """As ``Place``."""
+        """As ``SharedStorage``."""
         received = self._objects.receive(wait_s)
         if received is None:
             return None
@@ -57,5 +57,5 @@ class ObjectPlace:
         return received[0]
 
     def close(self) -> None:
-        """As ``Place``."""
+        """As ``SharedStorage``."""
         self._objects.close()

@@ -13,7 +13,7 @@ from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, REFUSED, UNCERTAIN, Journal, digest
 from zonemta_py.submit.merge import MergeError, Template
 from zonemta_py.submit.recipients import Row
-from zonemta_py.transports.connect import Manner, Target, open_session
+from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import Mail, SmtpSession
 
 CONNECT_TRIES = 5
@@ -152,7 +152,7 @@ class Submission:
 
     async def _connect(self) -> SmtpSession | None:
         plan = self._plan
-        manner = Manner(plan.ehlo, None, plan.tls, plan.timeouts, plan.credentials)
+        manner = SessionOptions(plan.ehlo, None, plan.tls, plan.timeouts, plan.credentials)
         target = Target(plan.relay.host, plan.ip, plan.relay.port)
         for attempt in range(CONNECT_TRIES):
             if self._stop:

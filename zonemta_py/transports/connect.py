@@ -30,7 +30,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class SessionOptions:
     """How to open a session. ``source`` None: whatever the system picks.
 
     ``tls``: off, opportunistic (encrypt when offered, never mind the certificate) or required
@@ -61,7 +61,7 @@ class TlsFailed(DestinationFailed):
 
 
 async def open_session(
-    target: Target, manner: Manner, *, context: ssl.SSLContext | None = None
+    target: Target, manner: SessionOptions, *, context: ssl.SSLContext | None = None
 ) -> SmtpSession:
     """A session that is ready for MAIL. Raises DestinationFailed. ``context`` replaces the trust store."""
     loop = asyncio.get_running_loop()
@@ -105,7 +105,9 @@ async def open_session(
         raise
 
 
-async def _connect(loop: asyncio.AbstractEventLoop, target: Target, manner: Manner) -> socket.socket:
+async def _connect(
+    loop: asyncio.AbstractEventLoop, target: Target, manner: SessionOptions
+) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in target.ip else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -165,7 +167,7 @@ async def _greet_lmtp(client: aiosmtplib.SMTP) -> None:
 
 
 async def _encrypt(
-    client: aiosmtplib.SMTP, target: Target, manner: Manner, context: ssl.SSLContext | None
+    client: aiosmtplib.SMTP, target: Target, manner: SessionOptions, context: ssl.SSLContext | None
 ) -> None:
     required = manner.tls == "required"
     if not client.supports_extension("starttls"):

@@ -28,7 +28,7 @@ from zonemta_py.cli.common import (
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.delivery.bounces import about_notes
-from zonemta_py.delivery.request import Outbound
+from zonemta_py.delivery.request import DeliveryContext
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.storage.open import open_store
@@ -85,7 +85,7 @@ async def _offline(config: Config, command: str, arguments: dict[str, Any]) -> l
 
 def reports_of(config: Config, queue: Queue) -> None:
     """Let ``queue``, opened without a relay, compose the reports that its messages still owe."""
-    outbound = Outbound(
+    outbound = DeliveryContext(
         queue,
         config,
         config.hostname or socket.getfqdn(),

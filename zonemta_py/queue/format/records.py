@@ -122,7 +122,7 @@ class Note(NamedTuple):
     mx: str
 
 
-class Submitted(NamedTuple):
+class IdempotencyRecord(NamedTuple):
     """``submitted/DIGEST``: what was accepted under a submission key, by which message first.
 
     ``recipients``: their digests, 16 octets each, one after the other. It counts until ``expires_ms``.
@@ -192,7 +192,7 @@ def read_waiting(data: bytes) -> Waiting:
 read_mark = _reader(Mark)
 read_meta = _reader(Meta)
 read_note = _reader(Note)
-read_submitted = _reader(Submitted)
+read_submitted = _reader(IdempotencyRecord)
 _read_waiting2 = _reader(Waiting)
 _read_waiting1 = _reader(_Waiting1)
 read_inflight = _reader(Inflight)

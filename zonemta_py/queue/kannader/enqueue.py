@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from zonemta_py.core import clock
 from zonemta_py.queue import transitions
-from zonemta_py.queue.accept import Addressee, NewMessage, compose
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.accept import NewMessage, NewRecipient, compose
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.kannader.items import MailMetadata, QueuedMail, ScheduleInfo, id_of, to_ms
@@ -50,13 +50,13 @@ class Enqueuer:
         new = NewMessage(
             sender=senders.pop() or "",
             header=self._splitter.header,
-            recipients=[Addressee(m.to, domain_of(m.to), m.zone) for m, _ in destinations],
+            recipients=[NewRecipient(m.to, domain_of(m.to), m.zone) for m, _ in destinations],
             origin=_HERE,
         )
         message, now_ms = self._writer.id, clock.now_ms()
         last = self._writer.last
         made = compose(message, new, self._writer.mark(now_ms), [last] if last else [])
-        batch = Batch()
+        batch = WriteBatch()
         for recipient, (_, schedule) in zip(made.recipients, destinations, strict=True):
             due_ms = max(1, to_ms(schedule.at))
             recipient.key = keys.deferred_key(recipient.zone, message, recipient.address)

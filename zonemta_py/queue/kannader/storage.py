@@ -17,10 +17,10 @@ from dataclasses import replace
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.core.model import Attempt, Fate
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue import transitions
 from zonemta_py.queue.active import read_message
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Waiting, read_inflight, read_meta, read_waiting
@@ -108,7 +108,7 @@ class Storage:
         if place is None:
             return None
         key, record = place
-        batch = Batch()
+        batch = WriteBatch()
         now = record._replace(
             version=FORMAT, due_ms=max(1, to_ms(schedule.at)), last_ms=to_ms(schedule.last_attempt)
         )
@@ -132,7 +132,7 @@ class Storage:
         if place is None:
             return None
         key, record = place
-        number, batch = self._queue.next_transaction(), Batch()
+        number, batch = self._queue.next_transaction(), WriteBatch()
         transitions.start(
             batch,
             keys.parse_recipient(key)[1],
@@ -165,9 +165,9 @@ class Storage:
         if place is None:
             return None
         key, record = place
-        message, batch = keys.parse_recipient(key)[1], Batch()
+        message, batch = keys.parse_recipient(key)[1], WriteBatch()
         meta, _ = read_message(self._store, message)
-        outcome = Outcome(recipient_at(key, record), Fate.DELIVERED, _SENT)
+        outcome = Outcome(recipient_at(key, record), OutcomeKind.DELIVERED, _SENT)
         transitions.settle(batch, meta, None, [outcome], "", clock.now_ms())
         batch.delete(keys.inflight_key(message, mail.epoch[1]))
         return await self._done(mail.id, batch, key, record)
@@ -178,7 +178,7 @@ class Storage:
         if place is None:
             return None
         key, record = place
-        message, batch = keys.parse_recipient(key)[1], Batch()
+        message, batch = keys.parse_recipient(key)[1], WriteBatch()
         batch.delete(keys.inflight_key(message, mail.epoch[1]))
         await self._write(mail.id, batch)
         self._flying.pop(mail.id, None)
@@ -190,7 +190,7 @@ class Storage:
         if place is None:
             return None
         key, record = place
-        batch = Batch()
+        batch = WriteBatch()
         meta, _ = read_message(self._store, keys.parse_recipient(key)[1])
         transitions.delete(batch, meta, key, record, clock.now_ms())
         return await self._done(mail.id, batch, key, record)
@@ -240,28 +240,30 @@ class Storage:
             self._busy.add(mail.id)
         return place
 
-    async def _write(self, mail: str, batch: Batch) -> None:
+    async def _write(self, mail: str, batch: WriteBatch) -> None:
         try:
             await self._queue.commits.submit(batch)
         finally:
             self._busy.discard(mail)
 
-    async def _done(self, mail: str, batch: Batch, key: bytes, record: Waiting) -> PendingCleanupMail:
+    async def _done(
+        self, mail: str, batch: WriteBatch, key: bytes, record: Waiting
+    ) -> PendingCleanupMail:
         message = keys.parse_recipient(key)[1]
         if record.due_ms:
             self._queue.deferral.retire(batch, {key: record.due_ms})
-        live = self._queue.pin(message)
-        live.remaining -= 1
-        if live.remaining == 0:
+        active = self._queue.acquire_message(message)
+        active.remaining -= 1
+        if active.remaining == 0:
             # Two chunks or not: what is left is for ``cleanup`` to remove, also after a crash.
-            transitions.last(batch, message, max(live.mark.chunks, 2), live.notes)
+            transitions.last(batch, message, max(active.mark.chunks, 2), active.notes)
         try:
             await self._write(mail, batch)
         except BaseException:
-            live.remaining += 1
+            active.remaining += 1
             raise
         finally:
-            self._queue.unpin(live)
+            self._queue.release_message(active)
         self._flying.pop(mail, None)
         self._clean.add(mail)
         return PendingCleanupMail(mail)

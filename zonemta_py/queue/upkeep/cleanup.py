@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.chunks import Upload
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
@@ -63,7 +63,7 @@ class Cleanup:
         prefix = keys.message_prefix(message)
         cursor = prefix
         while True:
-            batch = Batch()
+            batch = WriteBatch()
             batch.kinds.append("cleanup")
             for key in islice(self._store.keys(cursor, keys.end_of(prefix)), CHUNKS_AT_ONCE):
                 batch.delete(key)

@@ -11,7 +11,7 @@ from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Uncertain
 from zonemta_py.queue import transitions
 from zonemta_py.queue.active import Lease, recipients_of
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Inflight, Meta, Waiting, read_meta, read_waiting
 from zonemta_py.queue.submitter_queues import Recipient
@@ -39,7 +39,7 @@ class CutOff:
         self._suspects = 0
         self.transactions = 0
 
-    def transaction(self, batch: Batch, message: str, inflight: Inflight) -> None:
+    def transaction(self, batch: WriteBatch, message: str, inflight: Inflight) -> None:
         """Deal with one ``inflight/`` record."""
         self.transactions += 1
         value = self._store.get(keys.meta_key(message))
@@ -49,7 +49,9 @@ class CutOff:
             if meta is not None and record.number in inflight.indexes:
                 self._recipient(batch, meta, key, record, inflight.attempt)
 
-    def _recipient(self, batch: Batch, meta: Meta, key: bytes, record: Waiting, attempt: int) -> None:
+    def _recipient(
+        self, batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, attempt: int
+    ) -> None:
         zone, message, address = keys.parse_recipient(key)
         facts = transitions.facts_of(meta, key, record, self._now_ms)
         batch.record(Uncertain(**{**facts, "attempt": attempt}))
@@ -70,11 +72,11 @@ class CutOff:
             batch.put(key, pack(record))
 
 
-def cut_off(queue: "Queue", lease: Lease) -> Batch:
+def cut_off(queue: "Queue", lease: Lease) -> CommitFuture:
     """End ``lease``: its recipients are uncertain, and ready again, later, or held, as after a crash."""
-    message, now_ms = lease.live.id, queue.now()
+    message, now_ms = lease.active.id, queue.now()
     assert lease.number is not None
-    batch = Batch()
+    batch = WriteBatch()
     cut = CutOff(queue.store, queue.poison_after, now_ms)
     indexes = tuple(recipient.record.number for recipient in lease.recipients)
     attempt = lease.recipients[0].record.attempts + 1
@@ -102,7 +104,7 @@ def cut_off(queue: "Queue", lease: Lease) -> Batch:
             queue.windows.on_ready(lease.zone, lease.destination, False)
         for due in dues:
             queue.deferral.arrived(due)
-        queue.unpin(lease.live)
+        queue.release_message(lease.active)
 
-    batch.then(written)
+    batch.future.add_done_callback(written)
     return queue.commits.submit(batch)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
-from zonemta_py.queue.active import LiveMessage, recipients_of
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.active import ActiveMessage, recipients_of
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting
@@ -21,7 +21,7 @@ from zonemta_py.queue.submitter_queues import Recipient
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
-Write = Callable[[Batch, bytes, Waiting], None]
+Write = Callable[[WriteBatch, bytes, Waiting], None]
 
 
 @dataclass(slots=True)
@@ -47,16 +47,16 @@ class Operator:
         """Remove a message's recipients, or one; returns (removed, left because in flight)."""
         queue, now_ms = self._queue, self._queue.now()
 
-        def write(batch: Batch, key: bytes, record: Waiting) -> None:
-            transitions.delete(batch, live.meta, key, record, now_ms)
+        def write(batch: WriteBatch, key: bytes, record: Waiting) -> None:
+            transitions.delete(batch, active.meta, key, record, now_ms)
 
         if queue.store.get(keys.meta_key(message)) is None:
             return 0, 0
-        live = queue.pin(message)
-        batch = Batch()
-        taken = self._take(batch, live, address, write)
-        live.remaining -= taken.count
-        await asyncio.shield(self._commit(live, batch, taken))
+        active = queue.acquire_message(message)
+        batch = WriteBatch()
+        taken = self._take(batch, active, address, write)
+        active.remaining -= taken.count
+        await asyncio.shield(self._commit(active, batch, taken))
         return taken.count, taken.busy
 
     async def hold(
@@ -65,19 +65,19 @@ class Operator:
         """Keep a message's recipients, or one, from being sent; returns (held, left because in flight)."""
         queue, now_ms = self._queue, self._queue.now()
 
-        def write(batch: Batch, key: bytes, record: Waiting) -> None:
-            transitions.hold(batch, live.meta, key, record, reason, now_ms)
+        def write(batch: WriteBatch, key: bytes, record: Waiting) -> None:
+            transitions.hold(batch, active.meta, key, record, reason, now_ms)
 
         if queue.store.get(keys.meta_key(message)) is None:
             return 0, 0
-        live = queue.pin(message)
-        batch = Batch()
-        taken = self._take(batch, live, address, write, passing=_is_held)
+        active = queue.acquire_message(message)
+        batch = WriteBatch()
+        taken = self._take(batch, active, address, write, passing=_is_held)
         zones = {keys.parse_recipient(key)[0] for key in (*taken.waiting, *taken.deferred)}
         dues = [keys.due_key(keys.HELD_MS, zone, message) for zone in zones]
         for due in dues:
             queue.deferral.expect(due)
-        await asyncio.shield(self._commit(live, batch, taken))
+        await asyncio.shield(self._commit(active, batch, taken))
         for due in dues:
             queue.deferral.arrived(due)
         return taken.count, taken.busy
@@ -87,10 +87,10 @@ class Operator:
         queue, now_ms = self._queue, self._queue.now()
         if queue.store.get(keys.meta_key(message)) is None:
             return 0
-        live = queue.pin(message)
-        batch, woken, times = Batch(), list[Recipient](), dict[bytes, int]()
+        active = queue.acquire_message(message)
+        batch, woken, times = WriteBatch(), list[Recipient](), dict[bytes, int]()
         try:
-            for key, value in recipients_of(queue.store, message, live.meta.zones):
+            for key, value in recipients_of(queue.store, message, active.meta.zones):
                 zone, _, found = keys.parse_recipient(key)
                 record = readable(key, value)
                 if (
@@ -103,18 +103,18 @@ class Operator:
                 fresh = record._replace(uncertain=0)
                 woken.append(transitions.wake(batch, zone, message, found, fresh))
                 times[key] = record.due_ms
-                batch.record(Released(**transitions.facts_of(live.meta, key, record, now_ms)))
+                batch.record(Released(**transitions.facts_of(active.meta, key, record, now_ms)))
             queue.deferral.retire(batch, times)
             if woken:
                 await asyncio.shield(queue.deferral.commit(batch, woken))
         finally:
-            queue.unpin(live)
+            queue.release_message(active)
         return len(woken)
 
     def _take(
         self,
-        batch: Batch,
-        live: LiveMessage,
+        batch: WriteBatch,
+        active: ActiveMessage,
         address: str | None,
         write: Write,
         passing: Callable[[Waiting], bool] = lambda _: False,
@@ -123,9 +123,9 @@ class Operator:
         queue, taken = self._queue, _Taken()
         try:
             with queue.store.frozen() as view:
-                found_now = list(recipients_of(view, live.id, live.meta.zones))
+                found_now = list(recipients_of(view, active.id, active.meta.zones))
         except QueueCorrupt:
-            queue.unpin(live)
+            queue.release_message(active)
             raise
         for key, value in found_now:
             zone, _, found = keys.parse_recipient(key)
@@ -147,31 +147,31 @@ class Operator:
         try:
             queue.deferral.retire(batch, taken.deferred)
         except BaseException:
-            self._put_back(live, taken)
+            self._put_back(active, taken)
             raise
         return taken
 
-    def _put_back(self, live: LiveMessage, taken: _Taken) -> None:
+    def _put_back(self, active: ActiveMessage, taken: _Taken) -> None:
         """Nothing was written: everybody stays where they were."""
         for key in taken.waiting:
             self._queue.windows.zone(keys.parse_recipient(key)[0]).restore(key)
         self._queue.deferral.moving.difference_update(taken.deferred)
-        self._queue.unpin(live)
+        self._queue.release_message(active)
 
-    async def _commit(self, live: LiveMessage, batch: Batch, taken: _Taken) -> None:
+    async def _commit(self, active: ActiveMessage, batch: WriteBatch, taken: _Taken) -> None:
         queue = self._queue
         if batch.ops:
             try:
-                then = queue.end(batch, live) if live.remaining == 0 else []
+                then = queue.end(batch, active) if active.remaining == 0 else []
             except BaseException:
-                live.remaining += taken.count
-                self._put_back(live, taken)
+                active.remaining += taken.count
+                self._put_back(active, taken)
                 raise
             for call in then:
-                batch.then(call)
+                batch.future.add_done_callback(call)
             await queue.commits.submit(batch)
-            queue.gone(live)
-        queue.unpin(live)
+            queue.gone(active)
+        queue.release_message(active)
         queue.deferral.moving.difference_update(taken.deferred)
         for key in taken.waiting:
             queue.windows.zone(keys.parse_recipient(key)[0]).forget([key])

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt
-from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_inflight
 from zonemta_py.queue.upkeep.cleanup import Cleanup
@@ -58,7 +58,7 @@ async def recover(
     """Deal with every key of a previous life; returns how many transactions were uncertain."""
     cut = CutOff(store, poison_after, now_ms)
     for key, value in list(store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT))):
-        batch = Batch()
+        batch = WriteBatch()
         cut.transaction(batch, keys.owner_of(key), read_inflight(value))
         batch.delete(key)
         await commits.submit(batch)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.schema import Lost
-from zonemta_py.queue.batch import Batch
+from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
@@ -65,7 +65,7 @@ class _Mending:
     def _tell(self, what: str, message: str, recipient: str, reason: str) -> None:
         self.rows.append({"what": what, "message": message, "recipient": recipient, "reason": reason})
 
-    def _lose(self, batch: Batch, seat: Seat, zone: str, address: str, reason: str) -> None:
+    def _lose(self, batch: WriteBatch, seat: Seat, zone: str, address: str, reason: str) -> None:
         message, index = seat
         self._tell("lost", message, address, reason)
         self._ledger.open.pop(seat, None)
@@ -104,11 +104,11 @@ class _Mending:
         # Deferred first: of two places, the one that waits for its time or is held is the careful one.
         for space in (keys.DEFERRED, keys.WAITING):
             for key, value in self._all(space):
-                batch = Batch()
+                batch = WriteBatch()
                 self._recipient(batch, key, value)
                 await self._write(batch)
 
-    def _recipient(self, batch: Batch, key: bytes, value: bytes) -> None:
+    def _recipient(self, batch: WriteBatch, key: bytes, value: bytes) -> None:
         try:
             zone, message, address = keys.parse_recipient(key)
         except ValueError:
@@ -164,7 +164,7 @@ class _Mending:
         while (key := next(self._store.keys(cursor, keys.end_of(keys.MESSAGE)), None)) is not None:
             message = keys.owner_of(key)
             cursor = keys.end_of(keys.message_prefix(message))
-            batch = Batch()
+            batch = WriteBatch()
             whole = self._message(message)
             if isinstance(whole, str):
                 for marker in (keys.mark_key(message), keys.meta_key(message)):
@@ -185,7 +185,7 @@ class _Mending:
             message, index = seat
             if index in self._found.get(message, {}):
                 continue
-            batch = Batch()
+            batch = WriteBatch()
             whole = self._message(message)
             if isinstance(whole, str):
                 self._lose(batch, seat, zone, address, whole)
@@ -210,16 +210,16 @@ class _Mending:
                 await self._finish(message, whole)
 
     async def _finish(self, message: str, whole: _Whole) -> None:
-        batch = Batch()
+        batch = WriteBatch()
         found = self._found.get(message)
         if not found:
-            live = self._queue.pin(message)
-            then = self._queue.end(batch, live)  # with the report on failures that were noted
+            active = self._queue.acquire_message(message)
+            then = self._queue.end(batch, active)  # with the report on failures that were noted
             self._tell("removed", message, "", "nobody is left to send it to")
             for call in then:
-                batch.then(call)
+                batch.future.add_done_callback(call)
             await self._queue.commits.submit(batch)
-            self._queue.unpin(live)
+            self._queue.release_message(active)
             return
         zones = {keys.parse_recipient(key)[0] for key in found.values()}
         if not zones <= set(whole.zones):
@@ -238,7 +238,7 @@ class _Mending:
         }
         for space, read in readers.items():
             for key, value in self._all(space):
-                batch = Batch()
+                batch = WriteBatch()
                 try:
                     read(value)
                     if (
@@ -253,11 +253,11 @@ class _Mending:
 
         for key, _ in self._all(keys.DUE):
             if not self._wakes_somebody(key):
-                batch = Batch()
+                batch = WriteBatch()
                 batch.delete(key)
                 await self._write(batch)
         for key, _ in self._all(keys.SPILL):  # the scan of the next start writes those that are needed
-            batch = Batch()
+            batch = WriteBatch()
             batch.delete(key)
             await self._write(batch)
 
@@ -280,6 +280,6 @@ class _Mending:
             yield pair
             cursor = pair[0] + b"\x00"
 
-    async def _write(self, batch: Batch) -> None:
+    async def _write(self, batch: WriteBatch) -> None:
         if batch.ops or batch.events:
             await self._queue.commits.submit(batch)

@@ -8,22 +8,22 @@ the removal of the old one are one batch.
 from collections.abc import Sequence
 
 from zonemta_py.core.codec import replace
-from zonemta_py.core.model import Fate
-from zonemta_py.queue.active import LiveMessage
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, born
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import Recipient
-from zonemta_py.queue.transitions import Outcome, Submission, deferred
+from zonemta_py.queue.transitions import AcceptedMessage, Outcome, deferred
 from zonemta_py.smtp.headers import field_value, scan
 
 
-async def copied(queue: Queue, live: LiveMessage) -> MessageWriter:
-    """A new message with the body of ``live``. Raises QueueCorrupt, QueueUnavailable; nothing is left."""
+async def copied(queue: Queue, active: ActiveMessage) -> MessageWriter:
+    """A new message with the body of ``active``. Raises QueueCorrupt, QueueUnavailable; nothing is left."""
     writer = queue.open_message()
     try:
-        for chunk in queue.body(live):
+        for chunk in queue.body(active):
             written = writer.write(chunk)
             if written is not None:
                 await written
@@ -34,18 +34,18 @@ async def copied(queue: Queue, live: LiveMessage) -> MessageWriter:
 
 
 def requeued(
-    writer: MessageWriter, live: LiveMessage, outcomes: Sequence[Outcome], now_ms: int
-) -> tuple[Submission, list[Outcome]]:
+    writer: MessageWriter, active: ActiveMessage, outcomes: Sequence[Outcome], now_ms: int
+) -> tuple[AcceptedMessage, list[Outcome]]:
     """The message of the deferred ones, and ``outcomes`` as they are then: age, flags, attempts go along."""
-    message, meta = writer.id, live.meta
+    message, meta = writer.id, active.meta
     recipients: list[Recipient] = []
     ended: list[Outcome] = []
     for outcome in outcomes:
-        if outcome.fate is not Fate.DEFERRED:
+        if outcome.kind is not OutcomeKind.DEFERRED:
             ended.append(outcome)
             continue
         again = (message, len(recipients))
-        ended.append(replace(outcome, fate=Fate.REQUEUED, again=again))
+        ended.append(replace(outcome, kind=OutcomeKind.REQUEUED, again=again))
         was = outcome.recipient
         record = deferred(outcome, now_ms)._replace(version=FORMAT, number=again[1])
         key = keys.deferred_key(was.zone, message, was.address)
@@ -53,12 +53,12 @@ def requeued(
     kept = meta._replace(
         version=FORMAT,
         zones=tuple(sorted({recipient.zone for recipient in recipients})),
-        born_ms=born(meta, live.id),
+        born_ms=born(meta, active.id),
     )
     last = writer.last
-    mark = writer.mark(live.mark.created_ms)
+    mark = writer.mark(active.mark.created_ms)
     tail = [last] if last else []
-    return Submission(message, kept, mark, tail, recipients, _message_id(meta.header)), ended
+    return AcceptedMessage(message, kept, mark, tail, recipients, _message_id(meta.header)), ended
 
 
 def _message_id(header: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Set
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.events.schema import Moved
-from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_meta, read_waiting
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
@@ -23,7 +23,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
         for key in store.keys(keys.zone_prefix(space, zone), keys.end_of(keys.zone_prefix(space, zone)))
     }
     for message in sorted(messages):
-        batch = Batch()
+        batch = WriteBatch()
         moved = []
         for space in (keys.WAITING, keys.DEFERRED):
             prefix = keys.zone_prefix(space, zone, message)
@@ -46,7 +46,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
             Moved(time_ms=now_ms, message=message, recipients=tuple(moved), zone=zone, new_zone=new_zone)
         )
         await commits.submit(batch)
-    batch = Batch()
+    batch = WriteBatch()
     for key in store.keys(
         keys.zone_prefix(keys.SPILL, zone), keys.end_of(keys.zone_prefix(keys.SPILL, zone))
     ):

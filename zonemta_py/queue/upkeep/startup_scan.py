@@ -9,10 +9,10 @@ import logging
 
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.batch import Batch, GroupCommit
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
-from zonemta_py.queue.spill import Placement, Windows
+from zonemta_py.queue.spill import ReadyWindows, Reservation
 from zonemta_py.queue.submitter_queues import Recipient
 from zonemta_py.storage.interface import Store, View
 
@@ -21,14 +21,16 @@ log = logging.getLogger(__name__)
 SLICE = 1000  # recipients between two looks at everything else: about 3 ms
 
 
-async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: str, newest: str) -> int:
+async def scan_zone(
+    store: Store, commits: GroupCommit, windows: ReadyWindows, zone: str, newest: str
+) -> int:
     """Offer the recipients of ``zone`` up to message ``newest``; returns how many there were."""
     cursor = keys.zone_prefix(keys.WAITING, zone)
     stop = keys.end_of(keys.zone_prefix(keys.WAITING, zone, newest))
     total = 0
     while True:
         began_s, written = monotonic_s(), commits.batches
-        placement = Placement()
+        placement = Reservation()
         count, beyond = 0, None
         try:
             for key, value in store.scan(cursor, stop):
@@ -43,7 +45,7 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
         total += count
         stale = windows.stale_spills(placement)
         if placement.spills or stale:
-            batch = Batch()
+            batch = WriteBatch()
             for spill in stale:
                 batch.delete(spill.key)
             for spill in placement.spills:
@@ -59,7 +61,7 @@ async def scan_zone(store: Store, commits: GroupCommit, windows: Windows, zone: 
         await asyncio.sleep(3 * (monotonic_s() - began_s) if busy else 0)
 
 
-def _offer(windows: Windows, placement: Placement, zone: str, key: bytes, value: bytes) -> None:
+def _offer(windows: ReadyWindows, placement: Reservation, zone: str, key: bytes, value: bytes) -> None:
     _, message, address = keys.parse_recipient(key)
     try:
         recipient = Recipient(key, zone, message, address, read_waiting(value))
