@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.servers import BUCKET, DURABLE, part_of, start_objects, start_redis
+from tests.kit.servers import BUCKET, DURABLE, part_of, start_objects, start_redis
 from zonemta_py.bench.children import cpu_seconds
 from zonemta_py.bench.measure import Measurement, measure
 from zonemta_py.bench.ours import OurRelay

@@ -1,13 +1,16 @@
-"""Fixtures and habits: no sleeps, a deadline on every wait."""
+"""Fixtures of all tests."""
 
-import asyncio
 import os
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("tests.kit")
+
+from tests.kit.deadlines import eventually, until  # noqa: E402
+
+__all__ = ["eventually", "until"]
 
 settings.register_profile(
     "dev", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -17,34 +20,12 @@ settings.register_profile(
 )
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-DEADLINE_S = 30.0
-
-# What clients of S3 look for; the server of a test asks nobody who he is.
+# The clients of S3 require credentials; the server of the tests accepts any.
 os.environ.setdefault("AWS_ACCESS_KEY_ID", "test")
 os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
 
 
-async def until(condition: Callable[[], object], what: str = "", deadline_s: float = DEADLINE_S) -> None:
-    """Return once ``condition()`` holds; fail when it does not in time."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"timed out waiting for {what or condition}"
-        await asyncio.sleep(0.01)
-
-
-async def eventually(
-    ask: Callable[[], Awaitable[bool]], what: str, deadline_s: float = DEADLINE_S
-) -> None:
-    """As ``until``, for a condition that must itself be waited for, as a reply must."""
-    end = time.monotonic() + deadline_s
-    while not await ask():
-        assert time.monotonic() < end, f"timed out waiting for {what}"
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of this test's own."""
+    """A directory of this test's own."""
     return tmp_path
-
-
-AsyncFactory = Callable[..., Awaitable[object]]

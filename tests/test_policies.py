@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.end_to_end.harness import empty, facts, relaying, send, staged
-from tests.intake.raw import Raw
+from tests.kit.relay import empty, facts, relaying, send, staged
+from tests.kit.smtp_client import Raw
 from zonemta_py import Envelope, NotAccepted, Relay
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.policies import (
@@ -135,7 +135,7 @@ async def test_a_repeat_under_policies(folder: Path) -> None:
 
 
 async def empty_but_keys(relay: Relay) -> None:
-    from tests.conftest import until
+    from tests.kit.deadlines import until
     from zonemta_py.queue.format import keys
 
     store = relay.queue.store

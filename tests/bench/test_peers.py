@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
+from tests.kit.deadlines import until
 from zonemta_py.bench.peers import PEERS
 from zonemta_py.sink.server import Sink
 

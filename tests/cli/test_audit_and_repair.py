@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.conftest import until
-from tests.end_to_end.harness import Stage, empty, relaying, send, staged
-from tests.queue.harness import problems
+from tests.kit.deadlines import until
+from tests.kit.queue import problems
+from tests.kit.relay import Stage, empty, relaying, send, staged
 from zonemta_py.cli.main import main
 from zonemta_py.queue.format import keys
 from zonemta_py.sink.script import Rule, Step

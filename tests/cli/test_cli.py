@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.queue.harness import accept, opened
+from tests.kit.queue import accept, opened
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.core import clock
 
@@ -260,7 +260,7 @@ def test_submit_to_a_sink(folder: Path) -> None:
 
 def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) -> None:
     """The relay as it is run (uvloop): STARTTLS, AUTH, several listeners, facts on stderr."""
-    from tests.intake.relay_in import certificate, users_file
+    from tests.kit.listener import certificate, users_file
 
     cert, key, _ = certificate(folder)
     users_file(folder)

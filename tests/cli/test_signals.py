@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import Stage, staged
-from tests.intake.raw import Raw
+from tests.kit.deadlines import until
+from tests.kit.relay import Stage, staged
+from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.sink.script import Rule, Step

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import until
 from tests.crash.disk import Disk
-from tests.crash.load import DOMAINS, Load, recipients_of
-from tests.end_to_end.harness import RECEIVERS, SENDERS, Stage, staged
-from tests.queue.harness import everything, problems
+from tests.kit.deadlines import until
+from tests.kit.load import DOMAINS, Load, recipients_of
+from tests.kit.queue import everything, problems
+from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.config.schema import QueueSettings

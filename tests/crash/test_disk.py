@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
 from tests.crash.disk import Disk, needs_compiler
 from tests.crash.rounds import Rounds
 from tests.crash.test_crash import assert_nothing_lost
-from tests.intake.raw import Raw
+from tests.kit.deadlines import until
+from tests.kit.smtp_client import Raw
 
 
 @pytest.mark.crash

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from tests.end_to_end.harness import ledger, received, relaying, send, staged
+from tests.kit.relay import ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.delivery.dkim import Key, Signer, load_keys

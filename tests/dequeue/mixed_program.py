@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.dequeue.harness import opened, run
+from tests.kit.dequeue import opened, run
 from zonemta_py.core import faults
 from zonemta_py.dequeue import AsyncMessage, Disposition
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import zonemta_py
-from tests.dequeue.harness import meta_of, per_recipient, reports, rows
+from tests.kit.dequeue import meta_of, per_recipient, reports, rows
 from zonemta_py import Queue
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
 from zonemta_py.smtp.dsn_params import SUCCESS

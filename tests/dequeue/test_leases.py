@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.dequeue.harness import BODY, ZONE, opened, rows, run, stored
-from tests.end_to_end.harness import staged
+from tests.kit.deadlines import until
+from tests.kit.dequeue import BODY, ZONE, opened, rows, run, stored
+from tests.kit.relay import staged
 from zonemta_py import Queue, Relay
 from zonemta_py.core.errors import LocalError
 from zonemta_py.dequeue import (

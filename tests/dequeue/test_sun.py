@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import until
-from tests.dequeue.harness import (
+from tests.kit.deadlines import until
+from tests.kit.dequeue import (
     BODY,
     ZONE,
     meta_of,

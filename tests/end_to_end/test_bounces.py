@@ -8,8 +8,8 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import Any, cast
 
-from tests.conftest import until
-from tests.end_to_end.harness import Stage, empty, facts, ledger, received, relaying, send, staged
+from tests.kit.deadlines import until
+from tests.kit.relay import Stage, empty, facts, ledger, received, relaying, send, staged
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import EXTENSIONS, Received, Sink
@@ -85,7 +85,7 @@ async def test_noted_failures_survive_a_restart_and_a_deletion(folder: Path) -> 
         )
         async with relaying(config) as relay:
             await send(relay, ["no1@a.example", "never@a.example"])
-            from tests.conftest import until
+            from tests.kit.deadlines import until
             from zonemta_py.queue.format import keys
 
             store = relay.queue.store

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import zonemta_py
-from tests.end_to_end.harness import empty, ledger, staged
+from tests.kit.relay import empty, ledger, staged
 from zonemta_py import NotAccepted, Relay
 
 EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import staged
+from tests.kit.deadlines import until
+from tests.kit.relay import staged
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, rss_anon_bytes
 

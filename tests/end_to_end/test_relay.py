@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
-from tests.queue.harness import everything
-from tests.servers import queue_settings
+from tests.kit.deadlines import until
+from tests.kit.queue import everything
+from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.kit.servers import queue_settings
 from zonemta_py.admin.operations import Operations
 from zonemta_py.config.schema import Config
 from zonemta_py.core.clock import monotonic_s

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import empty, facts, relaying, send, staged
-from tests.intake.relay_in import users_file
-from tests.queue.harness import everything
+from tests.kit.deadlines import until
+from tests.kit.listener import users_file
+from tests.kit.queue import everything
+from tests.kit.relay import empty, facts, relaying, send, staged
 from zonemta_py.queue.format import keys
 
 
 @pytest.fixture
 def trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A certificate that verifying sessions of this test trust."""
-    from tests.intake.relay_in import certificate
+    from tests.kit.listener import certificate
     from zonemta_py.transports import connect as smtp
 
     cert, key, context = certificate(folder)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import empty, facts, relaying, send, staged
+from tests.kit.deadlines import until
+from tests.kit.relay import empty, facts, relaying, send, staged
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from tests.conftest import until
-from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened, settle
+from tests.kit.deadlines import until
+from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, settle
 from zonemta_py.config.schema import Events, Rotate
 from zonemta_py.config.units import Seconds, Size
 from zonemta_py.core.codec import from_json

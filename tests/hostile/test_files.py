@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.harness import item
-from tests.queue.harness import Clock, accept, lease, opened, problems, settle
+from tests.kit.attacks import item
+from tests.kit.queue import Clock, accept, lease, opened, problems, settle
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
 from zonemta_py.core.model import OutcomeKind

@@ -3,11 +3,11 @@
 import random
 from pathlib import Path
 
-from tests.conftest import until
-from tests.end_to_end.harness import staged
-from tests.hostile.harness import item
 from tests.hostile.test_submitters import ENDS, OK, SMUGGLED
-from tests.intake.raw import Raw
+from tests.kit.attacks import item
+from tests.kit.deadlines import until
+from tests.kit.relay import staged
+from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port, rss_anon_bytes
 

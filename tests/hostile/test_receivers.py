@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import facts, send
-from tests.hostile.harness import Handler, Victim, answering, attacked, item, receiver
-from tests.intake.relay_in import certificate
+from tests.kit.attacks import Handler, Victim, answering, attacked, item, receiver
+from tests.kit.deadlines import until
+from tests.kit.listener import certificate
+from tests.kit.relay import facts, send
 from zonemta_py.queue.format.keys import DEFERRED, end_of
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step

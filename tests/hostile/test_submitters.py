@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import until
-from tests.hostile.harness import attacked, item
-from tests.intake.raw import Raw
-from tests.intake.relay_in import certificate
+from tests.kit.attacks import attacked, item
+from tests.kit.deadlines import until
+from tests.kit.listener import certificate
+from tests.kit.smtp_client import Raw
 from zonemta_py.sink.script import Rule, Step
 
 OK = b"Subject: s\r\n\r\nbody\r\n.\r\n"
@@ -437,7 +437,7 @@ async def test_bdat_is_not_offered_and_not_taken(folder: Path) -> None:
 @item(33)
 async def test_passwords_in_the_clear(folder: Path) -> None:
     """AUTH is neither offered nor taken without TLS."""
-    from tests.intake.relay_in import users_file
+    from tests.kit.listener import users_file
 
     cert, key, _ = certificate(folder)
     listener = {
@@ -451,7 +451,7 @@ async def test_passwords_in_the_clear(folder: Path) -> None:
 
 @item(10, 33)
 async def test_guessing_passwords(folder: Path) -> None:
-    from tests.intake.relay_in import users_file
+    from tests.kit.listener import users_file
 
     listener = {"auth": {"users_file": str(users_file(folder)), "require_tls": False}, "max_errors": 3}
     async with attacked(folder, listener) as victim, await victim.client() as client:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.intake import relay_in
+from tests.kit import listener as kit
 
 
 @pytest.fixture(autouse=True, params=["direct", "linked"])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Once with the queue at hand, once over a receiver's link."""
-    relay_in.way = request.param
+    kit.way = request.param
     yield
-    relay_in.way = "direct"
+    kit.way = "direct"

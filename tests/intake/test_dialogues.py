@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.intake.relay_in import In, listening
+from tests.kit.deadlines import until
+from tests.kit.listener import In, listening
 from zonemta_py.queue.format import keys
 
 FOLDER = Path(__file__).parents[1] / "dialogues"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.intake.relay_in import In, listening
+from tests.kit.listener import In, listening
 from tests.smtp.test_proxy import of, second
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError

@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from tests.conftest import until
-from tests.intake.relay_in import In, certificate, listening, settings_of, users_file
-from tests.queue.harness import everything, problems
+from tests.kit.deadlines import until
+from tests.kit.listener import In, certificate, listening, settings_of, users_file
+from tests.kit.queue import everything, problems
 from zonemta_py.config.units import Seconds
 from zonemta_py.intake.users import Users, hash_password, load_users
 from zonemta_py.queue.format import keys
@@ -386,7 +386,7 @@ def test_users(folder: Path) -> None:
 
 
 def test_tls_files_that_cannot_be_used(folder: Path) -> None:
-    from tests.intake.relay_in import make_config
+    from tests.kit.listener import make_config
     from zonemta_py.core.errors import ConfigError
     from zonemta_py.intake.context import make_context
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import Stage
-from tests.intake.raw import Raw
-from tests.intake.relay_in import In, listening, settings_of
-from tests.queue.harness import events
+from tests.kit.deadlines import until
+from tests.kit.listener import In, listening, settings_of
+from tests.kit.queue import events
+from tests.kit.relay import Stage
+from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.config.schema import SubmissionKey

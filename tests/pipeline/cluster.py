@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.conftest import until
+from tests.kit.deadlines import until
 from zonemta_py.bench.children import family, free_port
 from zonemta_py.pipeline.spark.java import find_java
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.end_to_end.harness import empty, relaying, staged
+from tests.kit.relay import empty, relaying, staged
 from tests.pipeline.test_plan import plan, write_list
 from tests.pipeline.test_send import manners, send
 from zonemta_py.core.errors import LocalError
@@ -58,7 +58,7 @@ async def campaign(spark: "SparkSession", folder: Path) -> dict[str, Any]:
 
 
 async def empty_queue(relay: Any) -> None:
-    from tests.conftest import until
+    from tests.kit.deadlines import until
     from zonemta_py.queue.format import keys
 
     store = relay.queue.store

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import eventually, until
-from tests.end_to_end.harness import Stage, facts, ledger, staged
+from tests.kit.deadlines import eventually, until
+from tests.kit.relay import Stage, facts, ledger, staged
 from tests.pipeline.cluster import Cluster, cluster
 from tests.pipeline.test_plan import plan, write_list
 from zonemta_py.bench.children import Child, free_port

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import until
+from tests.kit.deadlines import until
 from zonemta_py.pipeline.spark import progress
 
 

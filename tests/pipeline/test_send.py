@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import Stage, ledger, relaying, staged
-from tests.intake.relay_in import certificate, users_file
+from tests.kit.deadlines import until
+from tests.kit.listener import certificate, users_file
+from tests.kit.relay import Stage, ledger, relaying, staged
 from tests.pipeline.test_plan import plan, write_list
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.core.errors import LocalError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.processes.arranged import run_arranged
+from tests.kit.process_counts import run_arranged
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 

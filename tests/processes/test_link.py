@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import until
+from tests.kit.deadlines import until
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.processes.link import BUFFER_BYTES, Link
 

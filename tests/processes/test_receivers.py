@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import eventually, until
-from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
-from tests.intake.raw import Raw
+from tests.kit.deadlines import eventually, until
+from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.kit.smtp_client import Raw
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
 from tests.delivery.test_dkim import verified, write_key
-from tests.end_to_end.harness import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.kit.deadlines import until
+from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.queue import harness
+from tests.kit import queue as kit
 
 
-@pytest.fixture(params=harness.KINDS)
+@pytest.fixture(params=kit.KINDS)
 def each_store(request: pytest.FixtureRequest) -> Iterator[str]:
-    harness.kind = request.param
+    kit.kind = request.param
     yield request.param
-    harness.kind = "leveldb"
+    kit.kind = "leveldb"

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.conftest import until
-from tests.queue.harness import Clock, accept, begin, events, everything, make_queue, outcomes, problems
+from tests.kit.deadlines import until
+from tests.kit.queue import Clock, accept, begin, events, everything, make_queue, outcomes, problems
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys

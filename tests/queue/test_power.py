@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.queue.harness import Clock, accept, begin, lease, make_queue, opened, problems, settle
+from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.queue.harness import (
+from tests.kit.deadlines import until
+from tests.kit.queue import (
     HEADER,
     LATER,
     OK,
@@ -153,12 +153,12 @@ async def test_deferred_and_woken(folder: Path) -> None:
 
 async def test_the_timer_wakes_by_itself(folder: Path) -> None:
     """No poll: the background task sleeps until the first is due, and is told of a sooner one."""
-    async with opened(folder, Clock()) as queue:
-        ready: list[str] = []
-        queue.windows.on_ready = lambda zone, destination, light: ready.append(destination)
-        from zonemta_py.core import clock
+    from zonemta_py.core import clock
 
-        queue.deferral._now = queue._now = clock.now_ms
+    ready: list[str] = []
+    async with opened(
+        folder, clock.now_ms, on_ready=lambda zone, destination, light: ready.append(destination)
+    ) as queue:
         await accept(queue, "a@x.example")
         await accept(queue, "a@y.example")
         far, near = lease(queue, "x.example"), lease(queue, "y.example")

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.queue.harness import Clock, accept, everything, lease, opened, problems, settle
+from tests.kit.queue import Clock, accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import new_waiting
@@ -70,8 +70,9 @@ async def test_a_flood_for_one_domain_leaves_room_for_others(folder: Path) -> No
 async def test_more_domains_than_the_window_holds(folder: Path) -> None:
     """With the whole window full, a new destination's mail waits on disk and still gets its turn."""
     ready: list[str] = []
-    async with opened(folder, window=100) as queue:
-        queue.windows.on_ready = lambda zone, destination, light: ready.append(destination)
+    async with opened(
+        folder, window=100, on_ready=lambda zone, destination, light: ready.append(destination)
+    ) as queue:
         domains = [f"d{n}.example" for n in range(300)]
         for domain in domains:
             await accept(queue, f"a@{domain}")
@@ -123,8 +124,9 @@ async def test_a_small_job_overtakes_a_flood_at_its_own_destination(folder: Path
 async def test_a_small_job_finds_a_place_in_a_window_full_of_anothers(folder: Path) -> None:
     """A flood for more domains than the window holds leaves its last quarter to others."""
     ready: list[tuple[str, bool]] = []
-    async with opened(folder, window=100) as queue:
-        queue.windows.on_ready = lambda zone, destination, light: ready.append((destination, light))
+    async with opened(
+        folder, window=100, on_ready=lambda zone, destination, light: ready.append((destination, light))
+    ) as queue:
         for n in range(150):
             await accept(queue, f"a@d{n}.example", user="bulk")
         window = queue.windows.zone("default")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.queue.harness import accept, lease, opened, settle, write
+from tests.kit.deadlines import until
+from tests.kit.queue import accept, lease, opened, settle, write
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format.keys import cleanup_key

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import until
-from tests.end_to_end.harness import empty, facts, relaying, staged
-from tests.queue.harness import everything
+from tests.kit.deadlines import until
+from tests.kit.queue import everything
+from tests.kit.relay import empty, facts, relaying, staged
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import (

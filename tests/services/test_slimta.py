@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.dequeue import harness
-from tests.dequeue.harness import ZONE, opened, per_recipient, reports, rows, run, stored
-from tests.end_to_end.harness import FAST_RETRY, Stage, empty, facts, received, send, staged
-from tests.intake.raw import Raw
-from tests.queue.harness import everything
-from tests.servers import LOCAL, SHARED
+from tests.kit import dequeue as kit
+from tests.kit.deadlines import until
+from tests.kit.dequeue import ZONE, opened, per_recipient, reports, rows, run, stored
+from tests.kit.queue import everything
+from tests.kit.relay import FAST_RETRY, Stage, empty, facts, received, send, staged
+from tests.kit.servers import LOCAL, SHARED
+from tests.kit.smtp_client import Raw
 from tests.transports.test_local import delivered
 from zonemta_py import Bounce, Envelope, NotAccepted, Parcel, Relay, Reply, RetryContext
 from zonemta_py.core.errors import QueueUnavailable
@@ -162,7 +162,7 @@ def routed(stage: Stage, store: str = "leveldb", **changes: Any) -> Any:
         "python": {"function": f"{__name__}.routine"},
         "retry": {"delays": ["1h"]},
     }
-    own = harness.settings(stage.folder, store).queue
+    own = kit.settings(stage.folder, store).queue
     shared = {"name": "one", "lease": "1s"}
     queue = {
         "directory": "queue", "min_free_disk": "1MiB", "store": store, "shared": shared,
@@ -222,7 +222,7 @@ async def test_slimta_07_killed_between_two_calls(folder: Path, store: str, poin
     command = [sys.executable, str(program), str(folder), store]
     options: Any = {"env": environment, "check": False, "capture_output": True, "timeout": 60}
     killed = subprocess.run([*command, point], **options)
-    place = open_shared_storage(harness.settings(folder, store).queue)
+    place = open_shared_storage(kit.settings(folder, store).queue)
     if place is not None:
         await until(lambda: place.orphans() == ["one"], "the lease of the dead one to run out")
         place.close()

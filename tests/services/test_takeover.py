@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.crash.load import DOMAINS, Load, recipients_of
-from tests.end_to_end.harness import Stage, empty, ledger, relaying, staged
-from tests.servers import SHARED, object_endpoint, part_of, redis_url
+from tests.kit.deadlines import until
+from tests.kit.load import DOMAINS, Load, recipients_of
+from tests.kit.relay import Stage, empty, ledger, relaying, staged
+from tests.kit.servers import SHARED, object_endpoint, part_of, redis_url
 from zonemta_py import Queue
 from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import until
+from tests.kit.deadlines import until
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import Blackhole

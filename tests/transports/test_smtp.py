@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.intake.relay_in import certificate
+from tests.kit.deadlines import until
+from tests.kit.listener import certificate
 from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import Seconds
 from zonemta_py.core.errors import DestinationFailed, SessionLost

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import relaying, staged
-from tests.queue.harness import accept, make_queue
-from tests.servers import SHARED, queue_settings
+from tests.kit.deadlines import until
+from tests.kit.queue import accept, make_queue
+from tests.kit.relay import relaying, staged
+from tests.kit.servers import SHARED, queue_settings
 from tests.services.test_takeover import settings
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.relay.takeover import OrphanRecovery

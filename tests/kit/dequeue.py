@@ -8,7 +8,7 @@ from email.message import Message as Mail
 from pathlib import Path
 from typing import Any
 
-from tests.servers import queue_settings
+from tests.kit.servers import queue_settings
 from zonemta_py import Config, Queue
 from zonemta_py.config.schema import Events, Retry, Zone
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.queue.harness import Clock, accept, lease, opened, problems, settle
+from tests.kit.queue import Clock, accept, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Op

@@ -11,8 +11,8 @@ from typing import Any
 
 import trustme
 
-from tests.conftest import until
-from tests.queue.harness import opened
+from tests.kit.deadlines import until
+from tests.kit.queue import opened
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.queue.harness import accept, everything, lease, opened, problems, settle
+from tests.kit.deadlines import until
+from tests.kit.queue import accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue

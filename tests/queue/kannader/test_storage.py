@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.queue.harness import Clock, everything, make_queue, problems
+from tests.kit.queue import Clock, everything, make_queue, problems
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.kannader.storage import (
     Damaged,
@@ -150,7 +150,7 @@ async def test_one_damaged_item_does_not_end_the_list(folder: Path) -> None:
         good, bad = await put(storage, "a@x.example", "b@x.example")
         key = keys.deferred_key("default", bad.id.partition(".")[0], "b@x.example")
         if type(storage._store).__name__ == "FilesystemStore":
-            return  # its own test damages a file: tests/stores/test_files.py
+            return  # its own test damages a file: tests/storage/test_filesystem.py
         storage._store.write(storage._store.batch([(key, b"\xc1")], sync=True))
         found = [m async for m in storage.list_queue()]
         assert [type(m) for m in found] == [QueuedMail, Damaged]

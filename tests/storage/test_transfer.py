@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.queue.harness import accept, opened
-from tests.servers import queue_settings
+from tests.kit.queue import accept, opened
+from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.end_to_end.harness import ARRANGEMENT
+from tests.kit.relay import ARRANGEMENT
 
 
 async def run_arranged(root: Path, *module: str) -> tuple[int, bytes]:

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.conftest import until
-from tests.servers import DURABLE, SHARED, notice_queue, part_of, queue_settings, start_redis
+from tests.kit.deadlines import until
+from tests.kit.servers import DURABLE, SHARED, notice_queue, part_of, queue_settings, start_redis
 from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.queue.format import keys
@@ -344,7 +344,7 @@ async def test_a_relay_that_comes_back_soon(folder: Path, kind: str) -> None:
     """After its own crash it waits for the lease: its submission keys and its mail are in that part."""
     settings = queue_settings(folder, kind, lease_s=0.6)
     code = (
-        "import os, sys; from pathlib import Path; from tests.servers import queue_settings; "
+        "import os, sys; from pathlib import Path; from tests.kit.servers import queue_settings; "
         "from zonemta_py.storage.open import open_store; "
         "open_store(queue_settings(Path(sys.argv[1]), sys.argv[2], lease_s=0.6)); os._exit(9)"
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.queue.harness import Clock, accept, opened, settle
+from tests.kit.deadlines import until
+from tests.kit.queue import Clock, accept, opened, settle
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.conftest import until
-from tests.queue.harness import (
+from tests.kit.deadlines import until
+from tests.kit.queue import (
     Clock,
     accept,
     begin,

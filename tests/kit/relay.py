@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.conftest import until
-from tests.queue.harness import everything, problems
+from tests.kit.deadlines import until
+from tests.kit.queue import everything, problems
 from zonemta_py.bench.children import free_port
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config

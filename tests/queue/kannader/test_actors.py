@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.queue.harness import Clock, make_queue, problems
-from tests.queue.test_kannader import LATER, listed, put
+from tests.kit.queue import Clock, make_queue, problems
+from tests.queue.kannader.test_storage import LATER, listed, put
 from zonemta_py.queue.kannader.storage import PendingCleanupMail, QueuedMail, Storage
 from zonemta_py.queue.queue import Queue
 

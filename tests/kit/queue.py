@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.servers import LOCAL, SHARED, queue_settings
+from tests.kit.servers import LOCAL, SHARED, queue_settings
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
@@ -24,7 +24,8 @@ from zonemta_py.queue.format.keys import (
     end_of,
 )
 from zonemta_py.queue.format.records import Origin
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.spill import OnReady, ignore_ready
 from zonemta_py.queue.transitions import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.check import check_queue
 from zonemta_py.storage.interface import Store
@@ -69,12 +70,16 @@ def make_queue(
     cache: int = 1 << 20,
     store: str = "",
     poison_after: int = 3,
+    on_ready: OnReady = ignore_ready,
 ) -> Queue:
     """A queue whose destinations are recipient domains."""
     return Queue(
-        make_store(folder, store or kind), sync=True, window=window, body_cache_bytes=cache,
-        destination_of=lambda zone, domain: domain, now=clock, poison_after=poison_after,
-    )  # fmt: skip
+        make_store(folder, store or kind),
+        QueueOptions(window=window, body_cache_bytes=cache, poison_after=poison_after),
+        lambda zone, domain: domain,
+        on_ready=on_ready,
+        now=clock,
+    )
 
 
 async def begin(queue: Queue) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import until
-from tests.end_to_end.harness import Stage, relaying, send, staged
-from tests.intake.raw import Raw
-from tests.queue.harness import everything, problems
+from tests.kit.deadlines import until
+from tests.kit.queue import everything, problems
+from tests.kit.relay import Stage, relaying, send, staged
+from tests.kit.smtp_client import Raw
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.server import Received, Sink
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import until
-from tests.queue.harness import (
+from tests.kit.deadlines import until
+from tests.kit.queue import (
     ORIGIN,
     Clock,
     accept,
