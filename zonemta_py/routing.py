@@ -11,9 +11,11 @@ from fnmatch import translate
 from functools import lru_cache
 from ipaddress import ip_address
 
-from zonemta_py.config.schema import Config, Network
+from zonemta_py.config.schema import Config, Network, Zone
 
 DEFAULT_ZONE = "default"
+DEQUEUE_TRANSPORT = "dequeue"  # of zones whose mail a program takes out
+DEQUEUE_DESTINATION = "*"  # where all mail of such a zone waits, whatever its domains
 
 _address = lru_cache(maxsize=4096)(ip_address)  # a client sends thousands of messages from one
 
@@ -85,6 +87,22 @@ def one_zone(zone: str) -> Router:
     """Everything goes to ``zone``."""
     everything = _Rule(None, None, re.compile(""), None, zone)
     return Router(frozenset((zone,)), (everything,), frozenset())
+
+
+class Destinations:
+    """Which destination a recipient's mail waits at; ``zones`` is replaced when a configuration is reloaded."""
+
+    def __init__(self, zones: Mapping[str, Zone]) -> None:
+        self.zones = zones
+
+    def __call__(self, zone: str, domain: str) -> str:
+        """The smarthost of ``zone``, DEQUEUE_DESTINATION, or else the recipient's domain."""
+        settings = self.zones.get(zone)
+        if settings is None:
+            return domain
+        if settings.transport == DEQUEUE_TRANSPORT:
+            return DEQUEUE_DESTINATION
+        return domain if settings.smarthost is None else str(settings.smarthost)
 
 
 def _glob(pattern: str | None) -> re.Pattern[str] | None:

@@ -16,7 +16,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import Origin, new_waiting, read_waiting
-from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.transitions import Outcome
 from zonemta_py.smtp.commands import parse_mail, parse_rcpt
 from zonemta_py.smtp.dkim import BodyHash
@@ -108,10 +108,8 @@ def test_through_the_queue(
     """A hundred messages accepted, leased, started and delivered, fsync on: a real LevelDB."""
     queue = Queue(
         open_store(QueueSettings(directory=tmp_path)),
-        sync=True,
-        window=50_000,
-        body_cache_bytes=32 << 20,
-        destination_of=lambda zone, domain: domain,
+        QueueOptions(window=50_000, body_cache_bytes=32 << 20),
+        lambda zone, domain: domain,
     )
 
     async def open_queue() -> None:

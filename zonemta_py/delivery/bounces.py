@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from zonemta_py.config.schema import Bounce as BounceSettings
-from zonemta_py.config.schema import Retry, Zone
+from zonemta_py.config.schema import Config, Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.delivery import outcome as settle
@@ -21,6 +21,7 @@ from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipi
 from zonemta_py.queue.format.records import Note, Origin, born, read_waiting
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
+from zonemta_py.routing import Router
 from zonemta_py.smtp import qsbmf, verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.dsn import Failure, Report, status_report
@@ -79,14 +80,23 @@ def _aftermath(
     )
 
 
-def about_notes(
-    outbound: DeliveryContext, active: ActiveMessage, notes: Sequence[Note]
-) -> SettleEffects:
-    """The report on noted failures of a message that ends without a settle."""
-    zones = outbound.config.zones
-    about = _Reports(outbound, zones.get(notes[0].zone, zones["default"]), active)
-    about.add(notes)
-    return SettleEffects(about.made, "", (), about.facts)
+class BounceReporter:
+    """The queue's ``Reports``: the report on noted failures when a message ends without a settle."""
+
+    def __init__(self, config: Config, hostname: str, router: Router) -> None:
+        self.configure(config, hostname, router)
+
+    def configure(self, config: Config, hostname: str, router: Router) -> None:
+        """Use a new configuration."""
+        self._config, self._hostname, self._router = config, hostname, router
+
+    def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
+        """See ``Reports``."""
+        zones = self._config.zones
+        context = DeliveryContext(queue, self._config, self._hostname, self._router)
+        reports = _Reports(context, zones.get(notes[0].zone, zones["default"]), active)
+        reports.add(notes)
+        return SettleEffects(reports.made, "", (), reports.facts)
 
 
 def _also_delayed(queue: Queue, active: ActiveMessage, named: set[int]) -> list[Note]:

@@ -22,10 +22,9 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import Outcome, SettleEffects
 from zonemta_py.queue.upkeep.requeue import copied, requeued
+from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import Policy, guarded, make_policy
 
-TRANSPORT = "dequeue"
-DESTINATION = "*"  # the one queue in which the mail of such a zone waits, whatever its domains
 RECIPIENTS_MAX = 1_000_000  # of one lease
 
 log = logging.getLogger(__name__)
@@ -59,9 +58,9 @@ class Channels:
             return zones.get(name, zones["default"])
         if name not in zones:
             raise NoSuchZone(f"there is no zone '{name}'")
-        if zones[name].transport != TRANSPORT:
+        if zones[name].transport != DEQUEUE_TRANSPORT:
             raise NoSuchZone(
-                f"zone '{name}' is delivered by the relay itself; zones.{name}.transport: {TRANSPORT} "
+                f"zone '{name}' is delivered by the relay itself; zones.{name}.transport: {DEQUEUE_TRANSPORT} "
                 "leaves it to programs"
             )
         return zones[name]
@@ -110,7 +109,7 @@ class Channel:
 
     def lease(self) -> Lease | None:
         """The oldest message that waits, with all of its recipients that do; None: there is none."""
-        return self.queue.lease(self.name, DESTINATION, RECIPIENTS_MAX)
+        return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
 
     async def settle(self, lease: Lease, said: Mapping[str, Said]) -> None:
         """End a message, all in one batch: reports, what is deferred, the end of the old one.

@@ -4,20 +4,18 @@ import asyncio
 import socket
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
-from zonemta_py.delivery.bounces import about_notes
+from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.delivery.request import DeliveryContext
-from zonemta_py.dequeue.channel import DESTINATION, Channels
+from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue as StoredQueue
-from zonemta_py.routing import make_router, one_zone
-from zonemta_py.storage.open import open_store
+from zonemta_py.routing import DEQUEUE_DESTINATION, make_router, one_zone
 
 
 class Queue:
@@ -35,13 +33,11 @@ class Queue:
 
     async def __aenter__(self) -> "Queue":
         config = self.config
-        self._queue = queue = StoredQueue(
-            open_store(config.queue, spare=config.queue.shared.take_over),
-            sync=config.queue.durability == "sync",
-            window=config.queue.ready_window,
-            body_cache_bytes=config.queue.body_cache,
-            destination_of=lambda zone, domain: DESTINATION,
-            poison_after=config.queue.poison_after,
+        self._queue = queue = open_queue(
+            config,
+            standby=config.queue.shared.take_over,
+            destination_of=lambda zone, domain: DEQUEUE_DESTINATION,
+            on_ready=self._on_ready,
         )
         try:
             await queue.recover()
@@ -49,8 +45,6 @@ class Queue:
                 queue, config, config.hostname or socket.getfqdn(), make_router(config)
             )
             self._channels = Channels(outbound, asyncio.get_running_loop(), everywhere=True)
-            queue.report_on = partial(about_notes, outbound)
-            queue.windows.on_ready = self._on_ready
             self._exporter = Exporter(queue, config.events)
             await self._exporter.start()
             await queue.begin()

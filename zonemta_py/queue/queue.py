@@ -10,7 +10,9 @@ future says when the batch is on disk. In memory there is nothing that a crash m
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
@@ -28,7 +30,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.records import Note
 from zonemta_py.queue.idempotency import IdempotencyKeys
-from zonemta_py.queue.spill import DestinationOf, ReadyWindows
+from zonemta_py.queue.spill import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.queue.transitions import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
@@ -36,7 +38,22 @@ from zonemta_py.queue.upkeep.recovery import identify, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.storage.interface import Store
 
-ReportOn = Callable[[ActiveMessage, Sequence[Note]], SettleEffects]
+
+class Reports(Protocol):
+    """Composes the report on noted failures when a message ends without a settle."""
+
+    def report(self, queue: "Queue", active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
+        """What the batch that ends ``active`` has to cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``."""
+
+    sync: bool = True
+    window: int = 100_000
+    body_cache_bytes: int = 0
+    poison_after: int = 3
 
 
 class Queue:
@@ -45,12 +62,11 @@ class Queue:
     def __init__(
         self,
         store: Store,
-        *,
-        sync: bool,
-        window: int,
-        body_cache_bytes: int,
+        options: QueueOptions,
         destination_of: DestinationOf,
-        poison_after: int = 3,
+        *,
+        reports: Reports | None = None,
+        on_ready: OnReady = ignore_ready,
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
         try:
@@ -61,22 +77,22 @@ class Queue:
         self.store = store
         self.node = identity.node
         self.boot = identity.boot
-        self.poison_after = poison_after
+        self.poison_after = options.poison_after
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
         first_seq = (identity.boot << 40) + 1  # grows for ever without being stored
-        self.commits = GroupCommit(store, self.ids, identity.node, first_seq, sync=sync)
-        self.windows = ReadyWindows(store, self.commits, window, destination_of)
+        self.commits = GroupCommit(store, self.ids, identity.node, first_seq, sync=options.sync)
+        self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
         self.submissions = IdempotencyKeys(store, self.commits, now)
-        self._live = ActiveMessages(body_cache_bytes)
+        self._live = ActiveMessages(options.body_cache_bytes)
         self.acceptance = MessageAcceptance(
             self.windows, self.deferral, self._live, self.submissions, now
         )
         self.operator = Operator(self)
-        self.report_on: ReportOn = _nobody_reports
+        self._reports = reports
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
         self._transactions = 0
         self.background = Background()
@@ -276,7 +292,11 @@ class Queue:
 
         Returns what is to be called when the batch is on disk.
         """
-        after = self.report_on(active, active.notes) if active.notes else NO_EFFECTS
+        after = NO_EFFECTS
+        if active.notes:
+            if self._reports is None:
+                raise LocalError(f"{active.id}: the queue was opened without a composer of reports")
+            after = self._reports.report(self, active, active.notes)
         for fact in after.facts:
             batch.record(fact)
         transitions.last(batch, active.id, active.mark.chunks, active.notes)
@@ -301,7 +321,3 @@ class Queue:
             await asyncio.to_thread(self.store.close)
         else:
             self.store.close()
-
-
-def _nobody_reports(active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
-    raise LocalError(f"{active.id}: nobody was named to report {len(notes)} failures")

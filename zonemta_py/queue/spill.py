@@ -54,17 +54,26 @@ OnReady = Callable[[str, str, bool], None]  # (zone, destination, light): there 
 log = logging.getLogger(__name__)
 
 
+def ignore_ready(zone: str, destination: str, light: bool) -> None:
+    """The OnReady of a queue that nothing is delivered from."""
+
+
 class ReadyWindows:
     """One ReadyWindow per zone, made when first needed."""
 
     def __init__(
-        self, store: Store, commits: GroupCommit, limit: int, destination_of: DestinationOf
+        self,
+        store: Store,
+        commits: GroupCommit,
+        limit: int,
+        destination_of: DestinationOf,
+        on_ready: OnReady,
     ) -> None:
         self._store = store
         self._commits = commits
         self._limit = limit
         self.destination_of = destination_of
-        self.on_ready: OnReady = lambda zone, destination, light: None
+        self.on_ready = on_ready
         self._zones: dict[str, ReadyWindow] = {}
         self._planned: Counter[SpillKey] = Counter()
 

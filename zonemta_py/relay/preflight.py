@@ -14,9 +14,9 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
-from zonemta_py.dequeue.channel import TRANSPORT
 from zonemta_py.intake.context import make_context
 from zonemta_py.intake.users import load_users
+from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 
 
@@ -65,7 +65,7 @@ def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
     for name in set(old.zones) & set(new.zones):
         was, will = old.zones[name], new.zones[name]
         fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
-        if TRANSPORT in (was.transport, will.transport):
+        if DEQUEUE_TRANSPORT in (was.transport, will.transport):
             fixed.append((f"zones.{name}.transport", was.transport, will.transport))
     for key, was_set, is_set in fixed:
         if was_set != is_set:
@@ -80,8 +80,8 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         if any(network.prefixlen == 0 for network in listener.trusted_networks):
             yield f"listeners[{i}].trusted_networks lets everybody relay"
     for name, zone in config.zones.items():
-        if zone.transport == TRANSPORT:
-            yield f"zones.{name}.transport is {TRANSPORT}: its mail waits for a program with this relay in it"
+        if zone.transport == DEQUEUE_TRANSPORT:
+            yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program with this relay in it"
     if config.queue.durability == "none":
         yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
     if config.queue.store == "memory":

@@ -18,16 +18,17 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.bounce_hook import BounceFunction
-from zonemta_py.delivery.bounces import about_notes
+from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.delivery.request import DeliveryContext
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.worker import DeliveryAgent
 from zonemta_py.delivery.zone_workers import ZoneDelivery
-from zonemta_py.dequeue.channel import DESTINATION, TRANSPORT, Channels
+from zonemta_py.dequeue.channel import Channels
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.sockets import bound_address, listening_sockets
@@ -36,16 +37,15 @@ from zonemta_py.processes.counts import arrangement, cores
 from zonemta_py.processes.receivers import Receivers
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
 from zonemta_py.queue.outbox import Exporter
-from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.preflight import reloadable, verify, warnings
 from zonemta_py.relay.takeover import OrphanRecovery
-from zonemta_py.routing import DEFAULT_ZONE, make_router
+from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router
 from zonemta_py.schedule.retry import Backoff
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.storage.interface import Store
-from zonemta_py.storage.open import open_shared_storage, open_store
+from zonemta_py.storage.open import open_shared_storage
 
 if TYPE_CHECKING:
     from zonemta_py.intake.http import HttpListener
@@ -74,13 +74,15 @@ class Relay:
         self.router = make_router(config)
         verify(config)
         self._takes_over = store is None and config.queue.shared.take_over
-        self.queue = Queue(
-            store or open_store(config.queue, spare=config.queue.shared.take_over),
-            sync=config.queue.durability == "sync",
-            window=config.queue.ready_window,
-            body_cache_bytes=config.queue.body_cache,
-            destination_of=self._destination_of,
-            poison_after=config.queue.poison_after,
+        self._reporter = BounceReporter(config, self.hostname, self.router)
+        self._destinations = Destinations(config.zones)
+        self.queue = open_queue(
+            config,
+            store=store,
+            standby=config.queue.shared.take_over,
+            reports=self._reporter,
+            destination_of=self._destinations,
+            on_ready=self._on_ready,
         )
         self.stopped = False
         self.intake: Intake | None = None
@@ -128,14 +130,6 @@ class Relay:
             raise LocalError("the relay is not started: use it inside `async with Relay(…) as relay:`")
         return self._channels
 
-    def _destination_of(self, zone: str, domain: str) -> str:
-        settings = self.config.zones.get(zone)
-        if settings is None:
-            return domain
-        if settings.transport == TRANSPORT:
-            return DESTINATION
-        return domain if settings.smarthost is None else str(settings.smarthost)
-
     async def start(self) -> None:
         """Open for business. Raises ConfigError or LocalError, with everything closed again."""
         try:
@@ -164,11 +158,9 @@ class Relay:
             await self.fleet.start()
             self.dead.cleared = self.fleet.forget
         for name, zone in config.zones.items():
-            if zone.transport != TRANSPORT:
+            if zone.transport != DEQUEUE_TRANSPORT:
                 self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._carrier)
         self._channels = Channels(self.outbound, asyncio.get_running_loop(), everywhere=False)
-        queue.windows.on_ready = self._on_ready
-        queue.report_on = partial(about_notes, self.outbound)
         self.exporter = Exporter(queue, config.events)
         await self.exporter.start()
         await queue.begin()
@@ -176,7 +168,9 @@ class Relay:
         await self.control.start()
         place = open_shared_storage(config.queue) if self._takes_over else None
         if place is not None:
-            programs = {name for name, zone in config.zones.items() if zone.transport == TRANSPORT}
+            programs = {
+                name for name, zone in config.zones.items() if zone.transport == DEQUEUE_TRANSPORT
+            }
             self.take_over = OrphanRecovery(place, config.queue.shared, self._deputy, programs)
             self.take_over.start()
         await self._listen(receivers)
@@ -280,6 +274,8 @@ class Relay:
         self.config, self.router, self.hostname = config, router, hostname
         outbound = self.outbound
         outbound.config, outbound.router, outbound.hostname = config, router, hostname
+        self._reporter.configure(config, hostname, router)
+        self._destinations.zones = config.zones
         self.resolver = resolver
         assert self._signer is not None
         self._signer.configure(config.dkim, dkim_keys)
@@ -288,7 +284,7 @@ class Relay:
         self._ways = EndpointResolver(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
-            if zone.transport == TRANSPORT:
+            if zone.transport == DEQUEUE_TRANSPORT:
                 continue
             if delivery is None:
                 self._zones[name] = ZoneDelivery(name, zone, outbound, self._carrier)

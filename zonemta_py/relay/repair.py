@@ -1,7 +1,7 @@
 """Repairs a damaged queue: a copy is kept, the store opened again, and its contents mended."""
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
+from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.ledger import Ledger
 from zonemta_py.queue.upkeep.repair import mend
 from zonemta_py.storage.leveldb import repair_database
-from zonemta_py.storage.open import open_store, store_directory
+from zonemta_py.storage.open import store_directory
 
 Records = Iterable[dict[str, Any]]
 
@@ -34,12 +34,8 @@ def keep_copy(config: Config) -> Path:
     return copy
 
 
-async def repair(
-    config: Config, facts: Records, prepare: Callable[[Queue], None]
-) -> list[dict[str, Any]]:
+async def repair(config: Config, facts: Records) -> list[dict[str, Any]]:
     """Repair and mend; returns what ``mend`` did. ``facts`` are the event log's records.
-
-    ``prepare`` is given the queue before, to name who composes reports.
 
     The relay must not be running.
     """
@@ -47,14 +43,7 @@ async def repair(
     assert folder is not None
     if config.queue.store == "leveldb":
         repair_database(folder)
-    queue = Queue(
-        open_store(config.queue),
-        sync=True,
-        window=config.queue.ready_window,
-        body_cache_bytes=0,
-        destination_of=lambda zone, domain: domain,
-    )
-    prepare(queue)
+    queue = open_queue(config)
     queue.commits.start()
     try:
         outbox = list(queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)))

@@ -15,7 +15,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.queue.inspect import domain_option, queue, reports_of, rows_of, zone_option
+from zonemta_py.cli.queue.inspect import domain_option, queue, rows_of, zone_option
 from zonemta_py.events.segments import read_events
 from zonemta_py.relay.repair import keep_copy, repair
 
@@ -156,9 +156,7 @@ def repair_(config_path: Path, as_json: bool) -> None:
     config = read_config(config_path)
     copy = keep_copy(config)
     click.echo(f"a copy is kept in {copy}", err=True)
-    rows = asyncio.run(
-        repair(config, read_events(config.events.directory), lambda opened: reports_of(config, opened))
-    )
+    rows = asyncio.run(repair(config, read_events(config.events.directory)))
     for number, row in enumerate(rows):
         if as_json:
             print_json(row)

@@ -2,10 +2,8 @@
 
 import asyncio
 import base64
-import socket
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,7 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
-from zonemta_py.delivery.bounces import about_notes
-from zonemta_py.delivery.request import DeliveryContext
-from zonemta_py.queue.queue import Queue
-from zonemta_py.routing import make_router
-from zonemta_py.storage.open import open_store
+from zonemta_py.delivery.open_queue import open_queue
 
 Rows = Iterator[dict[str, Any]]
 
@@ -68,30 +62,12 @@ def rows_of(config_path: Path, command: str, **arguments: Any) -> Rows:
 
 
 async def _offline(config: Config, command: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    queue = Queue(
-        open_store(config.queue),
-        sync=True,
-        window=config.queue.ready_window,
-        body_cache_bytes=0,
-        destination_of=lambda zone, domain: domain,
-    )
-    reports_of(config, queue)
+    queue = open_queue(config)
     queue.commits.start()
     try:
         return [row async for row in Operations(queue, {}).run(command, arguments)]
     finally:
         await queue.close()
-
-
-def reports_of(config: Config, queue: Queue) -> None:
-    """Let ``queue``, opened without a relay, compose the reports that its messages still owe."""
-    outbound = DeliveryContext(
-        queue,
-        config,
-        config.hostname or socket.getfqdn(),
-        make_router(config),
-    )
-    queue.report_on = partial(about_notes, outbound)
 
 
 @queue.command()

@@ -1,0 +1,40 @@
+"""Opening a queue as the configuration says: the only place where its parts are put together."""
+
+import socket
+
+from zonemta_py.config.schema import Config
+from zonemta_py.delivery.bounces import BounceReporter
+from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.spill import DestinationOf, OnReady, ignore_ready
+from zonemta_py.routing import Destinations, make_router
+from zonemta_py.storage.interface import Store
+from zonemta_py.storage.open import open_store
+
+
+def open_queue(
+    config: Config,
+    *,
+    store: Store | None = None,
+    standby: bool = False,
+    reports: BounceReporter | None = None,
+    destination_of: DestinationOf | None = None,
+    on_ready: OnReady = ignore_ready,
+) -> Queue:
+    """The queue of ``config``, not yet recovered. Raises LocalError, QueueLocked.
+
+    ``store``: an open store instead of the configured one. ``standby``: see ``open_store``.
+    """
+    settings = config.queue
+    hostname = config.hostname or socket.getfqdn()
+    return Queue(
+        store or open_store(settings, spare=standby),
+        QueueOptions(
+            sync=settings.durability == "sync",
+            window=settings.ready_window,
+            body_cache_bytes=settings.body_cache,
+            poison_after=settings.poison_after,
+        ),
+        destination_of or Destinations(config.zones),
+        reports=reports or BounceReporter(config, hostname, make_router(config)),
+        on_ready=on_ready,
+    )
