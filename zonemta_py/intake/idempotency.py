@@ -6,7 +6,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.intake.queue_client import Keys
 from zonemta_py.queue.format.records import IdempotencyRecord
-from zonemta_py.queue.idempotency import Lookup, digest_of, extended, not_covered
+from zonemta_py.queue.idempotency import KeyLookup, digest_of, extended, not_covered
 from zonemta_py.smtp.commands import Rcpt
 
 
@@ -18,13 +18,13 @@ class Claim:
         self._user = user
         self._window_s = window_s
         self._digest = ""
-        self._lookup: Lookup | None = None
+        self._lookup: KeyLookup | None = None
         self._over = False
 
-    def take(self, key: str) -> Lookup:
+    def acquire(self, key: str) -> KeyLookup:
         """Claim ``key``; the claim is ``taken`` once the promise is kept, unless another session has it."""
         digest = digest_of(self._user, key)
-        self._lookup = lookup = self._keys.take(digest)
+        self._lookup = lookup = self._keys.acquire(digest)
 
         def answered(failure: QueueUnavailable | None) -> None:
             if failure is None and not lookup.busy:
@@ -72,5 +72,5 @@ class Claim:
         """The message is not accepted; harmless after ``handed_over``."""
         self._over = True
         if self._digest:
-            self._keys.give_back(self._digest)
+            self._keys.release(self._digest)
             self._digest = ""

@@ -74,9 +74,9 @@ class Injector:
         if not draft.recipients:
             raise NotAccepted("503 5.5.1 No recipient")
         submitter = draft.origin.submitter
-        claim = Claim(self._queue.submissions, submitter, settings.submission_key.window)
+        claim = Claim(self._queue.idempotency_keys, submitter, settings.submission_key.window)
         if key:
-            lookup = claim.take(key)
+            lookup = claim.acquire(key)
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)

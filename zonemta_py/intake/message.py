@@ -154,7 +154,7 @@ class MessageReceiver(CommitFuture):
             self._keep(self._splitter.finish)
         key = "" if self.refusal or self._claim.taken else self._key_in_header()
         if key:
-            lookup = self._claim.take(key)
+            lookup = self._claim.acquire(key)
             lookup.add_done_callback(lambda failure: self._claimed(failure, busy=lookup.busy))
         else:
             self._conclude()

@@ -7,19 +7,19 @@ from zonemta_py.events.schema import Event
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.idempotency import Lookup
+from zonemta_py.queue.idempotency import KeyLookup
 
 
 class Keys(Protocol):
     """The submission keys, by their digests."""
 
-    def look(self, digest: str) -> Lookup:
+    def lookup(self, digest: str) -> KeyLookup:
         """What is known of a key, which stays free."""
 
-    def take(self, digest: str) -> Lookup:
+    def acquire(self, digest: str) -> KeyLookup:
         """The same, and the key is taken unless it is busy."""
 
-    def give_back(self, digest: str) -> None:
+    def release(self, digest: str) -> None:
         """A key that was taken is free again."""
 
 
@@ -31,7 +31,7 @@ class QueueClient(Protocol):
         """Why nothing can be written any more."""
 
     @property
-    def submissions(self) -> Keys:
+    def idempotency_keys(self) -> Keys:
         """Its submission keys."""
 
     def open_message(self) -> MessageWriter:

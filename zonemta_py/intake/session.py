@@ -14,7 +14,7 @@ from zonemta_py.intake.idempotency import Claim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, Draft, MessageReceiver
 from zonemta_py.intake.starttls_auth import PoliteConnection
 from zonemta_py.queue.format.records import Origin
-from zonemta_py.queue.idempotency import Lookup, digest_of
+from zonemta_py.queue.idempotency import KeyLookup, digest_of
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
 
@@ -115,12 +115,12 @@ class Session(PoliteConnection):
         self._ret, self._envid = mail.ret, mail.envid
         key = self._key()
         if key:
-            lookup = self._port.queue.submissions.look(digest_of(self._owner, key))
+            lookup = self._port.queue.idempotency_keys.lookup(digest_of(self._owner, key))
             self.when(lookup, self._looked, lookup)
         else:
             self._reply("250 2.1.0 Ok")
 
-    def _looked(self, lookup: Lookup) -> None:
+    def _looked(self, lookup: KeyLookup) -> None:
         """A client that waits hears of its submission key at once."""
         if lookup.busy or lookup.failure is not None:
             self._set_rset_state()
@@ -162,16 +162,16 @@ class Session(PoliteConnection):
         if not self._recipients:
             raise Refused("554 5.5.1 No valid recipients")
         claim = Claim(
-            self._port.queue.submissions, self._owner, self._port.settings.submission_key.window
+            self._port.queue.idempotency_keys, self._owner, self._port.settings.submission_key.window
         )
         key = self._key()
         if key:
-            self._claim, lookup = claim, claim.take(key)
+            self._claim, lookup = claim, claim.acquire(key)
             self.when(lookup, self._claimed, claim, lookup)
         else:
             self._begin(claim)
 
-    def _claimed(self, claim: Claim, lookup: Lookup) -> None:
+    def _claimed(self, claim: Claim, lookup: KeyLookup) -> None:
         self._claim = None
         if not claim.taken:
             raise Refused(UNDER_WAY if lookup.busy else UNWRITABLE)

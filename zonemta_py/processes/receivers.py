@@ -79,7 +79,7 @@ class ReceiverChild(Child):
                 self._look(frame)
             case frames.GiveBack():
                 self._taken.discard(frame.digest)
-                self._queue.submissions.give_back(frame.digest)
+                self._queue.idempotency_keys.release(frame.digest)
             case frames.Ready():
                 if not self.ready.done():
                     self.ready.set_result(True)
@@ -120,9 +120,9 @@ class ReceiverChild(Child):
             self._queue.abort(body)
 
     def _look(self, frame: frames.Look) -> None:
-        submissions = self._queue.submissions
+        keys = self._queue.idempotency_keys
         try:
-            lookup = submissions.take(frame.digest) if frame.take else submissions.look(frame.digest)
+            lookup = keys.acquire(frame.digest) if frame.take else keys.lookup(frame.digest)
         except QueueCorrupt as exc:
             log.critical("a submission key cannot be read: %s", exc)
             self.send(frames.Known(frame.number, False, None, str(exc)))
@@ -137,7 +137,7 @@ class ReceiverChild(Child):
             self._abort(body)
         self._bodies.clear()
         for digest in self._taken:
-            self._queue.submissions.give_back(digest)
+            self._queue.idempotency_keys.release(digest)
         self._taken.clear()
         self.drained.set()
         if not self.ready.done():

@@ -12,7 +12,7 @@ from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
-from zonemta_py.queue.idempotency import Lookup
+from zonemta_py.queue.idempotency import KeyLookup
 
 
 class RemoteQueue:
@@ -25,11 +25,11 @@ class RemoteQueue:
         self._ids = MessageIds(welcome.node, welcome.floor, welcome.lane)
         self._numbers = count(1)
         self._promises: dict[int, CommitFuture] = {}
-        self._lookups: dict[int, Lookup] = {}
+        self._lookups: dict[int, KeyLookup] = {}
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
     @property
-    def submissions(self) -> "RemoteQueue":
+    def idempotency_keys(self) -> "RemoteQueue":
         """The submission keys are asked for over the same link."""
         return self
 
@@ -86,21 +86,21 @@ class RemoteQueue:
         """Put a fact into the ledger."""
         self._link.send(frames.Fact(encode(event)))
 
-    def look(self, digest: str) -> Lookup:
+    def lookup(self, digest: str) -> KeyLookup:
         """What is known of a submission key, which stays free."""
         return self._ask(digest, take=False)
 
-    def take(self, digest: str) -> Lookup:
+    def acquire(self, digest: str) -> KeyLookup:
         """Take a submission key unless another session has it."""
         return self._ask(digest, take=True)
 
-    def _ask(self, digest: str, *, take: bool) -> Lookup:
-        lookup, number = Lookup(), next(self._numbers)
+    def _ask(self, digest: str, *, take: bool) -> KeyLookup:
+        lookup, number = KeyLookup(), next(self._numbers)
         self._lookups[number] = lookup
         self._link.send(frames.Look(number, digest, take))
         return lookup
 
-    def give_back(self, digest: str) -> None:
+    def release(self, digest: str) -> None:
         """The session is done with the key."""
         self._link.send(frames.GiveBack(digest))
 

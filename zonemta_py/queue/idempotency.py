@@ -24,7 +24,7 @@ def digest_of(user: str, key: str) -> str:
     return blake2b(f"{user}\0{key}".encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-class Lookup(CommitFuture):
+class KeyLookup(CommitFuture):
     """What is known of a key, once it is known.
 
     ``busy``: a session is at it. ``known``: what was accepted under it within its window.
@@ -52,21 +52,21 @@ class IdempotencyKeys:
         self._now = now
         self._under_way: set[str] = set()
 
-    def look(self, digest: str) -> Lookup:
+    def lookup(self, digest: str) -> KeyLookup:
         """What is known of a key, which stays free."""
-        lookup = Lookup()
+        lookup = KeyLookup()
         busy = digest in self._under_way
         lookup.answer(busy, None if busy else self._find(digest))
         return lookup
 
-    def take(self, digest: str) -> Lookup:
-        """Take the key for a session unless another has it. ``give_back`` follows, or the commit does it."""
-        lookup = self.look(digest)
+    def acquire(self, digest: str) -> KeyLookup:
+        """Take the key for a session unless another has it. ``release`` follows, or the commit does it."""
+        lookup = self.lookup(digest)
         if not lookup.busy:
             self._under_way.add(digest)
         return lookup
 
-    def give_back(self, digest: str) -> None:
+    def release(self, digest: str) -> None:
         """The session is done with the key."""
         self._under_way.discard(digest)
 
