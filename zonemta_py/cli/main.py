@@ -9,22 +9,7 @@ from zonemta_py.cli.check import check
 from zonemta_py.cli.demo import demo
 from zonemta_py.cli.dkim import dkim
 from zonemta_py.cli.password import password
-from zonemta_py.cli.pipeline import (
-    advise as pipeline_advice,
-)
-from zonemta_py.cli.pipeline import (
-    analyse as pipeline_analysis,
-)
-from zonemta_py.cli.pipeline import (
-    demo as pipeline_demo,
-)
-from zonemta_py.cli.pipeline import (
-    send as pipeline_send,
-)
-from zonemta_py.cli.pipeline import (
-    suppress as pipeline_suppress,
-)
-from zonemta_py.cli.pipeline.plan import pipeline
+from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.queue import change as queue_change
 from zonemta_py.cli.queue import transfer as queue_move
 from zonemta_py.cli.queue.inspect import queue
@@ -50,13 +35,5 @@ def main() -> None:
 
 for adds_to_queue in (queue_change, queue_move):
     assert adds_to_queue
-for adds_to_pipeline in (
-    pipeline_send,
-    pipeline_analysis,
-    pipeline_suppress,
-    pipeline_advice,
-    pipeline_demo,
-):
-    assert adds_to_pipeline
 for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
     main.add_command(command)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
-from zonemta_py.cli.pipeline.plan import Where, pipeline, spark_options
+from zonemta_py.cli.pipeline.options import Where, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.core.errors import ConfigError
 
@@ -19,7 +19,7 @@ config_option = click.option(
 )
 
 
-@pipeline.command()
+@click.command()
 @click.argument("events", metavar="EVENTS")
 @click.option("--output", help="Also write the rows into this folder, as Parquet.")
 @click.option(
@@ -85,7 +85,7 @@ def anomaly(
         click.echo("every hour was as usual, or there is too little history")
 
 
-@pipeline.command()
+@click.command()
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output",
@@ -125,7 +125,7 @@ def recommend(events: str, output: Path, config_path: Path | None, where: Where,
         click.echo(f"in {output}" if found else f"no reason to change anything; {output} says so")
 
 
-@pipeline.command()
+@click.command()
 @click.argument("events", metavar="EVENTS")
 @config_option
 @click.option(

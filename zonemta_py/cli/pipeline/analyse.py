@@ -6,11 +6,11 @@ import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.parameters import DURATION
-from zonemta_py.cli.pipeline.plan import Where, pipeline, spark_options
+from zonemta_py.cli.pipeline.options import Where, spark_options
 from zonemta_py.cli.progress import step_shower
 
 
-@pipeline.command()
+@click.command()
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--plan", "plans", multiple=True, help="Tell its campaign apart; may be given more than once."
@@ -74,7 +74,7 @@ def report(
     click.echo(f"{output}/report.html")
 
 
-@pipeline.command()
+@click.command()
 @click.argument("events", metavar="EVENTS")
 @click.option("--output", required=True, help="The folder of the Parquet files, in OUTPUT/events.")
 @click.option(
@@ -109,7 +109,7 @@ def compact(events: str, output: str, every_s: float | None, where: Where, as_js
         click.echo(f"{count:>12,} records, in {output}/events")
 
 
-@pipeline.command()
+@click.command()
 @click.argument("plan_path", metavar="PLAN")
 @click.argument("events", metavar="EVENTS")
 @click.option(

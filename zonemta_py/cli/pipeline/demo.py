@@ -14,7 +14,7 @@ import click
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.bench.drain import wait_empty
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
-from zonemta_py.cli.pipeline.plan import Where, pipeline, spark_options
+from zonemta_py.cli.pipeline.options import Where, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.config.load import load_config
 from zonemta_py.core.clock import monotonic_s
@@ -41,7 +41,7 @@ SCRIPT = """\
 Step = Callable[[str], None]
 
 
-@pipeline.command()
+@click.command()
 @click.option(
     "--recipients",
     type=click.IntRange(100, 5_000_000),

@@ -10,7 +10,7 @@ import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
 from zonemta_py.cli.parameters import DURATION, HOST_PORT
-from zonemta_py.cli.pipeline.plan import Where, pipeline, spark_options
+from zonemta_py.cli.pipeline.options import Where, spark_options
 from zonemta_py.cli.progress import step_shower
 from zonemta_py.cli.submission_options import password_option, read_credentials, tls_option, user_option
 from zonemta_py.config.units import HostPort
@@ -61,7 +61,7 @@ def sends(command: Callable[P, R]) -> Callable[P, R]:
     return command
 
 
-@pipeline.command()
+@click.command()
 @sends
 def send(**options: Any) -> None:
     """Submit a plan.
@@ -77,7 +77,7 @@ def send(**options: Any) -> None:
     _send(resuming=False, **options)
 
 
-@pipeline.command()
+@click.command()
 @sends
 def resume(**options: Any) -> None:
     """Go on with a plan that was sent in part.

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.pipeline.plan import Where, pipeline, spark_options
+from zonemta_py.cli.pipeline.options import Where, spark_options
 from zonemta_py.cli.progress import step_shower
 
 
-@pipeline.command()
+@click.command()
 @click.argument("places", metavar="MAIL...", nargs=-1, required=True)
 @click.option("--plan", "plans", multiple=True, help="Match to its ledger; may be given more than once.")
 @click.option(
@@ -59,7 +59,7 @@ def dsn(
         click.echo(f"{count:>12,} by {way}" if way != "not matched" else f"{count:>12,} {way}")
 
 
-@pipeline.command()
+@click.command()
 @click.argument("events", metavar="EVENTS")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file."
