@@ -85,7 +85,7 @@ async def test_a_concurrent_repeat_waits_its_turn(folder: Path) -> None:
         assert (await one.command("DATA")).startswith("354")
         assert (await two.command(mail)).startswith("450 4.3.0")
         one.reset()
-        await until(lambda: not which.queue.submissions._under_way, "the key to be free")
+        await until(lambda: not which.queue.idempotency_keys._under_way, "the key to be free")
         assert (await two.command(mail)) == "250 2.1.0 Ok"
 
 

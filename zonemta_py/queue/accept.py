@@ -97,13 +97,13 @@ class MessageAcceptance:
         windows: ReadyWindows,
         deferral: Deferral,
         active: ActiveMessages,
-        submissions: IdempotencyKeys,
+        idempotency_keys: IdempotencyKeys,
         now: Callable[[], int],
     ) -> None:
         self._windows = windows
         self._deferral = deferral
         self._live = active
-        self._submissions = submissions
+        self._idempotency_keys = idempotency_keys
         self._now = now
 
     def plan(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:
@@ -131,7 +131,7 @@ class MessageAcceptance:
         failure: QueueUnavailable | None,
     ) -> None:
         if new.key is not None:
-            self._submissions.give_back(new.key[0])
+            self._idempotency_keys.release(new.key[0])
         if failure is not None:
             active.remaining = 0
             self._live.release_message(active)

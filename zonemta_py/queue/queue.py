@@ -86,10 +86,10 @@ class Queue:
         self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
-        self.submissions = IdempotencyKeys(store, self.commits, now)
+        self.idempotency_keys = IdempotencyKeys(store, self.commits, now)
         self._live = ActiveMessages(options.body_cache_bytes)
         self.acceptance = MessageAcceptance(
-            self.windows, self.deferral, self._live, self.submissions, now
+            self.windows, self.deferral, self._live, self.idempotency_keys, now
         )
         self.operator = Operator(self)
         self._reports = reports
@@ -106,7 +106,7 @@ class Queue:
         """Wake, clean and scan in the background."""
         self.background.start(self.deferral.run(), "deferral")
         self.background.start(self.cleanup.run(), "cleanup")
-        self.background.start(self.submissions.run(), "submissions")
+        self.background.start(self.idempotency_keys.run(), "submissions")
         self.background.start(self.cleanup.keep_sweeping(self.uploads, self.now), "sweep")
         for zone in zones_on_disk(self.store):
             self.background.start(
@@ -138,7 +138,7 @@ class Queue:
         batch = WriteBatch()
         if upload.abandoned:
             if new.key is not None:
-                self.submissions.give_back(new.key[0])
+                self.idempotency_keys.release(new.key[0])
             batch.future.set_exception(QueueUnavailable(f"{upload.id}: its chunks were swept"))
             return batch.future
         last = upload.last
