@@ -17,7 +17,6 @@ from zonemta_py.config.units import host_port
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.pipeline.rules.keys import relays_of
-from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.merge import Template
@@ -31,9 +30,6 @@ PAUSE_MAX_S = 30.0
 FAILOVER_S = 10.0  # a relay that cannot be reached for so long gives its keys to the next
 
 ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
-
-_NOTHING = CommitFuture()  # has to be on disk before the final dot: a repeat is harmless
-_NOTHING.set_result()
 
 _QUEUED = re.compile(r"queued as (\w+)( duplicate)?(?:, \d+ new recipients as (\w+))?")
 
@@ -163,7 +159,7 @@ class _Sending:
         """Submit once; who is still open, and the last reply that left somebody so."""
         session = await self._session()
         addresses = pending[: session.recipients_max] if session.recipients_max else pending
-        result = await session.transact(self._mail(session, addresses), _NOTHING)
+        result = await session.transact(self._mail(session, addresses))
         self._reached_s = clock.monotonic_s()
         if session.usable:
             self._resting[self._relay].append(session)

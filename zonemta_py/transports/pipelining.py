@@ -61,8 +61,8 @@ class SmtpSession(Dialogue):
     recipients_max: int | None = None
     _dirty = False  # the peer holds a transaction that must be reset
 
-    async def transact(self, mail: Mail, before_dot: Awaitable[None]) -> Result:
-        """Send ``mail``; ``before_dot`` is awaited before its final dot goes out.
+    async def transact(self, mail: Mail, before_dot: Awaitable[None] | None = None) -> Result:
+        """Send ``mail``; ``before_dot``, if given, is awaited before its final dot goes out.
 
         Raises SessionLost when the connection fails before the final dot. Whatever the iterator of
         the body or ``before_dot`` raises is raised here too, with the connection aborted.
@@ -80,7 +80,7 @@ class SmtpSession(Dialogue):
             if self._replies or self._reader.midway:
                 self.usable = False
 
-    async def _transact(self, mail: Mail, before_dot: Awaitable[None]) -> Result:
+    async def _transact(self, mail: Mail, before_dot: Awaitable[None] | None) -> Result:
         answers, accepted, data = await self._envelope(mail)
         result = Result(answers)
         if data is None:
@@ -207,7 +207,7 @@ class SmtpSession(Dialogue):
             parameters += mail.dsn.mail
         return f"MAIL FROM:<{mail.sender}>{parameters}\r\n".encode()
 
-    async def _body(self, mail: Mail, before_dot: Awaitable[None]) -> Reply | None:
+    async def _body(self, mail: Mail, before_dot: Awaitable[None] | None) -> Reply | None:
         """Send the message and its final dot; an answer that comes before the dot ends it."""
         encoder = DotEncoder()
         if isinstance(mail.body, bytes):
@@ -223,7 +223,8 @@ class SmtpSession(Dialogue):
                         return self._replies.popleft()
                 rest += encoder.feed(chunk)
             rest += encoder.finish()
-        await before_dot
+        if before_dot is not None:
+            await before_dot
         if self._replies:
             return self._replies.popleft()
         self._write(rest)
