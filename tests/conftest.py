@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.kit")
 
-from tests.kit.deadlines import eventually, until  # noqa: E402
+from tests.kit.deadlines import eventually, scale, slowness, until  # noqa: E402
 
 __all__ = ["eventually", "until"]
 
@@ -29,3 +30,17 @@ os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
 def folder(tmp_path: Path) -> Path:
     """A directory of this test's own."""
     return tmp_path
+
+
+def pytest_report_header() -> str:
+    """How much slower than usual this machine is."""
+    return f"deadlines: slowness {slowness():.1f}, with the load of the moment {scale():.1f}"
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Scale the time limit of a whole test; it only ends a test whose own deadlines do not."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(limit_s * max(2.0, scale())), append=False)
+    return (yield)

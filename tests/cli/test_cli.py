@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.deadlines import scaled
 from tests.kit.queue import accept, opened
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.core import clock
@@ -21,7 +22,7 @@ def zonemta(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[
         [sys.executable, "-m", "zonemta_py", *arguments],
         capture_output=True,
         input=stdin,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
 
@@ -250,7 +251,7 @@ def test_submit_to_a_sink(folder: Path) -> None:
         assert json.loads(result.stdout)["before"] == 2
         assert zonemta(*common[:-2], "--user", "me").returncode == 2
         sink.send_signal(signal.SIGTERM)
-        out, _ = sink.communicate(timeout=20)
+        out, _ = sink.communicate(timeout=scaled(20))
         tally = json.loads(out)
         assert (tally["recipients"], tally["repeated"], tally["refused"]) == (2, 0, 1)
     finally:

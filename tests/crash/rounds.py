@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.disk import Disk
-from tests.kit.deadlines import until
+from tests.kit.deadlines import Deadline, until
 from tests.kit.load import DOMAINS, Load, recipients_of
 from tests.kit.queue import everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
@@ -18,7 +18,6 @@ from zonemta_py.admin.control import ask
 from zonemta_py.bench.children import Child, free_port
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core import faults
-from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.accounting import account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
@@ -26,10 +25,8 @@ from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
 from zonemta_py.storage.open import open_store
 
-REACH_S = 20.0  # a point that is not reached under load for so long is a defect of the test
-POINTS = [
-    point for point in faults.POINTS if not point.startswith("requeue")
-]  # that is reached by a program: tests/dequeue
+REACH_S = 30.0  # a point that is not reached under load in this time is a defect of the test
+POINTS = [point for point in faults.POINTS if not point.startswith("requeue")]  # tests/dequeue has those
 FINALS = ("delivered", "bounced", "expired", "deleted")
 
 
@@ -46,6 +43,14 @@ class Verdict:
     unnamed: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
+
+
+def _answers(queue: Path, command: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a command, none when the message or the relay is gone."""
+    try:
+        return list(ask(queue, command, arguments))
+    except (LocalError, OSError, ValueError):
+        return []
 
 
 class Rounds:
@@ -111,7 +116,7 @@ class Rounds:
 
     async def at_point(self, point: str) -> None:
         """Kill a relay at ``point``, under load."""
-        times = self._rng.randint(1, 3 if "segment" in point else 20)
+        times = self._rng.randint(1, 3 if point.startswith(("segment", "hold", "delete")) else 20)
         environment = {faults.VARIABLE: f"{point}:{times}"}
         elsewhere = (SENDERS and point == "dot.answered") or (RECEIVERS and point == "reply.unsent")
         if elsewhere:
@@ -131,13 +136,11 @@ class Rounds:
     def _operate(self, kind: str, relay: Child) -> None:
         """Hold or delete messages until the relay dies of it."""
         queue = self.folder / "queue"
-        end_s = monotonic_s() + REACH_S
-        while relay.process.poll() is None and monotonic_s() < end_s:
-            try:
-                for row in list(ask(queue, "list", {"limit": 20})):
-                    list(ask(queue, kind, {"message": row["message"]}))
-            except (LocalError, OSError, ValueError):
-                pass  # the message or the relay is gone
+        deadline = Deadline(REACH_S)
+        while relay.process.poll() is None and not deadline.passed():
+            for row in _answers(queue, "list", {"limit": 100}):
+                if row["state"] != "held":
+                    _answers(queue, kind, {"message": row["message"]})
 
     async def at_random(self, name: str = "random", **environment: str) -> None:
         """Kill a relay at a random moment, perhaps before it is up."""

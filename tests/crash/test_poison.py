@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.poison import VARIABLE
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.relay import facts, staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
@@ -43,7 +43,7 @@ class Case:
                 if (await client.message(DATA, address)).startswith("250"):
                     self.accepted.add(address)
         except (AssertionError, ConnectionError):
-            assert self.dead() or self.relay.process.wait(5)
+            assert self.dead() or self.relay.process.wait(scaled(5))
 
     def held(self) -> list[str]:
         try:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.kit.deadlines import scaled
 from zonemta_py.config.schema import Resolver
 from zonemta_py.config.units import HostPort, Seconds
 from zonemta_py.config.units import NameServer as Server
@@ -39,7 +40,7 @@ async def resolving(ttl_s: int = 60) -> AsyncIterator[tuple[MxResolver, NameServ
     server = NameServer(RECORDS, ttl_s)
     port = await server.start()
     try:
-        yield MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(0.6))), server
+        yield MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(scaled(0.6)))), server
     finally:
         server.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import zonemta_py
+from tests.kit.deadlines import scaled
 from tests.kit.dequeue import meta_of, per_recipient, reports, rows
 from zonemta_py import Queue
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
@@ -19,7 +20,7 @@ TEXT = b"Subject: x\r\n\r\nHello\r\n.stuffed\r\n"
 def program(name: str, *arguments: str | Path) -> str:
     """What an example prints."""
     command = [sys.executable, EXAMPLES / f"{name}.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

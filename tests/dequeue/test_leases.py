@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import BODY, ZONE, opened, rows, run, stored
 from tests.kit.relay import staged
 from zonemta_py import Queue, Relay
@@ -144,7 +144,7 @@ async def test_a_routine_that_hangs(folder: Path) -> None:
     go_on = threading.Event()
 
     def routine(message: Message) -> None:
-        go_on.wait(60)
+        go_on.wait(scaled(60))
 
     async with opened(folder) as queue:
         message = await put(queue)
@@ -167,7 +167,7 @@ async def test_a_relay_that_stops(folder: Path) -> None:
         ended.append(message.sender)
 
     async with staged(folder) as stage:
-        config = stage.config(zones={"list": {"transport": "dequeue"}}, processes={}, shutdown_grace="20s",
+        config = stage.config(zones={"list": {"transport": "dequeue"}}, processes={}, shutdown_grace=time_limit(20),
                               routing=[{"recipient_domain": "x.example", "zone": "list"}])  # fmt: skip
         async with Relay(config) as relay:
             for _ in range(3):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.dequeue import (
     BODY,
     ZONE,
@@ -276,7 +276,7 @@ async def test_sun_09_killed_in_the_middle(folder: Path, point: str) -> None:
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         check=False,
         capture_output=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     async with opened(folder) as queue:
@@ -354,7 +354,7 @@ async def test_sun_13_threads(folder: Path, threads: int, per_thread: int) -> No
             most = max(most, running)
             if running == threads:
                 full.set()
-        assert full.wait(30), "never so many at once"
+        assert full.wait(scaled(30)), "never so many at once"
         message.thread.owner = getattr(message.thread, "owner", threading.get_ident())
         assert message.thread.owner == threading.get_ident()
         with lock:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import zonemta_py
+from tests.kit.deadlines import scaled
 from tests.kit.relay import empty, ledger, staged
 from zonemta_py import NotAccepted, Relay
 
@@ -27,7 +28,7 @@ def test_what_is_public() -> None:
 
 def test_the_example(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, timeout=scaled(60), check=True
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 4

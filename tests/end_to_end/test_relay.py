@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything
 from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
@@ -140,7 +140,7 @@ async def test_too_old_expires_with_a_report(folder: Path) -> None:
         await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.2.1 busy"))
         home = await stage.receiver("sender.example")
         zones = {
-            "default": {"retry": {"delays": ["100ms"], "give_up_after": "1s", "warn_after": "300ms"}}
+            "default": {"retry": {"delays": ["100ms"], "give_up_after": time_limit(1), "warn_after": time_limit(0.3)}}
         }
         async with relaying(stage.config(zones=zones)) as relay:
             await send(relay, ["x@a.example"])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.targets import TARGETS
+from tests.kit.deadlines import scaled
 
 PIECES = [b"\r\n", b".", b"\r", b"\n", b"250", b"-", b" ", b"<", b">", b"@", b"a", b"=", b"FROM:", b"TO:",
           b"SIZE", b"NOTIFY=", b"5.1.1", b":", b"\xff", b"\0", b"[", b"\"", b"\\", b"{", b"- ", b"x" * 70]  # fmt: skip
@@ -40,7 +41,7 @@ def test_by_coverage(name: str, folder: Path) -> None:
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        timeout=100,
+        timeout=scaled(100),
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.attacks import attacked, item
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.listener import certificate
 from tests.kit.smtp_client import Raw
 from zonemta_py.sink.script import Rule, Step
@@ -151,7 +151,7 @@ async def test_starttls_injection(folder: Path) -> None:
 async def test_a_handshake_that_never_happens(folder: Path) -> None:
     """Silence after STARTTLS costs a session for its time and no longer; a stop does not wait for it."""
     cert, key, _ = certificate(folder)
-    tls = {"tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)}, "idle_timeout": "1s"}
+    tls = {"tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)}, "idle_timeout": time_limit(1)}
     async with attacked(folder, tls) as victim:
         clients = [await victim.client() for _ in range(5)]
         for client in clients:
@@ -192,7 +192,7 @@ async def test_floods(folder: Path) -> None:
 @item(11)
 async def test_slow_clients(folder: Path) -> None:
     """One octet at a time in a command, in DATA, or none at all: over when the time is."""
-    async with attacked(folder, {"idle_timeout": "500ms", "message_timeout": "1s"}) as victim:
+    async with attacked(folder, {"idle_timeout": time_limit(0.5), "message_timeout": time_limit(1)}) as victim:
         silent = await Raw.connect(victim.port)
         assert (await silent.reply()).startswith("421")
         dripping = await victim.client()
@@ -401,7 +401,7 @@ async def test_input_made_for_slow_patterns(folder: Path) -> None:
     ]
     async with attacked(folder) as victim, await victim.client() as client:
         for text in evil:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(scaled(2)):
                 assert (await client.command(f"MAIL FROM:{text}"))[:1] in "25"
                 await client.command(f"RCPT TO:{text}")
                 await client.command("RSET")
@@ -481,12 +481,12 @@ def test_any_octets_at_all(pieces: list[bytes]) -> None:
 
     async def attack() -> None:
         with tempfile.TemporaryDirectory() as name:
-            async with attacked(Path(name), {"idle_timeout": "2s"}) as victim:
+            async with attacked(Path(name), {"idle_timeout": time_limit(2)}) as victim:
                 client = await Raw.connect(victim.port)
                 for piece in pieces:
                     await client.send(piece)
                 client.half_close()
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(scaled(10)):
                     while await client.reply():
                         pass
                 client.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.listener import In, listening
 from zonemta_py.queue.format import keys
 
@@ -36,10 +36,10 @@ async def test_dialogue(path: Path, folder: Path) -> None:
             elif kind == "C!":
                 writer.write(text.encode("latin-1").decode("unicode_escape").encode("latin-1"))
             elif kind == "S:":
-                got = await asyncio.wait_for(reader.readline(), 10)
+                got = await asyncio.wait_for(reader.readline(), scaled(10))
                 assert got.decode("utf-8", "replace").startswith(text), f"{where}\n got {got!r}"
             elif kind == "S~":
-                assert await asyncio.wait_for(reader.read(), 10) == b"", where
+                assert await asyncio.wait_for(reader.read(), scaled(10)) == b"", where
             elif kind == "Q:":
                 await until(partial(_holds, relay, int(text)), where)
             else:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.deadlines import scaled
 from tests.kit.listener import In, listening
 from tests.smtp.test_proxy import of, second
 from zonemta_py.config.load import parse_config
@@ -22,7 +23,7 @@ async def dialogue(relay: In, *pieces: bytes) -> bytes:
         await writer.drain()
         await asyncio.sleep(0)
     writer.write_eof()
-    said = await asyncio.wait_for(reader.read(), 20)
+    said = await asyncio.wait_for(reader.read(), scaled(20))
     writer.close()
     return said
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.listener import In, certificate, listening, settings_of, users_file
 from tests.kit.queue import everything, problems
 from zonemta_py.config.units import Seconds
@@ -173,14 +173,14 @@ async def test_half_closed_after_everything_was_said(folder: Path) -> None:
 
 async def test_idle_and_slow_clients_are_sent_away(folder: Path) -> None:
     async with listening(folder) as relay:
-        settings_of(relay, idle_timeout=Seconds(0.2))
+        settings_of(relay, idle_timeout=Seconds(scaled(0.2)))
         reader, writer = await asyncio.open_connection(*relay.address)
-        assert b"421 4.4.2" in await asyncio.wait_for(reader.read(), 10)
+        assert b"421 4.4.2" in await asyncio.wait_for(reader.read(), scaled(10))
         writer.close()
-        settings_of(relay, idle_timeout=Seconds(30), message_timeout=Seconds(0.3))
+        settings_of(relay, idle_timeout=Seconds(30), message_timeout=Seconds(scaled(0.3)))
         reader, writer = await _connected(relay, *BEGIN)
         writer.write(b"Subject: x\r\n")
-        assert b"421 4.4.2" in await asyncio.wait_for(reader.read(), 10)
+        assert b"421 4.4.2" in await asyncio.wait_for(reader.read(), scaled(10))
         writer.close()
         await until(lambda: everything(relay.queue.store) == [], "nothing to stay")
 
@@ -188,13 +188,13 @@ async def test_idle_and_slow_clients_are_sent_away(folder: Path) -> None:
 async def test_a_client_that_never_reads_is_cut_off(folder: Path) -> None:
     """It cannot hold its session by leaving our answers unread."""
     async with listening(folder) as relay:
-        settings_of(relay, idle_timeout=Seconds(0.5))
+        settings_of(relay, idle_timeout=Seconds(scaled(0.5)))
         _, writer = await asyncio.open_connection(*relay.address, limit=1)
         cast(asyncio.Transport, writer.transport).pause_reading()
         try:
             for _ in range(5000):
                 writer.write(b"EHLO c.example\r\n" * 200)
-                await asyncio.wait_for(writer.drain(), 0.2)
+                await asyncio.wait_for(writer.drain(), scaled(0.2))
         except (TimeoutError, ConnectionError):
             pass
         await until(lambda: not relay.listener.port.sessions, "the session to end")
@@ -264,7 +264,7 @@ async def test_odd_messages(folder: Path, data: bytes, reply: bytes) -> None:
         reader, writer = await _connected(relay, *BEGIN)
         await reader.readuntil(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         writer.write(data + b".\r\n")
-        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(reply)
+        assert (await asyncio.wait_for(reader.readline(), scaled(20))).startswith(reply)
         writer.write(b"QUIT\r\n")
         await reader.read()
         writer.close()
@@ -279,7 +279,7 @@ async def test_a_message_without_end_is_cut_off(folder: Path) -> None:
         try:
             for _ in range(200):
                 writer.write(b"x" * 50_000)
-                await asyncio.wait_for(writer.drain(), 20)
+                await asyncio.wait_for(writer.drain(), scaled(20))
                 if writer.transport.is_closing():
                     break
         except ConnectionError:

@@ -8,9 +8,11 @@ from email.message import Message as Mail
 from pathlib import Path
 from typing import Any
 
+from tests.kit.deadlines import scaled
 from tests.kit.servers import queue_settings
 from zonemta_py import Config, Queue
-from zonemta_py.config.schema import Events, Retry, Zone
+from zonemta_py.config.schema import Events
+from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.dequeue import AsyncMessage, Disposition, adequeue
 from zonemta_py.queue.active import read_message
 from zonemta_py.queue.format.keys import MESSAGE, end_of, owner_of
@@ -29,7 +31,7 @@ def settings(folder: Path, store: str = "leveldb", **retry: Any) -> Config:
         listeners=(),
         hostname="relay.example",
         zones={"default": zone, ZONE: zone},
-        queue=queue_settings(folder / "queue", store, lease_s=1.0),
+        queue=queue_settings(folder / "queue", store, lease_s=scaled(1.0)),
         events=Events(directory=folder / "queue" / "events"),
     )
 

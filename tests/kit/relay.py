@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything, problems
 from zonemta_py.bench.children import free_port
 from zonemta_py.config.load import parse_config
@@ -67,9 +67,9 @@ class Stage:
             "listeners": [{"address": "127.0.0.1:0"}],
             "queue": {"directory": "queue", "min_free_disk": "1MiB"},
             "events": {"directory": "events"},
-            "resolver": {"nameservers": [f"127.0.0.1:{self.dns_port}"], "timeout": "1s"},
+            "resolver": {"nameservers": [f"127.0.0.1:{self.dns_port}"], "timeout": time_limit(1)},
             "zones": zones,
-            "shutdown_grace": "1s",
+            "shutdown_grace": time_limit(1),
             "processes": {"receivers": RECEIVERS, "senders": SENDERS},
             **changes,
         }

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from functools import cache
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue, SharedQueue
+from tests.kit.deadlines import scaled, until_blocking
+from zonemta_py.config.schema import QueueSettings, RedisSettings, S3Settings, SharedStorageSettings
 from zonemta_py.config.units import Seconds, Size
 
 BUCKET = "queues"
-START_S = 30.0
 REDIS, OBJECTS = "ZONEMTA_TEST_REDIS", "ZONEMTA_TEST_OBJECTS"  # for programs that a test starts
 LOCAL = ("leveldb", "memory", "filesystem")
 SHARED = ("redis", "s3")
@@ -36,15 +35,15 @@ def free_port() -> int:
 
 
 def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
-    end = time.monotonic() + START_S
-    while True:
+    def answers() -> bool:
+        assert process.poll() is None, "the server ended"
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
+            socket.create_connection(("127.0.0.1", port), scaled(1)).close()
         except OSError:
-            assert process.poll() is None, "the server ended"
-            assert time.monotonic() < end, "the server does not answer"
-            time.sleep(0.02)
+            return False
+        return True
+
+    until_blocking(answers, "the server to answer")
 
 
 def _started(command: list[str], port: int) -> "subprocess.Popen[bytes]":
@@ -101,7 +100,7 @@ def start_objects() -> tuple[str, "subprocess.Popen[bytes]"]:
     process = _started(command, port)
     endpoint = f"http://127.0.0.1:{port}"
     request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=scaled(10)).close()
     return endpoint, process
 
 
@@ -138,12 +137,12 @@ def queue_settings(
         directory=folder,
         store=store,
         min_free_disk=Size(1),
-        redis=RedisQueue(redis_url(), part_of(folder)) if store == "redis" else RedisQueue(),
+        redis=RedisSettings(redis_url(), part_of(folder)) if store == "redis" else RedisSettings(),
         s3=(
-            ObjectQueue(BUCKET, part_of(folder), endpoint=object_endpoint())
+            S3Settings(BUCKET, part_of(folder), endpoint=object_endpoint())
             if store == "s3"
-            else ObjectQueue()
+            else S3Settings()
         ),
-        shared=SharedQueue(name, Seconds(lease_s), Seconds(0.1)),
+        shared=SharedStorageSettings(name, Seconds(lease_s), Seconds(0.1)),
         **options,
     )

@@ -1,7 +1,9 @@
-"""A client that says exactly what it is told, octet by octet."""
+"""An SMTP client that sends exactly the bytes of the test."""
 
 import asyncio
 from types import TracebackType
+
+from tests.kit.deadlines import scaled
 
 REPLY_S = 20.0
 
@@ -25,7 +27,7 @@ class Raw:
         lines = []
         while True:
             try:
-                line = await asyncio.wait_for(self._reader.readline(), REPLY_S)
+                line = await asyncio.wait_for(self._reader.readline(), scaled(REPLY_S))
             except ConnectionError:
                 line = b""
             if not line:
@@ -64,7 +66,7 @@ class Raw:
     async def ended(self) -> bool:
         """Whether the relay has closed the connection; waits for it."""
         try:
-            return await asyncio.wait_for(self._reader.read(1), REPLY_S) == b""
+            return await asyncio.wait_for(self._reader.read(1), scaled(REPLY_S)) == b""
         except ConnectionError:
             return True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.deadlines import scaled
 from zonemta_py.pipeline.rules import html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -25,7 +26,7 @@ def shown(browser: str, path: Path) -> str:
     done = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
          f"--user-data-dir={path.parent / 'profile'}", "--dump-dom", path.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=scaled(60), check=True,
     )  # fmt: skip
     return done.stdout
 

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 
+from tests.kit.deadlines import scaled
+
 STUBBORN = """
 import asyncio, sys
+from tests.kit.deadlines import scaled
 from zonemta_py.processes.child_main import child_main
 
 async def stubborn():
@@ -25,5 +28,5 @@ child_main(serve)
 
 def test_a_task_that_will_not_be_cancelled() -> None:
     """It once kept a sender alive for hours after its relay was killed."""
-    done = subprocess.run([sys.executable, "-c", STUBBORN], timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", STUBBORN], timeout=scaled(30), check=False)
     assert done.returncode == 0

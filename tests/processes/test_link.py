@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.processes.link import BUFFER_BYTES, Link
 
@@ -69,7 +69,7 @@ async def test_nonsense_ends_the_link(caplog: pytest.LogCaptureFixture) -> None:
     lost = asyncio.Event()
     _, other = await make(lambda frame: None, lost.set)
     await asyncio.get_running_loop().sock_sendall(other, b"\0\0\0\0" + b"\0\0\0\2\xc1\xc1")
-    await asyncio.wait_for(lost.wait(), 10)
+    await asyncio.wait_for(lost.wait(), scaled(10))
     assert "a frame cannot be read" in caplog.text
     other.close()
 

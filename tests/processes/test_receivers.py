@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import eventually, until
+from tests.kit.deadlines import eventually, time_limit, until
 from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.config.load import parse_config
@@ -150,7 +150,7 @@ async def test_stopping_in_order(folder: Path) -> None:
     """A transaction under way may finish; idle sessions are told; no process is left."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
-        relay = Relay(stage.config(processes=TWO, shutdown_grace="20s"))
+        relay = Relay(stage.config(processes=TWO, shutdown_grace=time_limit(20)))
         await relay.start()
         busy, idle = await client_of(relay), await client_of(relay)
         assert (await busy.envelope("x@a.example")).startswith("354")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.delivery.test_dkim import verified, write_key
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.faults import VARIABLE
@@ -228,7 +228,7 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
             await send(relay, ["b@a.example"], b"Subject: large\r\n\r\n" + body)
             await until(lambda: len(got) == 2, "the large message")
             await empty(relay)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             await left.wait()
     server.close()
     assert connections == 2
@@ -238,7 +238,7 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
 async def test_a_hung_sender_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lives and says nothing: its orders go to another. One that works stays."""
     monkeypatch.setattr(Child, "beat_s", 0.05)
-    monkeypatch.setattr(Child, "silent_s", 1.0)
+    monkeypatch.setattr(Child, "silent_s", scaled(1.0))
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:

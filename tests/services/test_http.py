@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.queue import everything
 from tests.kit.relay import empty, facts, relaying, staged
 from zonemta_py.core.errors import ConfigError, LocalError
@@ -171,7 +171,7 @@ async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
             b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\nContent-Length: 900\r\n\r\n"
         )
         await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             await relay.stop()
         writer.close()
 

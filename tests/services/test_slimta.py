@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.kit import dequeue as kit
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import ZONE, opened, per_recipient, reports, rows, run, stored
 from tests.kit.queue import everything
 from tests.kit.relay import FAST_RETRY, Stage, empty, facts, received, send, staged
@@ -34,7 +34,7 @@ from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
-from zonemta_py.transports.pipe import PRESETS, Pipe
+from zonemta_py.transports.pipe import PRESETS, PipeTransport
 
 STORES = [store for store in (*LOCAL, *SHARED) if store != "memory"]  # what a restart finds again
 TEXT = b"Subject: x\r\n\r\nbody\r\n"
@@ -163,7 +163,7 @@ def routed(stage: Stage, store: str = "leveldb", **changes: Any) -> Any:
         "retry": {"delays": ["1h"]},
     }
     own = kit.settings(stage.folder, store).queue
-    shared = {"name": "one", "lease": "1s"}
+    shared = {"name": "one", "lease": time_limit(1)}
     queue = {
         "directory": "queue", "min_free_disk": "1MiB", "store": store, "shared": shared,
         "redis": {"url": own.redis.url, "prefix": own.redis.prefix},
@@ -220,7 +220,7 @@ async def test_slimta_07_killed_between_two_calls(folder: Path, store: str, poin
         to = [f"{name}@x.example" for name in "abc"]
         await queue.enqueue("s@a.example", to, TEXT, zone=ZONE)
     command = [sys.executable, str(program), str(folder), store]
-    options: Any = {"env": environment, "check": False, "capture_output": True, "timeout": 60}
+    options: Any = {"env": environment, "check": False, "capture_output": True, "timeout": scaled(60)}
     killed = subprocess.run([*command, point], **options)
     place = open_shared_storage(kit.settings(folder, store).queue)
     if place is not None:
@@ -359,7 +359,7 @@ async def test_slimta_11_flush(folder: Path, store: str) -> None:
         for _ in range(3):
             await relay.enqueue("s@a.example", ["b@list.example"], TEXT)
         await until(lambda: len(facts_deferred(relay)) == 3)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             assert await relay.flush() == 3
         await until(lambda: len(script.calls) == 6)
         await until(lambda: {row["attempts"] for row in facts_deferred(relay)} == {2})
@@ -506,8 +506,8 @@ async def test_slimta_17_a_proxy_names_the_client(folder: Path) -> None:
 async def test_slimta_18_programs(tmp_path: Path) -> None:
     """Exit code 75 is later, a status in the output goes before the code, a timeout is later; maildrop's words."""
 
-    def program(code: str, timeout_s: float = 30) -> Pipe:
-        return Pipe((sys.executable, "-c", f"import sys, time; sys.stdin.read(); {code}"), timeout_s)
+    def program(code: str, timeout_s: float = 30) -> PipeTransport:
+        return PipeTransport((sys.executable, "-c", f"import sys, time; sys.stdin.read(); {code}"), scaled(timeout_s))
 
     assert (await delivered(program("sys.exit(75)"), b"x")).code // 100 == 4
     reply = await delivered(program("print('5.1.1 no such user'); sys.exit(75)"), b"x")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import time_limit, until
 from tests.kit.load import DOMAINS, Load, recipients_of
 from tests.kit.relay import Stage, empty, ledger, relaying, staged
 from tests.kit.servers import SHARED, object_endpoint, part_of, redis_url
@@ -37,7 +37,7 @@ def settings(stage: Stage, kind: str, name: str, **changes: Any) -> Config:
     queue = {
         "directory": name,
         "min_free_disk": "1MiB",
-        "shared": {"name": name, "lease": "2s", "poll": "200ms"},
+        "shared": {"name": name, "lease": time_limit(2), "poll": "200ms"},
         **place(stage.folder, kind),
     }
     return stage.config(queue=queue, processes={}, **changes)

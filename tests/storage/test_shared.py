@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import Deadline, scaled, until
 from tests.kit.servers import DURABLE, SHARED, notice_queue, part_of, queue_settings, start_redis
-from zonemta_py.config.schema import ObjectQueue, QueueSettings, RedisQueue
+from zonemta_py.config.schema import QueueSettings, RedisSettings, S3Settings
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.queue.format import keys
 from zonemta_py.storage import redis as redis_store
@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def place(folder: Path, kind: str) -> Iterator[SharedStorage]:
-    found = open_shared_storage(queue_settings(folder, kind, lease_s=0.6))
+    found = open_shared_storage(queue_settings(folder, kind, lease_s=scaled(0.6)))
     assert found is not None
     yield found
     found.close()
@@ -81,8 +81,8 @@ async def test_one_part_has_one_relay(place: SharedStorage) -> None:
 async def test_a_lease_is_renewed(place: SharedStorage) -> None:
     """It lasts as long as its relay, however short it is."""
     one = place.open("one")
-    end = time.monotonic() + 2.0
-    while time.monotonic() < end:
+    end_s = time.monotonic() + scaled(2.0)
+    while time.monotonic() < end_s:
         with pytest.raises(QueueLocked):
             place.open("one")
     put(one, {b"a": b"1"})
@@ -107,12 +107,12 @@ async def test_a_relay_that_hung_writes_no_more(place: SharedStorage) -> None:
 
 
 def opened_in_time(place: SharedStorage) -> Store:
-    end = time.monotonic() + 20
+    deadline = Deadline(20)
     while True:
         try:
             return place.open("one")
         except QueueLocked:
-            assert time.monotonic() < end
+            assert not deadline.passed()
             time.sleep(0.05)
 
 
@@ -172,7 +172,7 @@ async def test_a_redis_that_answers_too_soon(folder: Path) -> None:
     """Mail is not entrusted to a server that has not written it down, unless that is wanted."""
     port, _ = start_redis()
     settings = QueueSettings(
-        directory=folder, store="redis", redis=RedisQueue(f"redis://127.0.0.1:{port}/0")
+        directory=folder, store="redis", redis=RedisSettings(f"redis://127.0.0.1:{port}/0")
     )
     with pytest.raises(LocalError, match="set appendonly yes and appendfsync always"):
         open_store(settings)
@@ -184,7 +184,7 @@ async def test_a_redis_that_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(redis_store, "RETRIES", 1)
     port, process = start_redis(*DURABLE)
     settings = QueueSettings(
-        directory=folder, store="redis", redis=RedisQueue(f"redis://127.0.0.1:{port}/0")
+        directory=folder, store="redis", redis=RedisSettings(f"redis://127.0.0.1:{port}/0")
     )
     store = open_store(settings)
     put(store, {b"a": b"1"})
@@ -203,8 +203,8 @@ async def test_an_object_store_that_is_not_there(folder: Path, monkeypatch: pyte
     )
     settings = queue_settings(folder, "s3")
     for changed in (
-        ObjectQueue("no-such-bucket", endpoint=settings.s3.endpoint),
-        ObjectQueue("queues", endpoint="http://127.0.0.1:9"),
+        S3Settings("no-such-bucket", endpoint=settings.s3.endpoint),
+        S3Settings("queues", endpoint="http://127.0.0.1:9"),
     ):
         with pytest.raises(LocalError, match="s3://"):
             open_store(replaced(settings, s3=changed))
@@ -251,7 +251,7 @@ async def test_bodies_without_a_batch_go(folder: Path) -> None:
 
 async def test_a_relay_that_hung_in_a_snapshot(folder: Path) -> None:
     """It removes what is old to it, and nothing that another wrote since."""
-    settings = queue_settings(folder, "s3", lease_s=0.6)
+    settings = queue_settings(folder, "s3", lease_s=scaled(0.6))
     one = cast(S3Store, open_store(settings))
     put(one, {b"a": b"1"})
     stop_renewing(one)
@@ -289,7 +289,7 @@ async def test_a_read_that_fails_is_not_damage(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(redis_store, "RETRIES", 0)
     port, process = start_redis(*DURABLE)
     settings = QueueSettings(
-        directory=folder, store="redis", redis=RedisQueue(f"redis://127.0.0.1:{port}/0")
+        directory=folder, store="redis", redis=RedisSettings(f"redis://127.0.0.1:{port}/0")
     )
     store = open_store(settings)
     put(store, {b"a": b"1"})
@@ -342,7 +342,7 @@ async def test_a_lease_that_cannot_be_read(folder: Path) -> None:
 
 async def test_a_relay_that_comes_back_soon(folder: Path, kind: str) -> None:
     """After its own crash it waits for the lease: its submission keys and its mail are in that part."""
-    settings = queue_settings(folder, kind, lease_s=0.6)
+    settings = queue_settings(folder, kind, lease_s=scaled(0.6))
     code = (
         "import os, sys; from pathlib import Path; from tests.kit.servers import queue_settings; "
         "from zonemta_py.storage.open import open_store; "
@@ -366,7 +366,7 @@ async def test_a_relay_that_comes_back_soon(folder: Path, kind: str) -> None:
 async def test_a_redis_that_may_forget(folder: Path, options: tuple[str, ...], problem: str) -> None:
     port, _ = start_redis(*DURABLE, *options)
     settings = QueueSettings(
-        directory=folder, store="redis", redis=RedisQueue(f"redis://127.0.0.1:{port}/0")
+        directory=folder, store="redis", redis=RedisSettings(f"redis://127.0.0.1:{port}/0")
     )
     with pytest.raises(LocalError, match=problem):
         open_store(settings)
@@ -374,10 +374,10 @@ async def test_a_redis_that_may_forget(folder: Path, options: tuple[str, ...], p
 
 def test_an_address_that_is_none(folder: Path) -> None:
     with pytest.raises(LocalError, match=r"queue\.redis\.url: what"):
-        open_store(QueueSettings(directory=folder, store="redis", redis=RedisQueue("what")))
+        open_store(QueueSettings(directory=folder, store="redis", redis=RedisSettings("what")))
     with pytest.raises(LocalError, match="s3://queues"):
         open_store(
-            QueueSettings(directory=folder, store="s3", s3=ObjectQueue("queues", endpoint="what"))
+            QueueSettings(directory=folder, store="s3", s3=S3Settings("queues", endpoint="what"))
         )
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tests.transports.test_local import delivered
 from zonemta_py.smtp.http_mapping import decode_address
-from zonemta_py.transports.http import HttpPost
+from zonemta_py.transports.http import HttpTransport
 
 Answer = Callable[[web.Request, bytes], web.Response]
 
@@ -38,7 +38,7 @@ async def test_what_is_posted() -> None:
         return web.Response(status=204, headers={"X-Smtp-Reply": '250; message="2.1.5 kept as 7"'})
 
     async with server(answer) as url:
-        transport = HttpPost(url, 5, "relay.example", "secret")
+        transport = HttpTransport(url, 5, "relay.example", "secret")
         chunks = [b"a" * 70_000, b"\r\n", b"b" * 70_000]
         reply = await delivered(transport, *chunks)
         transport.close()
@@ -75,7 +75,7 @@ async def test_answers(status: int, field: str, code: int) -> None:
     """The field counts before the status; a redirection is not followed: it would lose the message."""
     headers = {"X-Smtp-Reply": field} if field else {}
     async with server(lambda request, body: web.Response(status=status, headers=headers)) as url:
-        transport = HttpPost(url, 5, "relay.example")
+        transport = HttpTransport(url, 5, "relay.example")
         assert (await delivered(transport, b"x")).code == code
         transport.close()
         assert transport._closing is not None
@@ -86,11 +86,11 @@ async def test_nobody_answers() -> None:
     """A closed port, and a server that reads and says nothing: later, by our own word."""
     import asyncio
 
-    closed = HttpPost("http://127.0.0.1:9/in", 5, "relay.example")
+    closed = HttpTransport("http://127.0.0.1:9/in", 5, "relay.example")
     assert (await delivered_or_not(closed)).startswith("4.4.1")
     writers: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
-    slow = HttpPost(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/in", 0.2, "relay.example")
+    slow = HttpTransport(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/in", 0.2, "relay.example")
     assert (await delivered_or_not(slow)).startswith("4.4.2")
     for transport in (closed, slow):
         transport.close()
@@ -102,7 +102,7 @@ async def test_nobody_answers() -> None:
     silent.close()
 
 
-async def delivered_or_not(transport: HttpPost) -> str:
+async def delivered_or_not(transport: HttpTransport) -> str:
     from tests.transports.test_local import parcel
 
     reply = await transport.deliver(parcel(b"x"))
@@ -122,7 +122,7 @@ async def test_a_reason_that_is_no_text() -> None:
 
     server_of_odd = await asyncio.start_server(odd, "127.0.0.1", 0)
     port = server_of_odd.sockets[0].getsockname()[1]
-    transport = HttpPost(f"http://127.0.0.1:{port}/in", 5, "relay.example")
+    transport = HttpTransport(f"http://127.0.0.1:{port}/in", 5, "relay.example")
     reply = await delivered(transport, b"x")
     reply.text.encode()
     assert reply.code == 250

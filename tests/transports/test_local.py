@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.blackhole import Blackhole
-from zonemta_py.transports.interface import LocalTransport, Parcel, lines, parts
-from zonemta_py.transports.maildir import Maildir
-from zonemta_py.transports.pipe import Pipe, verdict_of
-from zonemta_py.transports.python import Routine
+from zonemta_py.transports.blackhole import BlackholeTransport
+from zonemta_py.transports.interface import LocalMessage, LocalTransport, lines, parts
+from zonemta_py.transports.maildir import MaildirTransport
+from zonemta_py.transports.pipe import PipeTransport, verdict_of
+from zonemta_py.transports.python import PythonTransport
 
 HEADER = b"Subject: x\r\n"
 STORED = b"Return-Path: <s@a.example>\nDelivered-To: joe@b.example\nSubject: x\n\n"
@@ -33,12 +33,12 @@ class Begun:
         self.times += 1
 
 
-def parcel(*chunks: bytes, recipient: str = "joe@b.example", begin: Begun | None = None) -> Parcel:
+def parcel(*chunks: bytes, recipient: str = "joe@b.example", begin: Begun | None = None) -> LocalMessage:
     async def body() -> AsyncIterator[bytes]:
         for chunk in chunks:
             yield chunk
 
-    return Parcel("0" * 24, "s@a.example", recipient, HEADER, body, begin or Begun())
+    return LocalMessage("0" * 24, "s@a.example", recipient, HEADER, body, begin or Begun())
 
 
 async def delivered(
@@ -74,7 +74,7 @@ def test_parts() -> None:
 
 async def test_a_maildir(tmp_path: Path) -> None:
     """In ``new``, whole, with the fields of final delivery; a second delivery of the same replaces it."""
-    transport = Maildir(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="relay/x")
+    transport = MaildirTransport(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="relay/x")
     for _ in range(2):
         reply = await delivered(transport, b"one\r", b"\ntwo\r\n", recipient="joe@b.example")
         assert reply.code == 250
@@ -86,7 +86,7 @@ async def test_a_maildir(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipient", ["../../etc/x@b.example", "a/b@b.example", ".x@b.example", "x@../y", "\0@b.example"])  # fmt: skip
 async def test_a_name_that_is_no_folder(tmp_path: Path, recipient: str) -> None:
-    transport = Maildir(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="h")
+    transport = MaildirTransport(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="h")
     reply = await delivered(transport, b"x", recipient=recipient)
     assert (reply.code, reply.status) == (550, "5.1.3")
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +94,7 @@ async def test_a_name_that_is_no_folder(tmp_path: Path, recipient: str) -> None:
 
 async def test_a_maildir_that_is_not_there(tmp_path: Path) -> None:
     """Its mail waits: the disk may not be mounted."""
-    reply = await delivered(Maildir(str(tmp_path / "no"), create=False, hostname="h"), b"x")
+    reply = await delivered(MaildirTransport(str(tmp_path / "no"), create=False, hostname="h"), b"x")
     assert (reply.code, reply.status) == (451, "4.3.0")
 
 
@@ -105,7 +105,7 @@ async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
         yield b"half"
         raise ValueError("damaged")
 
-    transport = Maildir(str(tmp_path), create=True, hostname="h")
+    transport = MaildirTransport(str(tmp_path), create=True, hostname="h")
     with pytest.raises(ValueError, match="damaged"):
         await transport.deliver(parcel()._replace(body=damaged))
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "new").iterdir()) == []
@@ -114,8 +114,8 @@ async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
 # ---- programs
 
 
-def program(code: str, *arguments: str, timeout_s: float = 20.0) -> Pipe:
-    return Pipe((sys.executable, "-c", code, *arguments), timeout_s)
+def program(code: str, *arguments: str, timeout_s: float = 20.0) -> PipeTransport:
+    return PipeTransport((sys.executable, "-c", code, *arguments), scaled(timeout_s))
 
 
 async def test_a_program(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_a_program_that_takes_too_long(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_is_not_there() -> None:
-    reply = await delivered(Pipe(("/nowhere/deliver",), 5.0), b"x")
+    reply = await delivered(PipeTransport(("/nowhere/deliver",), scaled(5.0)), b"x")
     assert (reply.code, reply.status) == (451, "4.3.5")
     assert "No such file" in reply.text
 
@@ -179,35 +179,35 @@ def test_every_verdict_is_a_reply(code: int, said: str) -> None:
 calls: list[str] = []
 
 
-def in_a_thread(found: Parcel) -> None:
+def in_a_thread(found: LocalMessage) -> None:
     calls.append(found.recipient)
 
 
-async def on_the_loop(found: Parcel) -> Reply:
+async def on_the_loop(found: LocalMessage) -> Reply:
     size = sum([len(chunk) async for chunk in found.body()])
     return Reply(550, "5.3.4", f"{size} are too many")
 
 
-def fails(found: Parcel) -> None:
+def fails(found: LocalMessage) -> None:
     raise ValueError("a defect")
 
 
-def odd(found: Parcel) -> str:
+def odd(found: LocalMessage) -> str:
     return "done"
 
 
 async def test_functions() -> None:
-    assert (await delivered(Routine(f"{__name__}.in_a_thread", 5.0), b"x")).code == 250
+    assert (await delivered(PythonTransport(f"{__name__}.in_a_thread", 5.0), b"x")).code == 250
     assert calls == ["joe@b.example"]
-    assert await delivered(Routine(f"{__name__}.on_the_loop", 5.0), b"xy") == Reply(550, "5.3.4", "2 are too many")  # fmt: skip
+    assert await delivered(PythonTransport(f"{__name__}.on_the_loop", 5.0), b"xy") == Reply(550, "5.3.4", "2 are too many")  # fmt: skip
     for name in ("fails", "odd"):
-        reply = await delivered(Routine(f"{__name__}.{name}", 5.0), b"x")
+        reply = await delivered(PythonTransport(f"{__name__}.{name}", 5.0), b"x")
         assert reply.code == 451
     with pytest.raises(ConfigError, match="no function"):
-        Routine("tests.nothing.here", 5.0)
+        PythonTransport("tests.nothing.here", 5.0)
     with pytest.raises(ConfigError, match="is not a function"):
-        Routine(f"{__name__}.HEADER", 5.0)
+        PythonTransport(f"{__name__}.HEADER", 5.0)
 
 
 async def test_the_black_hole() -> None:
-    assert (await delivered(Blackhole(0.001), b"x")).code == 250
+    assert (await delivered(BlackholeTransport(0.001), b"x")).code == 250

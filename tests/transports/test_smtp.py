@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.listener import certificate
-from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import Seconds
+from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
-from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
+from zonemta_py.transports.pipelining import SmtpSession, Transaction, TransactionResult
 
-FAST = Timeouts(*(Seconds(2),) * 5)
+FAST = Timeouts(*(Seconds(scaled(2)),) * 5)
 EHLO = ["*EHLO ", "250-mx\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 SIZE 1000\r\n"]
 
 Step = str | Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
@@ -77,10 +77,10 @@ async def peer(
 
 
 async def _open(port: int, **changes: object) -> SmtpSession:
-    manner = SessionOptions("me.example", None, "opportunistic", FAST)
+    options = SessionOptions("me.example", None, "opportunistic", FAST)
     for name, value in changes.items():
-        object.__setattr__(manner, name, value)
-    return await open_session(Target("mx.example", "127.0.0.1", port), manner)
+        object.__setattr__(options, name, value)
+    return await open_session(Target("mx.example", "127.0.0.1", port), options)
 
 
 def _nothing() -> asyncio.Future[None]:
@@ -91,8 +91,8 @@ def _nothing() -> asyncio.Future[None]:
 
 def _mail(
     *recipients: str, chunks: Sequence[bytes] = (b"body\r\n",), header: bytes = b"Subject: x\r\n"
-) -> Mail:
-    return Mail("a@b.example", recipients or ("c@d.example",), header, _each(chunks), 100, False, False)
+) -> Transaction:
+    return Transaction("a@b.example", recipients or ("c@d.example",), header, _each(chunks), 100, False, False)
 
 
 async def _each(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -100,7 +100,7 @@ async def _each(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _transact(port: int, mail: Mail) -> tuple[SmtpSession, Result]:
+async def _transact(port: int, mail: Transaction) -> tuple[SmtpSession, TransactionResult]:
     session = await _open(port)
     return session, await session.transact(mail, _nothing())
 
@@ -254,7 +254,7 @@ async def test_an_early_refusal_is_read_while_the_body_is_written() -> None:
         "552 5.3.4 too big\r\n",
     ) as (port, _):
         session = await _open(port)
-        mail = Mail("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 1, False, False)
+        mail = Transaction("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 1, False, False)
         result = await session.transact(mail, _nothing())
         assert result.answers == [(Phase.DATA, Reply(552, "5.3.4", "too big"))]
         assert not session.usable
@@ -318,7 +318,7 @@ async def test_leaving_without_a_word() -> None:
 
 
 async def test_a_silent_peer_times_out() -> None:
-    slow = Timeouts(*(Seconds(0.3),) * 5)
+    slow = Timeouts(*(Seconds(scaled(0.3)),) * 5)
     async with peer("220 hi\r\n", *EHLO, "*MAIL") as (port, _):
         session = await _open(port, timeouts=slow)
         with pytest.raises(SessionLost, match="timed out"):
@@ -366,7 +366,7 @@ async def test_a_chunk_iterator_that_fails_leaves_no_finished_message() -> None:
         _,
     ):
         session = await _open(port)
-        mail = Mail("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 100, False, False)
+        mail = Transaction("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 100, False, False)
         with pytest.raises(RuntimeError, match="damaged"):
             await session.transact(mail, _nothing())
         assert not session.usable
@@ -419,8 +419,8 @@ async def test_starttls(folder: Path) -> None:
         session.abort()
         with pytest.raises(TlsFailed):
             await _open(port, tls="required")
-        manner = SessionOptions("me.example", None, "required", FAST)
-        session = await open_session(Target("localhost", "127.0.0.1", port), manner, context=trusting)
+        options = SessionOptions("me.example", None, "required", FAST)
+        session = await open_session(Target("localhost", "127.0.0.1", port), options, context=trusting)
         assert session.secure
         session.abort()
     async with peer("220 hi\r\n", *EHLO) as (port, _):

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.kit.deadlines import scaled
 from tests.kit.queue import Clock, make_queue, problems
 from tests.queue.kannader.test_storage import LATER, listed, put
 from zonemta_py.queue.kannader.storage import PendingCleanupMail, QueuedMail, Storage
@@ -146,7 +147,7 @@ class Actors(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "storage"):
-            self.runner.run(asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 20))
+            self.runner.run(asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), scaled(20)))
             self.runner.run(self.queue.close())
             self.runner.close()
             shutil.rmtree(self.folder)
