@@ -29,7 +29,7 @@ FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
 
 
 def in_flight(queue: Queue) -> list[bytes]:
-    store = queue.channels.outbound.queue.store
+    store = queue.channels.context.queue.store
     return list(store.keys(keys.INFLIGHT, keys.end_of(keys.INFLIGHT)))
 
 
@@ -59,7 +59,7 @@ async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None
         found = [(row["state"], row["attempts"], row["recipient"]) for row in left]
         assert found == [("deferred", 1, "b@x.example")]
         assert all(
-            290_000 < row["due_ms"] - queue.channels.outbound.queue.now() <= 300_000 for row in left
+            290_000 < row["due_ms"] - queue.channels.context.queue.now() <= 300_000 for row in left
         )
         assert in_flight(queue) == []
 
@@ -100,7 +100,7 @@ async def test_a_damaged_body_in_a_mixed_end(folder: Path) -> None:
 
     async with opened(folder) as queue:
         message = await put(queue, "a@x.example", "b@x.example", body=BODY + b"line\r\n" * 50_000)
-        inner = queue.channels.outbound.queue
+        inner = queue.channels.context.queue
         inner.store.write(inner.store.batch([(keys.chunk_key(message, 1), b"?")], sync=True))
         await run(queue, routine)
         assert [row["state"] for row in rows(queue)] == ["deferred"] * 2
@@ -122,7 +122,7 @@ async def test_cancelled_before_the_routine(folder: Path) -> None:
             seen.append(message.info.id)
             await message.finish(Disposition.DELIVERED)
 
-        await queue.channels.outbound.queue.deferral.flush(None, None, None)
+        await queue.channels.context.queue.deferral.flush(None, None, None)
         await run(queue, routine)
         assert len(seen) == 1
 
@@ -266,12 +266,12 @@ async def test_the_wrong_kind_of_routine(folder: Path) -> None:
 
     async with opened(folder) as queue:
         await put(queue)
-        with pytest.raises(BadArgument, match="adequeue calls those"):
+        with pytest.raises(BadArgument, match="use adequeue"):
             await asyncio.to_thread(dequeue, queue, ZONE, coroutine)
         await run(queue, lambda message: None)
         assert [row["state"] for row in rows(queue)] == ["deferred"]
         with pytest.raises(WrongThread, match="a loop runs in this thread"):
             dequeue(folder, ZONE, print)
-    with pytest.raises(LocalError, match="there is no queue here"):
+    with pytest.raises(LocalError, match="does not exist"):
         await asyncio.to_thread(dequeue, folder / "nowhere", ZONE, print)
     assert not (folder / "nowhere").exists()

@@ -72,7 +72,7 @@ async def test_sun_01_a_routine_that_never_finishes(folder: Path) -> None:
         assert await run(queue, lambda message: asyncio.sleep(0), backoff=[120.0, 300.0]) == 3
         left = rows(queue)
         assert [(row["attempts"], row["state"]) for row in left] == [(1, "deferred")] * 3
-        now_ms = queue.channels.outbound.queue.now()
+        now_ms = queue.channels.context.queue.now()
         assert all(110_000 < row["due_ms"] - now_ms <= 120_000 for row in left)
         assert await reports(queue) == []
 
@@ -249,8 +249,8 @@ async def test_sun_09_mixed(folder: Path, size: int) -> None:
         assert (row["recipient"], row["attempts"], row["reply"]) == ("b@x.example", 1, "not now")
         assert (after.envid, after.sender, after.header) == ("E+3D1", before.sender, before.header)
         assert after.born_ms == keys.created_ms(old)
-        assert queue.channels.outbound.queue.store.get(keys.mark_key(old)) is None
-        await queue.channels.outbound.queue.deferral.flush(None, None, None)
+        assert queue.channels.context.queue.store.get(keys.mark_key(old)) is None
+        await queue.channels.context.queue.deferral.flush(None, None, None)
 
         async def again(message: AsyncMessage) -> None:
             (recipient,) = message.recipients()
@@ -322,9 +322,9 @@ async def test_sun_11_one_disposition_for_all(folder: Path) -> None:
 
 async def test_sun_12_bad_arguments(folder: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
-        with pytest.raises(BadArgument, match=r"7 is no disposition.*\(MTA_BADARGS\)"):
+        with pytest.raises(BadArgument, match=r"7 is not a disposition.*\(MTA_BADARGS\)"):
             message.dispose("u@b.example", 7)
-        with pytest.raises(NotInMessage, match=r"'U@b.example' is no recipient.*\(MTA_NO\)"):
+        with pytest.raises(NotInMessage, match=r"'U@b.example' is not a recipient.*\(MTA_NO\)"):
             message.dispose("U@b.example", Disposition.FAILED)
         with pytest.raises(BadArgument):
             await message.finish(-1)
@@ -470,7 +470,7 @@ async def test_sun_17_an_intermediate_channel(folder: Path) -> None:
 
     async with opened(folder) as queue:
         old = await put(queue, notify=SUCCESS, envid="E1")
-        inner = queue.channels.outbound.queue
+        inner = queue.channels.context.queue
         await run(queue, routine)
         await until(lambda: stored(queue) == {old}, "the chunks of the aborted one to go")
         await inner.deferral.flush(None, None, None)
@@ -486,7 +486,7 @@ async def test_sun_17_an_intermediate_channel(folder: Path) -> None:
 async def test_sun_18_backoff_and_the_end(folder: Path) -> None:
     """Attempts at +2, +7, +17, +47, +77 minutes; a warning for those who want one; after a day returned."""
     async with opened(folder, give_up_after=86_400.0, warn_after=7_200.0) as queue:
-        inner = queue.channels.outbound.queue
+        inner = queue.channels.context.queue
         began_ms = inner.now()
         at_ms = began_ms
         inner.now = lambda: at_ms
@@ -524,7 +524,7 @@ async def test_sun_19_not_twice_in_one_run(folder: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
         seen.append(message.info.id)
         if len(seen) == 3:
-            await queue.channels.outbound.queue.deferral.flush(None, None, None)
+            await queue.channels.context.queue.deferral.flush(None, None, None)
 
     async with opened(folder) as queue:
         for _ in range(3):

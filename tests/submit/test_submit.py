@@ -13,10 +13,10 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import LocalError
 from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.sink.server import Sink
-from zonemta_py.submit.client import Plan, Submission, Summary
+from zonemta_py.submit.client import ListSubmission, SubmissionSettings, SubmissionSummary
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, Journal, digest
 from zonemta_py.submit.merge import MergeError, Template
-from zonemta_py.submit.recipients import Row, read_rows
+from zonemta_py.submit.recipients import ListRow, read_rows
 
 LETTER = b"From: a@b.example\nTo: {{email}}\nSubject: Dear {{ name }}\n\nHello {{name}}!\n.dot\n"
 
@@ -135,21 +135,25 @@ async def test_journal(folder: Path) -> None:
         Journal(folder / "other", "s", "h")
 
 
-def _plan(port: int, template: Template, **changes: object) -> Plan:
+def _settings(port: int, template: Template, **changes: object) -> SubmissionSettings:
     values: dict[str, Any] = {
         "sender": "s@x.example", "template": template, "relay": HostPort("127.0.0.1", port), "ip": "127.0.0.1",
         "ehlo": "me.example", "tls": "off", "credentials": None, "connections": 4, "recipients_per_message": 10,
         "resend_uncertain": False, **changes,
     }  # fmt: skip
-    return Plan(**values)
+    return SubmissionSettings(**values)
 
 
-def _rows(count: int) -> Iterator[Row]:
-    return (Row(n, f"{n}@d{n % 3}.example", {"email": f"{n}@x", "name": f"N{n}"}) for n in range(count))
+def _rows(count: int) -> Iterator[ListRow]:
+    return (
+        ListRow(n, f"{n}@d{n % 3}.example", {"email": f"{n}@x", "name": f"N{n}"}) for n in range(count)
+    )
 
 
-async def _submit(plan: Plan, rows: Iterator[Row], journal: Journal | None = None) -> Summary:
-    return await Submission(plan, rows, journal, lambda count: None).run()
+async def _submit(
+    settings: SubmissionSettings, rows: Iterator[ListRow], journal: Journal | None = None
+) -> SubmissionSummary:
+    return await ListSubmission(settings, rows, journal, lambda count: None).run()
 
 
 PLAIN = Template(b"Subject: x\n\nbody\n")
@@ -158,8 +162,8 @@ PLAIN = Template(b"Subject: x\n\nbody\n")
 async def test_everyone_once_and_refusals_with_their_reply() -> None:
     sink = Sink(Script([Rule(Step.RCPT, recipient="*5@*", reply="550 5.1.1 no")]), keep=True)
     port = await sink.start()
-    rows = iter([*_rows(100), Row(101, "bad", {}, "not an address"), *_rows(10)])
-    summary = await _submit(_plan(port, PLAIN), rows)
+    rows = iter([*_rows(100), ListRow(101, "bad", {}, "not an address"), *_rows(10)])
+    summary = await _submit(_settings(port, PLAIN), rows)
     assert dict(summary.counts) == {"accepted": 90, "refused": 10, "invalid": 1, "duplicate": 10}
     assert ("5@d2.example", "550 5.1.1 no") in summary.refusals
     assert not summary.complete
@@ -171,14 +175,14 @@ async def test_everyone_once_and_refusals_with_their_reply() -> None:
 async def test_a_personal_message_each() -> None:
     sink = Sink(keep=True)
     port = await sink.start()
-    summary = await _submit(_plan(port, Template(LETTER)), _rows(30))
+    summary = await _submit(_settings(port, Template(LETTER)), _rows(30))
     assert summary.complete
     assert len(sink.messages) == 30
     for message in sink.messages:
         number = message.recipients[0].partition("@")[0]
         assert f"Hello N{number}!\r\n.dot\r\n".encode() in message.data
     with pytest.raises(BaseExceptionGroup):
-        await _submit(_plan(port, Template(b"Subject: {{missing}}\n\n")), _rows(3))
+        await _submit(_settings(port, Template(b"Subject: {{missing}}\n\n")), _rows(3))
     await sink.close()
 
 
@@ -195,7 +199,7 @@ async def test_the_relays_limit_on_recipients_is_followed() -> None:
 
     sink = Sink(Limit(()), keep=True)
     port = await sink.start()
-    summary = await _submit(_plan(port, PLAIN), _rows(50))
+    summary = await _submit(_settings(port, PLAIN), _rows(50))
     assert summary.counts["accepted"] == 50
     assert max(len(m.recipients) for m in sink.messages) == 3
     await sink.close()
@@ -205,10 +209,10 @@ async def test_a_relay_that_drops_and_one_that_is_not_there() -> None:
     """Sessions that break before the dot cost nobody anything; an absent relay ends the run with a word."""
     sink = Sink(Script([Rule(Step.DATA, drop=True, times=1)]), keep=True)
     port = await sink.start()
-    summary = await _submit(_plan(port, PLAIN, connections=2, recipients_per_message=1), _rows(20))
+    summary = await _submit(_settings(port, PLAIN, connections=2, recipients_per_message=1), _rows(20))
     assert summary.counts["accepted"] == 20
     await sink.close()
-    summary = await _submit(_plan(port, PLAIN, connections=1), _rows(20))
+    summary = await _submit(_settings(port, PLAIN, connections=1), _rows(20))
     assert not summary.complete
     assert "refused" in summary.failure
 
@@ -225,13 +229,12 @@ async def test_resume_sends_to_nobody_twice(folder: Path) -> None:
         keep=True,
     )
     port = await sink.start()
-    plan = _plan(port, PLAIN, recipients_per_message=1)
 
-    async def run(**changes: object) -> Summary:
+    async def run(**changes: object) -> SubmissionSummary:
         journal = Journal(folder / "j", "s@x.example", "h")
         try:
             return await _submit(
-                _plan(port, PLAIN, recipients_per_message=1, **changes), _rows(20), journal
+                _settings(port, PLAIN, recipients_per_message=1, **changes), _rows(20), journal
             )
         finally:
             journal.close()
@@ -246,5 +249,4 @@ async def test_resume_sends_to_nobody_twice(folder: Path) -> None:
     assert fourth.counts["before"] == 20
     assert fourth.complete
     assert set(sink.tally.by_recipient.values()) == {1}
-    assert plan.sender
     await sink.close()

@@ -23,7 +23,7 @@ from zonemta_py.events.accounting import Account, account_of
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.sink.server import Sink
-from zonemta_py.submit.client import Plan, Submission, Summary
+from zonemta_py.submit.client import ListSubmission, SubmissionSettings, SubmissionSummary
 from zonemta_py.submit.merge import Template
 from zonemta_py.submit.recipients import read_rows
 
@@ -195,8 +195,8 @@ def _list(folder: Path, recipients: int, name: str = "reader") -> Path:
     return path
 
 
-async def _submit(stage: Stage, letter: bytes, recipients: Path, title: str) -> Summary:
-    plan = Plan(
+async def _submit(stage: Stage, letter: bytes, recipients: Path, title: str) -> SubmissionSummary:
+    settings = SubmissionSettings(
         sender=SENDER,
         template=Template(letter),
         relay=stage.address,
@@ -211,7 +211,7 @@ async def _submit(stage: Stage, letter: bytes, recipients: Path, title: str) -> 
     total = sum(1 for _ in recipients.open(encoding="utf-8")) - 1
     began_s = monotonic_s()
     with progress_bar(f"submitting {title}", total) as advance:
-        summary = await Submission(plan, read_rows(str(recipients)), None, advance).run()
+        summary = await ListSubmission(settings, read_rows(str(recipients)), None, advance).run()
     rate = summary.counts["accepted"] / max(1e-9, monotonic_s() - began_s)
     click.echo(f"submitted  {title}: {summary.counts['accepted']:,} recipients accepted, {rate:,.0f}/s")
     if not summary.complete:

@@ -5,14 +5,16 @@ import hashlib
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
-from zonemta_py.cli.parameters import HOST_PORT
-from zonemta_py.cli.progress import progress_bar
-from zonemta_py.cli.submission_options import (
+from zonemta_py.cli.options import (
+    FILE,
+    HOST_PORT,
     email_column_option,
     message_option,
     password_option,
@@ -21,23 +23,60 @@ from zonemta_py.cli.submission_options import (
     tls_option,
     user_option,
 )
+from zonemta_py.cli.progress import progress_bar
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise
-from zonemta_py.submit.client import Plan, Submission, Summary
+from zonemta_py.submit.client import ListSubmission, SubmissionSettings, SubmissionSummary
 from zonemta_py.submit.journal import Journal
 from zonemta_py.submit.merge import Template
 from zonemta_py.submit.recipients import read_rows
 
 REFUSALS_PRINTED = 20
-INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
+INTERRUPTED = "interrupted; with --journal, run the same command again to continue"
+COUNTS = {
+    "accepted": "accepted by the relay",
+    "before": "accepted or refused in an earlier run",
+    "duplicate": "duplicates in the list",
+    "invalid": "invalid addresses",
+    "refused": "refused",
+    "deferred": "deferred by the relay; with --journal, run again to submit only these",
+    "uncertain": "sent, but no reply was received",
+    "unsent": "not sent",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The command line."""
+
+    recipients: str
+    message_path: Path
+    sender: str
+    relay: HostPort
+    email_column: str | None
+    connections: int
+    recipients_per_message: int
+    journal_path: Path | None
+    resend_uncertain: bool
+    user: str | None
+    password_file: Path | None
+    tls: str
+    refused_path: Path | None
+    as_json: bool
 
 
 @click.command()
 @click.argument("recipients", type=click.Path(allow_dash=True))
 @message_option
-@click.option("--from", "sender", required=True, help="The envelope sender; '' for the null sender.")
+@click.option(
+    "--from",
+    "sender",
+    metavar="ADDRESS",
+    required=True,
+    help="The envelope sender; '' for the null sender.",
+)
 @click.option(
     "--relay", type=HOST_PORT, default="127.0.0.1:2525", show_default=True, help="Where to submit."
 )
@@ -47,19 +86,19 @@ INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
     type=click.IntRange(1, 500),
     default=8,
     show_default=True,
-    help="Sessions at a time.",
+    help="Concurrent connections to the relay.",
 )
 @per_message_option
 @click.option(
     "--journal",
     "journal_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Remember what was sent in this file; run again to resume.",
+    type=FILE,
+    help="Record in this file what was sent; run again with it to resume.",
 )
 @click.option(
     "--resend-uncertain",
     is_flag=True,
-    help="Send again where an earlier run never heard the answer: some may get it twice.",
+    help="Submit again where an earlier run received no reply: such a recipient may get the message twice.",
 )
 @user_option
 @password_option
@@ -67,27 +106,12 @@ INTERRUPTED = "interrupted; with --journal, run the same command again to go on"
 @click.option(
     "--refused",
     "refused_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Write every refused recipient and its reply to this file.",
 )
 @json_option
 @reports_errors
-def submit(
-    recipients: str,
-    message_path: Path,
-    sender: str,
-    relay: HostPort,
-    email_column: str | None,
-    connections: int,
-    recipients_per_message: int,
-    journal_path: Path | None,
-    resend_uncertain: bool,
-    user: str | None,
-    password_file: Path | None,
-    tls: str,
-    refused_path: Path | None,
-    as_json: bool,
-) -> None:
+def submit(**values: Any) -> None:
     """Submit a message to a list over SMTP.
 
     RECIPIENTS is a CSV file with a header line, or JSON lines, or - for standard input; it is read
@@ -98,42 +122,52 @@ def submit(
       zonemta submit list.csv --message letter.eml --from news@example.com
       zonemta submit list.csv --message letter.eml --from news@example.com --journal june.journal
     """
-    try:
-        text = message_path.read_bytes()
-        sender = normalise(sender) if sender else ""
-    except OSError as exc:
-        raise ConfigError(f"--message {message_path}: {exc.strerror}") from exc
-    except AddressError as exc:
-        raise ConfigError(f"--from '{sender}': {exc}") from exc
-    if recipients != "-" and not Path(recipients).is_file():
-        raise ConfigError(f"{recipients}: no such file")
-    if refused_path is not None:
-        refused_path.write_text("", encoding="utf-8")  # better refused now than after the work
-    plan = Plan(
-        sender=sender,
-        template=Template(text),
-        relay=relay,
-        ip=_address_of(relay),
-        ehlo=socket.getfqdn(),
-        tls=tls,
-        credentials=read_credentials(user, password_file),
-        connections=connections,
-        recipients_per_message=recipients_per_message,
-        resend_uncertain=resend_uncertain,
-    )
-    journal = Journal(journal_path, sender, hashlib.sha256(text).hexdigest()) if journal_path else None
-    summary = _run(plan, recipients, email_column, journal)
-    if refused_path is not None:
+    options = _Options(**values)
+    settings, text_sha256 = _settings(options)
+    if options.refused_path is not None:
+        options.refused_path.write_text("", encoding="utf-8")  # a path that cannot be written fails now
+    journal = None
+    if options.journal_path is not None:
+        journal = Journal(options.journal_path, settings.sender, text_sha256)
+    summary = _run(settings, options, journal)
+    if options.refused_path is not None:
         lines = (f"{address}\t{reply}\n" for address, reply in summary.refusals)
-        refused_path.write_text("".join(lines), encoding="utf-8")
-    _print(summary, as_json=as_json)
+        options.refused_path.write_text("".join(lines), encoding="utf-8")
+    _print(summary, as_json=options.as_json)
     if not summary.complete:
         sys.exit(EXIT_FAILED)
 
 
-def _run(plan: Plan, recipients: str, column: str | None, journal: Journal | None) -> Summary:
-    with progress_bar("submitting", _count(recipients)) as advance:
-        submission = Submission(plan, read_rows(recipients, column), journal, advance)
+def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
+    """What to submit, and the SHA-256 of the message. Raises ConfigError for a wrong option."""
+    try:
+        text = options.message_path.read_bytes()
+        sender = normalise(options.sender) if options.sender else ""
+    except OSError as exc:
+        raise ConfigError(f"--message {options.message_path}: {exc.strerror}") from exc
+    except AddressError as exc:
+        raise ConfigError(f"--from '{options.sender}': {exc}") from exc
+    if options.recipients != "-" and not Path(options.recipients).is_file():
+        raise ConfigError(f"{options.recipients}: no such file")
+    settings = SubmissionSettings(
+        sender=sender,
+        template=Template(text),
+        relay=options.relay,
+        ip=_address_of(options.relay),
+        ehlo=socket.getfqdn(),
+        tls=options.tls,
+        credentials=read_credentials(options.user, options.password_file),
+        connections=options.connections,
+        recipients_per_message=options.recipients_per_message,
+        resend_uncertain=options.resend_uncertain,
+    )
+    return settings, hashlib.sha256(text).hexdigest()
+
+
+def _run(settings: SubmissionSettings, options: _Options, journal: Journal | None) -> SubmissionSummary:
+    with progress_bar("submitting", _count(options.recipients)) as advance:
+        rows = read_rows(options.recipients, options.email_column)
+        submission = ListSubmission(settings, rows, journal, advance)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_until_interrupted(submission))
@@ -144,8 +178,8 @@ def _run(plan: Plan, recipients: str, column: str | None, journal: Journal | Non
                 journal.close()
 
 
-async def _until_interrupted(submission: Submission) -> Summary:
-    """The first Ctrl-C stops taking rows and hears the answers under way, the second cuts them off."""
+async def _until_interrupted(submission: ListSubmission) -> SubmissionSummary:
+    """Run ``submission``. The first SIGINT stops reading rows, the second cancels transactions under way."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(submission.run())
 
@@ -164,7 +198,7 @@ async def _until_interrupted(submission: Submission) -> Summary:
 
 
 def _count(recipients: str) -> int | None:
-    """How many rows a file has, roughly, for the progress bar."""
+    """The approximate number of rows, for the progress bar; None when it is not known or not shown."""
     if recipients == "-" or not sys.stderr.isatty() or not Path(recipients).is_file():
         return None
     with Path(recipients).open("rb") as file:
@@ -179,27 +213,17 @@ def _address_of(relay: HostPort) -> str:
     return str(found[0][4][0])
 
 
-def _print(summary: Summary, *, as_json: bool) -> None:
+def _print(summary: SubmissionSummary, *, as_json: bool) -> None:
     if as_json:
         print_json({**summary.counts, "failure": summary.failure, "refusals": summary.refusals})
         return
-    words = {
-        "accepted": "accepted by the relay",
-        "before": "accepted or refused by an earlier run",
-        "duplicate": "stood twice in the list",
-        "invalid": "are no addresses",
-        "refused": "refused",
-        "deferred": "deferred by the relay; with --journal, run again to send just these",
-        "uncertain": "sent without hearing an answer",
-        "unsent": "not sent",
-    }
-    for name, word in words.items():
+    for name, text in COUNTS.items():
         if summary.counts[name] or name == "accepted":
-            click.echo(f"{summary.counts[name]:>9,} {word}")
+            click.echo(f"{summary.counts[name]:>9,} {text}")
     for address, reply in summary.refusals[:REFUSALS_PRINTED]:
         click.echo(f"  {address}: {reply}")
     more = len(summary.refusals) - REFUSALS_PRINTED
     if more > 0:
-        click.echo(f"  … and {more} more; --refused FILE keeps them all")
+        click.echo(f"  … and {more} more; --refused FILE writes them to a file")
     if summary.failure:
         click.secho(f"stopped: {summary.failure}", fg="red", err=True)

@@ -1,6 +1,6 @@
-"""A zone that a program delivers: where its messages come from, and where their ends go.
+"""A zone that a program delivers: leases its messages, and settles them as the program says.
 
-The same for a queue of the program's own and for a relay in it.
+The same for a queue of the program's own and for a relay in the program.
 """
 
 import asyncio
@@ -11,50 +11,54 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zonemta_py.config.checks import ZONE_NAME
-from zonemta_py.config.schema import Zone
+from zonemta_py.config.units import Percent
+from zonemta_py.config.zones import Zone
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery import bounces as report
 from zonemta_py.delivery.request import DeliveryContext
-from zonemta_py.dequeue.disposition import Said, outcomes
+from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import Outcome, SettleEffects
 from zonemta_py.queue.upkeep.requeue import copied, requeued
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
-from zonemta_py.schedule.retry import Policy, guarded, make_policy
+from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy
 
 RECIPIENTS_MAX = 1_000_000  # of one lease
 
 log = logging.getLogger(__name__)
 
-PUT_OFF_MS = 300_000  # until the next attempt of what could not be settled as its program said
+RETRY_AFTER_FAILURE_MS = 300_000  # delay after a settlement that failed
 
-_NOT_CARRIED_OUT = Attempt("dot", 0, "4.3.0", "the program's verdict could not be carried out")
+_NOT_SETTLED = Attempt("dot", 0, "4.3.0", "the program's disposition could not be settled")
 
 
 class Stoppable(Protocol):
-    """Whoever hands out messages."""
+    """Calls routines with messages until it is stopped."""
 
     async def stop(self, grace_s: float) -> None:
-        """Begin nothing new, and wait so long at most."""
+        """Start no further routine; wait up to ``grace_s`` for those that run."""
 
 
 @dataclass(slots=True)
 class Channels:
-    """The zones of a queue that programs deliver. ``bells`` ring when there is mail for one."""
+    """The zones of a queue that programs deliver.
 
-    outbound: DeliveryContext
+    ``wakeups``: a callback per dequeued zone, called when it has mail. ``pools``: one per dequeue call.
+    """
+
+    context: DeliveryContext
     loop: asyncio.AbstractEventLoop
-    everywhere: bool  # every zone is one, configured or not
-    bells: dict[str, Callable[[], None]] = field(default_factory=dict)
-    crews: set[Stoppable] = field(default_factory=set)
+    all_zones: bool  # every zone may be dequeued, configured or not
+    wakeups: dict[str, Callable[[], None]] = field(default_factory=dict)
+    pools: set[Stoppable] = field(default_factory=set)
 
     def zone(self, name: str) -> Zone:
         """The settings of a zone. Raises NoSuchZone."""
-        zones = self.outbound.config.zones
-        if self.everywhere and ZONE_NAME.match(name):
+        zones = self.context.config.zones
+        if self.all_zones and ZONE_NAME.match(name):
             return zones.get(name, zones["default"])
         if name not in zones:
             raise NoSuchZone(f"there is no zone '{name}'")
@@ -65,20 +69,20 @@ class Channels:
             )
         return zones[name]
 
-    def accepts(self, zone: str) -> None:
-        """Raises NoSuchZone for one that new mail cannot go to."""
-        if zone not in self.outbound.config.zones and not (self.everywhere and ZONE_NAME.match(zone)):
+    def require(self, zone: str) -> None:
+        """Raises NoSuchZone for a zone that cannot accept new mail."""
+        if zone not in self.context.config.zones and not (self.all_zones and ZONE_NAME.match(zone)):
             raise NoSuchZone(f"there is no zone '{zone}'")
 
     async def close(self, grace_s: float) -> None:
-        """No message is handed out any more; routines at work have ``grace_s``."""
-        await asyncio.gather(*(crew.stop(grace_s) for crew in list(self.crews)))
+        """Start no further routine; those that run have ``grace_s`` to end."""
+        await asyncio.gather(*(pool.stop(grace_s) for pool in list(self.pools)))
 
-    def ring(self, zone: str) -> None:
-        """There is mail for ``zone``."""
-        bell = self.bells.get(zone)
-        if bell is not None:
-            bell()
+    def wake(self, zone: str) -> None:
+        """Report that ``zone`` has mail."""
+        wakeup = self.wakeups.get(zone)
+        if wakeup is not None:
+            wakeup()
 
 
 class HasChannels(Protocol):
@@ -86,58 +90,60 @@ class HasChannels(Protocol):
 
     @property
     def channels(self) -> Channels:
-        """What its programs may dequeue. Raises LocalError when it is not open."""
+        """The zones that programs may dequeue. Raises LocalError when it is not open."""
 
 
 class Channel:
-    """One zone, while a program dequeues it. ``policy`` says when deferred recipients are tried again."""
+    """One zone, while a program dequeues it. ``policy`` replaces the retry policy of the zone."""
 
-    def __init__(self, channels: Channels, zone: str, policy: Policy | None) -> None:
+    def __init__(self, channels: Channels, zone: str, policy: RetryPolicy | None) -> None:
         self.name = zone
         self.channels = channels
         self.settings = settings = channels.zone(zone)
         self._policy = (
             make_policy(settings.retry, log.error) if policy is None else guarded(policy, log.error)
         )
-        # A program's own delays are kept to the second.
-        self._retry = settings.retry if policy is None else dataclasses.replace(settings.retry, jitter=0)
+        # The delays of a program's own policy are exact.
+        self._retry = (
+            settings.retry if policy is None else dataclasses.replace(settings.retry, jitter=Percent(0))
+        )
 
     @property
     def queue(self) -> Queue:
-        """The queue below."""
-        return self.channels.outbound.queue
+        """The stored queue."""
+        return self.channels.context.queue
 
     def lease(self) -> Lease | None:
-        """The oldest message that waits, with all of its recipients that do; None: there is none."""
+        """The oldest waiting message with all of its waiting recipients; None when no message waits."""
         return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
 
-    async def settle(self, lease: Lease, said: Mapping[str, Said]) -> None:
-        """End a message, all in one batch: reports, what is deferred, the end of the old one.
+    async def settle(self, lease: Lease, verdicts: Mapping[str, RecipientVerdict]) -> None:
+        """Settle a message in one batch: its reports, the copy for deferred recipients, its removal.
 
-        When it raises, everybody is deferred: QueueCorrupt when the body cannot be copied for those that
-        go on, whatever a backoff function raises. QueueUnavailable: they are, after the next start.
+        Raises QueueCorrupt when the body cannot be copied for the deferred recipients; every recipient is
+        then deferred. Raises QueueUnavailable; recovery defers the recipients at the next start.
         """
         try:
-            ended, after = await self._prepared(lease, said)
+            ended, after = await self._prepared(lease, verdicts)
         except BaseException:
             if self.queue.failure is None:
-                self._put_off(lease)
+                self._defer_all(lease)
             raise
         await self.queue.settle(lease, ended, after)
 
     async def _prepared(
-        self, lease: Lease, said: Mapping[str, Said]
+        self, lease: Lease, verdicts: Mapping[str, RecipientVerdict]
     ) -> tuple[list[Outcome], SettleEffects]:
-        """What the batch will hold."""
+        """The outcomes and effects that the batch writes."""
         queue, active, now_ms = self.queue, lease.active, self.queue.now()
-        ended = self._outcomes(lease, said, now_ms)
+        ended = self._outcomes(lease, verdicts, now_ms)
         deferred = sum(1 for outcome in ended if outcome.kind is OutcomeKind.DEFERRED)
         if not 0 < deferred < len(ended):
-            return ended, report.aftermath(self.channels.outbound, self.settings, active, ended)
+            return ended, report.aftermath(self.channels.context, self.settings, active, ended)
         writer = await copied(queue, active)
         try:
             again, ended = requeued(writer, active, ended, now_ms)
-            after = report.aftermath(self.channels.outbound, self.settings, active, ended)
+            after = report.aftermath(self.channels.context, self.settings, active, ended)
             if after.warned:
                 again = replace(again, meta=again.meta._replace(warned=True))
             return ended, replace(after, reports=[*after.reports, again])
@@ -145,12 +151,16 @@ class Channel:
             queue.abort(writer)
             raise
 
-    def _put_off(self, lease: Lease) -> None:
-        """Defer everybody, without asking anybody when."""
-        due_ms = self.queue.now() + PUT_OFF_MS
-        outcomes = [Outcome(r, OutcomeKind.DEFERRED, _NOT_CARRIED_OUT, due_ms) for r in lease.recipients]
+    def _defer_all(self, lease: Lease) -> None:
+        """Defer every recipient, without calling the retry policy: it may be what failed."""
+        due_ms = self.queue.now() + RETRY_AFTER_FAILURE_MS
+        outcomes = [Outcome(r, OutcomeKind.DEFERRED, _NOT_SETTLED, due_ms) for r in lease.recipients]
         self.queue.settle(lease, outcomes)
 
-    def _outcomes(self, lease: Lease, said: Mapping[str, Said], now_ms: int) -> list[Outcome]:
-        spread = self.channels.outbound.rng.random()
-        return outcomes(lease.active, lease.recipients, said, self._retry, self._policy, now_ms, spread)
+    def _outcomes(
+        self, lease: Lease, verdicts: Mapping[str, RecipientVerdict], now_ms: int
+    ) -> list[Outcome]:
+        spread = self.channels.context.rng.random()
+        return outcomes(
+            lease.active, lease.recipients, verdicts, self._retry, self._policy, now_ms, spread
+        )

@@ -1,4 +1,4 @@
-"""What a routine may say about a recipient, and what it comes to as the end of an attempt. Pure.
+"""The dispositions of a recipient, and the delivery outcome that each one stands for. Pure.
 
 Source: MTA SDK, mtaDequeueRecipientDisposition.
 """
@@ -8,27 +8,27 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from zonemta_py.config.schema import Retry
+from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery import outcome as settle
 from zonemta_py.dequeue.errors import BadArgument
 from zonemta_py.queue.active import ActiveMessage
-from zonemta_py.queue.submitter_queues import Recipient as Leased
+from zonemta_py.queue.submitter_queues import QueuedRecipient as Leased
 from zonemta_py.queue.transitions import Outcome
-from zonemta_py.schedule.retry import Policy
+from zonemta_py.schedule.retry import RetryPolicy
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import make_reply
 
 
 class Disposition(IntEnum):
-    """What became of a recipient. The numbers are the SDK's."""
+    """The result of a delivery to a recipient. The numbers are those of the MTA SDK."""
 
     DEFERRED = 0  # try again later
     DELIVERED = 1  # in its mailbox: a report of success if one was asked for
-    FAILED = 2  # never: a report of failure
-    RELAYED = 3  # handed on, with what the sender asked about reports: no report
-    RELAYED_FOREIGN = 4  # handed on to where reports are unknown: a report that says so, if asked for
-    RETURN = 5  # sent back by an operator's tool: a report of failure
+    FAILED = 2  # permanently: a report of failure
+    RELAYED = 3  # passed on together with the DSN parameters: no report
+    RELAYED_FOREIGN = 4  # passed on without them: a "relayed" report if one was asked for
+    RETURN = 5  # returned by an operator: a report of failure
     TIMEDOUT = 6  # too old: a report of failure
 
 
@@ -39,10 +39,10 @@ class Abort:
         return "ABORT"
 
 
-ABORT: Final = Abort()  # returned by a routine: its thread ends, and no new one begins
+ABORT: Final = Abort()  # returned by a routine: its thread ends, and no further one starts
 
 
-class Said(NamedTuple):
+class RecipientVerdict(NamedTuple):
     """A disposition and its reason."""
 
     disposition: Disposition
@@ -58,26 +58,26 @@ def checked(disposition: int) -> Disposition:
     try:
         return Disposition(disposition)
     except ValueError as exc:
-        raise BadArgument(f"{disposition!r} is no disposition: 0 to 6 are") from exc
+        raise BadArgument(f"{disposition!r} is not a disposition; 0 to 6 are allowed") from exc
 
 
 def outcomes(
     active: ActiveMessage,
     leased: Sequence[Leased],
-    said: Mapping[str, Said],
+    verdicts: Mapping[str, RecipientVerdict],
     retry: Retry,
-    policy: Policy,
+    policy: RetryPolicy,
     now_ms: int,
     spread: float,
 ) -> list[Outcome]:
-    """An outcome for every leased recipient; nothing said is DEFERRED. Arguments as in ``settle.decide``."""
+    """An outcome for every leased recipient; one without a verdict is deferred. Arguments: see ``settle.decide``."""
     urgency = settle.priority(active.meta.header, retry.policy)
-    unsaid = Said(Disposition.DEFERRED, "the program did not finish the message")
+    unsaid = RecipientVerdict(Disposition.DEFERRED, "the program did not finish the message")
     found = []
     for recipient in leased:
-        word = said.get(recipient.address, unsaid)
-        attempt = _attempt(word)
-        if word.disposition is Disposition.TIMEDOUT:
+        verdict = verdicts.get(recipient.address, unsaid)
+        attempt = _attempt(verdict)
+        if verdict.disposition is Disposition.TIMEDOUT:
             found.append(Outcome(recipient, OutcomeKind.EXPIRED, attempt))
         else:
             found.append(
@@ -86,11 +86,11 @@ def outcomes(
     return found
 
 
-def _attempt(said: Said) -> Attempt:
-    """The attempt that ``said`` describes. A reason may begin with a reply code, a status code, or both."""
-    disposition = said.disposition
+def _attempt(verdict: RecipientVerdict) -> Attempt:
+    """The attempt that ``verdict`` describes. A reason may begin with a reply code, a status code, or both."""
+    disposition = verdict.disposition
     if disposition in _SUCCESS:
-        reply = make_reply(250, said.reason or disposition.name.lower())
+        reply = make_reply(250, verdict.reason or disposition.name.lower())
         return Attempt(
             Phase.DOT.value,
             250,
@@ -100,7 +100,7 @@ def _attempt(said: Said) -> Attempt:
             final=disposition is Disposition.DELIVERED,
         )
     first = "4" if disposition is Disposition.DEFERRED else "5"
-    text = said.reason or disposition.name.lower()
+    text = verdict.reason or disposition.name.lower()
     match = _REPLY.match(text)
     if match and match[1].startswith(first):
         reply = make_reply(int(match[1]), match[2])

@@ -1,13 +1,13 @@
-"""What a program is told about a message and its recipients."""
+"""Message and recipient, as a program sees them."""
 
 from typing import NamedTuple
 
 
 class Recipient(NamedTuple):
-    """A recipient of the message; ``address`` is how ``dispose`` knows it.
+    """A recipient of the message; ``address`` identifies it in ``dispose``.
 
-    ``orcpt`` and ``notify`` (flags of ``smtp.dsn_options``, 0: nothing was said) as in RFC 3461.
-    ``attempts`` were made before this one.
+    ``orcpt`` and ``notify`` are the parameters of RFC 3461; ``notify`` holds flags of ``smtp.dsn_params``,
+    0 without the parameter. ``attempts`` counts earlier delivery attempts.
     """
 
     address: str
@@ -18,9 +18,10 @@ class Recipient(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What is known of the message. ``accepted_ms``: when its sender's client got the 250 (unix ms).
+    """The message. ``accepted_ms``: when it was accepted (Unix time in ms).
 
-    ``envid`` (xtext) and ``ret`` as in RFC 3461; ``user``, ``client_ip``, ``protocol``: where it came from.
+    ``envid`` (xtext) and ``ret`` are the parameters of RFC 3461; ``user``, ``client_ip`` and ``protocol``
+    describe the submission. ``size_bytes`` includes the header.
     """
 
     id: str

@@ -1,13 +1,13 @@
-"""What a channel program is told when it calls in the wrong order, or with the wrong things.
+"""Errors of channel programs: a call at the wrong time or with a wrong argument.
 
-Each text ends with the name the MTA SDK has for it, for those who come from there.
+Each text ends with the error code of the MTA SDK.
 """
 
 from zonemta_py.core.errors import LocalError
 
 
 class DequeueError(LocalError):
-    """A call that could not be carried out; nothing was changed by it."""
+    """A call that failed; it changed nothing."""
 
     sdk = "MTA_NO"
 
@@ -22,24 +22,24 @@ class WrongOrder(DequeueError):
 
 
 class WrongThread(DequeueError):
-    """A message belongs to the thread whose routine got it."""
+    """A message was used outside the thread of its routine, or a blocking call would block a loop."""
 
     sdk = "MTA_THREAD"
 
 
 class NotInMessage(DequeueError):
-    """An address that is none of the message's recipients, or a recipient that was not read yet."""
+    """The address is not a recipient of the message, or no recipient was read yet."""
 
     sdk = "MTA_NO"
 
 
 class BadArgument(DequeueError):
-    """A value out of its range."""
+    """A value of the wrong type or out of range."""
 
     sdk = "MTA_BADARGS"
 
 
 class NoSuchZone(DequeueError):
-    """A zone that is not there, or that the relay delivers itself."""
+    """The zone does not exist, or the relay delivers it itself."""
 
     sdk = "MTA_NOSUCHCHAN"

@@ -1,9 +1,7 @@
-"""A stored message line by line, in the memory of one chunk. Pure.
+"""A message that a routine delivers: its recipients, then its lines, then the dispositions.
 
-One message in a routine's hands: recipients, then lines, then what became of them.
-
-A state machine: RECIPIENTS until all were read, LINES until ``finish`` or ``abort``, then OVER. What is
-not finished is deferred. Source: MTA SDK, mtaDequeue….
+A state machine: RECIPIENTS until all were read, LINES until ``finish`` or ``abort``, then FINISHED. A
+message that is not finished is deferred. Source: MTA SDK, mtaDequeue….
 """
 
 import threading
@@ -12,7 +10,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 
 from zonemta_py.dequeue.channel import Channel
-from zonemta_py.dequeue.disposition import Disposition, Said, checked
+from zonemta_py.dequeue.disposition import Disposition, RecipientVerdict, checked
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import NotInMessage, WrongOrder, WrongThread
 from zonemta_py.dequeue.outgoing import AsyncOutgoing, Bridge, Outgoing
@@ -21,9 +19,9 @@ from zonemta_py.queue.format.records import born
 
 
 class Lines:
-    """The lines of header, empty line and body, without CRLF or LF; no empty line when there is no body.
+    """The lines of header, empty line and body, without CRLF or LF; no empty line without a body.
 
-    ``chunks`` begins the body from its first octet.
+    ``chunks`` returns the body from its first byte. One chunk and one line are held in memory.
     """
 
     def __init__(self, header: bytes, has_body: bool, chunks: Callable[[], Iterator[bytes]]) -> None:
@@ -37,7 +35,7 @@ class Lines:
         return next(self._lines, None)
 
     def rewind(self) -> None:
-        """Begin again."""
+        """Start again at the first line."""
         self._lines = self._read()
 
     def _read(self) -> Iterator[bytes]:
@@ -59,11 +57,14 @@ def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
 class _State(Enum):
     RECIPIENTS = auto()
     LINES = auto()
-    OVER = auto()
+    FINISHED = auto()
 
 
 class _Message:
-    """What a routine in a thread and a coroutine have in common. ``thread`` is theirs to keep things in."""
+    """The common part of ``Message`` and ``AsyncMessage``. ``thread``: attributes of the routine's own.
+
+    Every method raises WrongThread in another thread, and WrongOrder after the end.
+    """
 
     def __init__(
         self, channel: Channel, lease: Lease, thread: SimpleNamespace, bridge: Bridge | None
@@ -75,7 +76,7 @@ class _Message:
         self._owner = threading.get_ident()
         self._ending = threading.Lock()
         self._state = _State.RECIPIENTS
-        self._said: dict[str, Said] = {}
+        self._verdicts: dict[str, RecipientVerdict] = {}
         self._recipients = [
             Recipient(r.address, r.record.domain, r.record.orcpt, r.record.notify, r.record.attempts)
             for r in lease.recipients
@@ -96,7 +97,7 @@ class _Message:
     # ---- reading
 
     def next_recipient(self) -> Recipient | None:
-        """The next recipient; None after the last, again and again."""
+        """The next recipient; None after the last, on every call."""
         self._check(_State.RECIPIENTS, _State.LINES)
         if self._read == len(self._recipients):
             if self._state is _State.RECIPIENTS:
@@ -106,28 +107,31 @@ class _Message:
         return self._recipients[self._read - 1]
 
     def recipients(self) -> Iterator[Recipient]:
-        """Those that were not read yet."""
+        """The recipients that were not read yet."""
         while (recipient := self.next_recipient()) is not None:
             yield recipient
 
     def next_line(self) -> bytes | None:
-        """The next line without its end; None after the last. The header comes first, then an empty line."""
+        """The next line without its line end; None after the last. The header comes first, then an empty line.
+
+        Raises WrongOrder before all recipients were read.
+        """
         self._check(_State.LINES)
         return self._lines.next()
 
     def lines(self) -> Iterator[bytes]:
-        """Those from here to the end."""
+        """The lines from the current position to the end."""
         while (line := self.next_line()) is not None:
             yield line
 
     def rewind(self) -> None:
-        """Read from the first line of the header again."""
+        """Continue at the first line of the header. Raises WrongOrder before all recipients were read."""
         self._check(_State.LINES)
         self._lines.rewind()
 
     @property
     def info(self) -> Info:
-        """What is known of the message."""
+        """Envelope, size and origin of the message."""
         self._check(_State.RECIPIENTS, _State.LINES)
         return self._info
 
@@ -140,7 +144,7 @@ class _Message:
         return self._recipients[self._read - 1]
 
     def holds(self, recipient: Recipient) -> bool:
-        """Whether ``recipient`` is one of this message's."""
+        """Whether ``recipient`` is a recipient of this message."""
         return recipient in self._known
 
     def _chunks(self) -> Iterator[bytes]:
@@ -154,45 +158,46 @@ class _Message:
     # ---- its end
 
     def dispose(self, address: str, disposition: int, reason: str = "") -> None:
-        """What became of a recipient; the last word counts, when the message is finished.
+        """Set the disposition of a recipient, for ``finish``; a later call replaces it.
 
         ``reason`` may begin with codes: ``550 5.1.1 no such user``. Raises BadArgument, NotInMessage.
         """
         self._check(_State.RECIPIENTS, _State.LINES)
-        word = checked(disposition)
+        kind = checked(disposition)
         if address not in self._addresses:
-            raise NotInMessage(f"{address!r} is no recipient of {self._info.id} in this zone")
-        self._said[address] = Said(word, str(reason))
+            raise NotInMessage(f"{address!r} is not a recipient of {self._info.id} in this zone")
+        self._verdicts[address] = RecipientVerdict(kind, str(reason))
 
-    def _final(self, disposition: int | None, reason: str) -> dict[str, Said]:
-        """What ``finish`` settles: ``disposition``, if there is one, counts for everybody."""
+    def _final(self, disposition: int | None, reason: str) -> dict[str, RecipientVerdict]:
+        """The verdicts to settle; ``disposition``, unless None, replaces those of every recipient."""
         self._check(_State.RECIPIENTS, _State.LINES)
         if disposition is None:
-            unsaid = Said(
-                Disposition.DEFERRED, str(reason) or "the program said nothing about this recipient"
+            default = RecipientVerdict(
+                Disposition.DEFERRED, str(reason) or "the program set no disposition for this recipient"
             )
-            said = {address: self._said.get(address, unsaid) for address in self._addresses}
+            verdicts = {address: self._verdicts.get(address, default) for address in self._addresses}
         else:
-            said = dict.fromkeys(self._addresses, Said(checked(disposition), str(reason)))
+            same = RecipientVerdict(checked(disposition), str(reason))
+            verdicts = dict.fromkeys(self._addresses, same)
         if not self._claim_end():
             raise WrongOrder(f"{self._info.id} is finished")
-        return said
+        return verdicts
 
     def _claim_end(self) -> bool:
-        """Whether this is the one end of the message: a routine's, or its thread's when it left none."""
+        """Whether the caller is the first to end the message, and must settle it."""
         with self._ending:
-            first, self._state = self._state is not _State.OVER, _State.OVER
+            first, self._state = self._state is not _State.FINISHED, _State.FINISHED
         return first
 
     def own(self) -> None:
-        """The calling thread is the one that may use it."""
+        """Make the calling thread the only one that may use the message."""
         self._owner = threading.get_ident()
 
-    async def _settle(self, said: Mapping[str, Said]) -> None:
-        await self._channel.settle(self._lease, said)
+    async def _settle(self, verdicts: Mapping[str, RecipientVerdict]) -> None:
+        await self._channel.settle(self._lease, verdicts)
 
     async def leave(self) -> None:
-        """The routine is over, and says so itself: whatever it did not finish is deferred."""
+        """Defer the message unless the routine has finished it; called when the routine has ended."""
         if self._claim_end():
             await self._settle({})
 
@@ -207,36 +212,40 @@ class _Message:
 
 
 class Message(_Message):
-    """A message for a routine in a thread, which alone may use it."""
+    """A message for a routine in a thread; only that thread may use it."""
 
     _bridge: Bridge
 
     def finish(self, disposition: int | None = None, reason: str = "") -> None:
-        """Carry out the dispositions, or ``disposition`` for everybody; what was said nothing of is deferred.
+        """Settle the message by the dispositions set, or by ``disposition`` for every recipient.
 
-        When it raises, everybody is deferred. Nothing may be called afterwards but ``thread``.
+        A recipient without a disposition is deferred. When this raises, every recipient is deferred.
+        Afterwards only ``thread`` may be used. Raises BadArgument, QueueCorrupt, QueueUnavailable.
         """
         self._bridge.wait(self._settle(self._final(disposition, reason)))
 
-    def abort(self, reason: str = "the program gave the message back") -> None:
-        """Defer everybody, whatever was said of them."""
+    def abort(self, reason: str = "the program aborted the message") -> None:
+        """Defer every recipient, whatever its disposition."""
         self.finish(Disposition.DEFERRED, reason)
 
     def start(self, sender: str | None = None, *, zone: str | None = None) -> Outgoing:
-        """New mail that takes over what this message's sender asked; ``sender``: None for the same."""
+        """New mail that keeps the DSN parameters of this message; ``sender``: None for the same.
+
+        Raises NoSuchZone.
+        """
         self._check(_State.RECIPIENTS, _State.LINES)
         chosen = self.sender if sender is None else sender
         return Outgoing(self._channel.channels, chosen, zone, self, self._bridge)
 
 
 class AsyncMessage(_Message):
-    """A message for a coroutine; as ``Message``, and its end is awaited."""
+    """A message for a coroutine: ``Message`` with ``finish`` and ``abort`` as coroutines."""
 
     async def finish(self, disposition: int | None = None, reason: str = "") -> None:
         """See ``Message.finish``."""
         await self._settle(self._final(disposition, reason))
 
-    async def abort(self, reason: str = "the program gave the message back") -> None:
+    async def abort(self, reason: str = "the program aborted the message") -> None:
         """See ``Message.abort``."""
         await self.finish(Disposition.DEFERRED, reason)
 

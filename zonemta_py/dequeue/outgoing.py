@@ -1,7 +1,7 @@
 """New mail from a channel program: recipients, then content, then ``finish`` or ``abort``.
 
-It takes the way of all mail of programs (``intake.programs``). Mail that stands for a dequeued message
-takes over its envelope id and RET, and each recipient's ORCPT and NOTIFY. Source: MTA SDK, mtaEnqueue….
+It is accepted as all mail of programs is (``intake.inject``). Mail that replaces a dequeued message
+keeps its envelope id and RET, and each recipient's ORCPT and NOTIFY. Source: MTA SDK, mtaEnqueue….
 """
 
 import asyncio
@@ -21,43 +21,43 @@ FIELDS = ("", "To", "Cc")
 
 
 class Bridge(Protocol):
-    """From a routine's thread to the loop of the queue."""
+    """Calls from a routine's thread into the event loop of the queue."""
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of ``work``, carried out on the loop."""
+        """The result of the coroutine ``work``, run on the loop."""
 
     def call(self, work: Callable[[], Any]) -> Any:
         """The result of ``work``, called on the loop."""
 
 
 class Original(Protocol):
-    """The dequeued message that new mail stands for, or copies."""
+    """The dequeued message that new mail replaces or copies."""
 
     @property
     def info(self) -> Info:
-        """What is known of it."""
+        """Its envelope, size and origin."""
 
     def holds(self, recipient: Recipient) -> bool:
-        """Whether it is one of its recipients."""
+        """Whether it is a recipient of this message."""
 
     def rewind(self) -> None:
-        """Read it from the top."""
+        """Continue at the first line."""
 
     def lines(self) -> Iterator[bytes]:
-        """What was not read yet."""
+        """The lines that were not read yet."""
 
 
 class _Outgoing:
-    """What both kinds have in common: the envelope, and what was not handed over yet."""
+    """The common part of both kinds: the envelope, and content that is not written yet."""
 
     def __init__(
         self, channels: Channels, sender: str, zone: str | None, original: Original | None
     ) -> None:
         if zone is not None:
-            channels.accepts(zone)
-        outbound = channels.outbound
-        router = outbound.router if zone is None else one_zone(zone)
-        self._handover = Injector(outbound.queue, router, outbound.config, outbound.hostname)
+            channels.require(zone)
+        context = channels.context
+        router = context.router if zone is None else one_zone(zone)
+        self._injector = Injector(context.queue, router, context.config, context.hostname)
         self._sender = sender
         self._original = original
         self._envid = original.info.envid if original is not None else ""
@@ -65,9 +65,9 @@ class _Outgoing:
         self._recipients: list[Rcpt] = []
         self._fields: dict[str, list[str]] = {}
         self._pieces: list[bytes] = []
-        self._held = 0
+        self._pending_bytes = 0
         self._has_content = False
-        self._begun = self._over = False
+        self._begun = self._finished = False
 
     def to(
         self,
@@ -77,19 +77,19 @@ class _Outgoing:
         field: str = "",
         envelope: bool = True,
     ) -> None:
-        """One more recipient, before the first content.
+        """Add a recipient, before the first content.
 
         A ``Recipient`` of the dequeued message, or a new address ``instead_of`` one, keeps its ORCPT and
-        NOTIFY. ``field``: To or Cc, to name it in the header too; not ``envelope``: there alone.
+        NOTIFY. ``field``: To or Cc, a header field to name it in; ``envelope=False``: only there.
         Raises WrongOrder, NotInMessage, BadArgument.
         """
-        if self._over or self._has_content:
+        if self._finished or self._has_content:
             raise WrongOrder("recipients come before the content")
         if field not in FIELDS:
-            raise BadArgument(f"{field!r} is no header field for an address: To and Cc are")
+            raise BadArgument(f"{field!r} is not a header field for recipients; To and Cc are")
         kept = address if isinstance(address, Recipient) else instead_of
         if kept is not None and (self._original is None or not self._original.holds(kept)):
-            raise NotInMessage(f"{kept.address!r} is no recipient of the dequeued message")
+            raise NotInMessage(f"{kept.address!r} is not a recipient of the dequeued message")
         try:
             text = normalise(address.address if isinstance(address, Recipient) else address)
         except AddressError as exc:
@@ -100,8 +100,8 @@ class _Outgoing:
             self._fields.setdefault(field, []).append(text)
 
     def _put(self, data: bytes) -> bool:
-        """Keep ``data``; whether so much is kept that it should be handed over."""
-        if self._over:
+        """Buffer ``data``; returns whether the buffer should be flushed. Raises WrongOrder."""
+        if self._finished:
             raise WrongOrder("the new mail is finished")
         if not self._recipients:
             raise WrongOrder("name a recipient before the content")
@@ -112,62 +112,62 @@ class _Outgoing:
             fields = self._fields.items()
             data = b"".join(f"{name}: {', '.join(each)}\r\n".encode() for name, each in fields) + data
         self._pieces.append(data)
-        self._held += len(data)
-        return self._held >= PIECE_BYTES
+        self._pending_bytes += len(data)
+        return self._pending_bytes >= PIECE_BYTES
 
     async def _flush(self) -> None:
         if not self._begun:
             self._begun = True
-            await self._handover.begin(self._sender, self._recipients, ret=self._ret, envid=self._envid)
-        data, self._pieces, self._held = b"".join(self._pieces), [], 0
-        await self._handover.write(data)
-        await asyncio.sleep(0)  # others run while much is copied
+            await self._injector.begin(self._sender, self._recipients, ret=self._ret, envid=self._envid)
+        data, self._pieces, self._pending_bytes = b"".join(self._pieces), [], 0
+        await self._injector.write(data)
+        await asyncio.sleep(0)  # lets other tasks run while a large message is copied
 
     async def _finish(self) -> str:
-        if self._over or not self._has_content:
-            raise WrongOrder("there is no content" if not self._over else "the new mail is finished")
-        self._over = True
+        if self._finished or not self._has_content:
+            raise WrongOrder("there is no content" if not self._finished else "the new mail is finished")
+        self._finished = True
         try:
             await self._flush()
-            return await self._handover.finish()
+            return await self._injector.finish()
         finally:
-            self._handover.abort()
+            self._injector.abort()
 
     def _abort(self) -> None:
-        self._over = True
-        self._handover.abort()
+        self._finished = True
+        self._injector.abort()
 
 
 class AsyncOutgoing(_Outgoing):
     """New mail from a coroutine."""
 
     async def write(self, data: bytes) -> None:
-        """More content, of any length: header, empty line, body; lines end in LF or CRLF."""
+        """Add content of any length: header, empty line, body; lines end in LF or CRLF. Raises WrongOrder."""
         if self._put(data):
             await self._flush()
 
     async def write_line(self, line: bytes) -> None:
-        """A whole line, without its end."""
+        """Add a line, given without its line end. Raises WrongOrder."""
         await self.write(line + b"\r\n")
 
     async def copy(self, message: Original, *, rewind: bool = False) -> None:
-        """The rest of a dequeued message from where it was read to; all of it after ``rewind``."""
+        """Add the remaining lines of a dequeued message; with ``rewind`` all of its lines. Raises WrongOrder."""
         if rewind:
             message.rewind()
         for line in message.lines():
             await self.write_line(line)
 
     async def finish(self) -> str:
-        """The new message's id, once it is on disk. Raises NotAccepted, WrongOrder."""
+        """Returns the id of the new message once it is on disk. Raises NotAccepted, WrongOrder."""
         return await self._finish()
 
     async def abort(self) -> None:
-        """Leave nothing of it."""
+        """Discard the new mail."""
         self._abort()
 
 
 class Outgoing(_Outgoing):
-    """New mail from a routine in a thread; as ``AsyncOutgoing``."""
+    """New mail from a routine in a thread: ``AsyncOutgoing`` with blocking methods."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""Where a routine runs: in a thread of its worker's own, or as a coroutine on the loop.
+"""The workers of one dequeue call, and where each runs its routine: in a thread, or on the event loop.
 
-The workers of one call: they begin while there is mail and room, and end when there is none.
-
-Source: MTA SDK, mtaDequeueStart.
+Workers start while there is mail and room, and end when there is none. Source: MTA SDK, mtaDequeueStart.
 """
 
 import asyncio
@@ -27,19 +25,21 @@ Routine = Callable[[Message], object]
 AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
 Done = Callable[[SimpleNamespace], object]
 
+log = logging.getLogger(__name__)
 
-class Seat(Protocol):
-    """Where a worker's routine runs."""
+
+class Executor(Protocol):
+    """Runs the routine of one worker."""
 
     async def process(self, lease: Lease) -> object:
-        """What the routine returned; what it did not finish is deferred."""
+        """Run the routine; returns its result. A message that it does not finish is deferred."""
 
     async def close(self) -> None:
-        """The worker ends: ``done`` is called."""
+        """Call ``done``, at the end of the worker."""
 
 
-class ThreadSeat:
-    """A thread of its own."""
+class ThreadExecutor:
+    """Runs a routine in a thread of its own. Is the ``Bridge`` of the routine's messages."""
 
     def __init__(self, channel: Channel, routine: Routine, done: Done | None) -> None:
         self._channel = channel
@@ -51,11 +51,11 @@ class ThreadSeat:
         self._busy = False
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """As ``Bridge``."""
+        """See ``Bridge.wait``."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """As ``Bridge``."""
+        """See ``Bridge.call``."""
 
         async def on_loop() -> Any:
             return work()
@@ -63,44 +63,44 @@ class ThreadSeat:
         return self.wait(on_loop())
 
     async def _in_thread(self, work: Callable[[], object]) -> object:
-        over: asyncio.Future[object] = self._loop.create_future()
+        result: asyncio.Future[object] = self._loop.create_future()
 
-        def told(result: object, failure: Exception | None) -> None:
+        def finished(value: object, failure: Exception | None) -> None:
             self._busy = False
-            if over.done():
+            if result.done():
                 return
             if failure is not None:
-                over.set_exception(failure)
+                result.set_exception(failure)
             else:
-                over.set_result(result)
+                result.set_result(value)
 
         self._busy = True
-        self._threads.put(work, told)
-        return await over
+        self._threads.put(work, finished)
+        return await result
 
-    def _routine_of(self, message: Message) -> object:
+    def _run_routine(self, message: Message) -> object:
         message.own()
         return self._routine(message)
 
     async def process(self, lease: Lease) -> object:
-        """As ``Seat``."""
+        """See ``Executor.process``."""
         message = Message(self._channel, lease, self._state, self)
         try:
-            return await self._in_thread(partial(self._routine_of, message))
+            return await self._in_thread(partial(self._run_routine, message))
         finally:
             await message.leave()
 
     async def close(self) -> None:
-        """As ``Seat``."""
+        """See ``Executor.close``."""
         try:
-            if self._done is not None and not self._busy:  # it would wait behind a routine that hangs
+            if self._done is not None and not self._busy:  # it would wait for a routine that hangs
                 await self._in_thread(partial(self._done, self._state))
         finally:
             self._threads.end()
 
 
-class CoroutineSeat:
-    """A task of the loop."""
+class CoroutineExecutor:
+    """Runs a coroutine function on the event loop."""
 
     def __init__(self, channel: Channel, routine: AsyncRoutine, done: Done | None) -> None:
         self._channel = channel
@@ -109,28 +109,28 @@ class CoroutineSeat:
         self._state = SimpleNamespace()
 
     async def process(self, lease: Lease) -> object:
-        """As ``Seat``."""
+        """See ``Executor.process``. Raises BadArgument when the routine is a plain function."""
         message = AsyncMessage(self._channel, lease, self._state, None)
         try:
-            made = self._routine(message)
-            if not inspect.isawaitable(made):
-                raise BadArgument("the routine is no coroutine function: dequeue calls those")
-            return await made
+            result = self._routine(message)
+            if not inspect.isawaitable(result):
+                raise BadArgument("the routine is not a coroutine function; use dequeue")
+            return await result
         finally:
             await message.leave()
 
     async def close(self) -> None:
-        """As ``Seat``."""
+        """See ``Executor.close``."""
         if self._done is not None:
             self._done(self._state)
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many at once, and when to stop. The defaults are the SDK's."""
+    """How many workers run, and when a call ends. The defaults are those of the MTA SDK.
+
+    Raises BadArgument for a value that is not positive.
+    """
 
     max_threads: int = 20
     max_messages_per_thread: int = 20
@@ -141,35 +141,38 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
-                raise BadArgument(f"{name} must be more than nothing")
+                raise BadArgument(f"{name} must be greater than 0")
 
 
 class WorkerPool:
-    """The workers of one call."""
+    """The workers of one call. ``cancels``: workers are cancelled with the call, as coroutines can be."""
 
     def __init__(
-        self, channel: Channel, limits: Limits, seat: Callable[[], Seat], *, cancels: bool
+        self, channel: Channel, limits: Limits, executor: Callable[[], Executor], *, cancels: bool
     ) -> None:
         self._channel = channel
-        self._cancels = cancels  # a coroutine can be stopped, a thread cannot
+        self._cancels = cancels
         self._limits = limits
-        self._seat = seat
-        self._bell = asyncio.Event()
+        self._executor = executor
+        self._wakeup = asyncio.Event()
         self._workers: set[asyncio.Task[None]] = set()
-        self._untaken: dict[asyncio.Task[None], Lease] = {}  # by workers whose routine has not begun
+        self._untaken: dict[asyncio.Task[None], Lease] = {}  # leased, the routine not yet called
         self._stopping = False
         self._failure: BaseException | None = None
         self.messages = 0
 
     async def run(self) -> None:
-        """Until nothing has come for a while, a routine has said ABORT, or the queue has failed."""
-        bells = self._channel.channels.bells
-        if self._channel.name in bells:
-            raise BadArgument(f"zone '{self._channel.name}' is being dequeued by another call")
-        bells[self._channel.name] = self._bell.set
-        self._channel.channels.crews.add(self)
+        """Run until no mail has come for a while, a routine has returned ABORT, or the queue has failed.
+
+        Raises BadArgument when another call dequeues the zone; QueueUnavailable when the queue failed.
+        """
+        channels, name = self._channel.channels, self._channel.name
+        if name in channels.wakeups:
+            raise BadArgument(f"zone '{name}' is being dequeued by another call")
+        channels.wakeups[name] = self._wakeup.set
+        channels.pools.add(self)
         try:
-            await self._hand_out()
+            await self._start_workers()
         except asyncio.CancelledError:
             if self._cancels:
                 for worker in self._workers:
@@ -177,27 +180,27 @@ class WorkerPool:
             raise
         finally:
             self._stopping = True
-            del bells[self._channel.name]
+            del channels.wakeups[name]
             await self._wait_for_workers(self._limits.wait_timeout_s)
-            self._channel.channels.crews.discard(self)
+            channels.pools.discard(self)
         if self._failure is not None:
             raise self._failure
 
-    async def _hand_out(self) -> None:
+    async def _start_workers(self) -> None:
         attempts = self._limits.max_attempts
         while not self._stopping:
-            self._bell.clear()
+            self._wakeup.clear()
             room = len(self._workers) < self._limits.max_threads
             lease = self._lease() if room else None
             if lease is not None:
                 attempts = self._limits.max_attempts
-                self._begin(lease)
+                self._start_worker(lease)
                 await asyncio.sleep(0)
                 continue
             if room and not attempts:
                 return
-            rung = await clock.wait_event(self._bell, self._limits.retry_interval_s)
-            if room and not rung:
+            woken = await clock.wait_event(self._wakeup, self._limits.retry_interval_s)
+            if room and not woken:
                 attempts -= 1
 
     def _lease(self) -> Lease | None:
@@ -205,9 +208,9 @@ class WorkerPool:
             try:
                 return self._channel.lease()
             except QueueCorrupt as exc:
-                log.critical("%s; its recipients stay where they are", exc)
+                log.critical("%s; its recipients stay in the queue", exc)
 
-    def _begin(self, lease: Lease) -> None:
+    def _start_worker(self, lease: Lease) -> None:
         worker = asyncio.create_task(self._work(), name=f"dequeue-{self._channel.name}")
         self._untaken[worker] = lease
         self._workers.add(worker)
@@ -215,23 +218,23 @@ class WorkerPool:
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
-        self._bell.set()
+        self._wakeup.set()
         lease = self._untaken.pop(worker, None)
         if lease is not None and self._channel.queue.failure is None:
-            self._channel.queue.release(lease)  # cancelled before anybody was called with it
+            self._channel.queue.release(lease)  # cancelled before the routine was called
         if not worker.cancelled() and worker.exception() is not None:
             self._failure = worker.exception()
             self._stopping = True
 
     async def _work(self) -> None:
-        """One thread's life."""
-        me = asyncio.current_task()
-        assert me is not None
-        seat, count = self._seat(), 0
+        """Process messages, one after another, until there is none or the limit is reached."""
+        task = asyncio.current_task()
+        assert task is not None
+        executor, count = self._executor(), 0
         try:
             while True:
                 count += 1
-                if await self._process(seat, me) is ABORT:
+                if await self._process(executor, task) is ABORT:
                     self._stopping = True
                     return
                 following = None
@@ -239,21 +242,21 @@ class WorkerPool:
                     following = self._lease()
                 if following is None:
                     return
-                self._untaken[me] = following
+                self._untaken[task] = following
         finally:
             try:
-                await seat.close()
+                await executor.close()
             except Exception:
-                log.exception("what follows the messages of a thread failed")
+                log.exception("the function `done` failed")
 
-    async def _process(self, seat: Seat, me: "asyncio.Task[None]") -> object:
-        """A routine that raises costs its message an attempt, and nobody else anything."""
-        queue, lease = self._channel.queue, self._untaken[me]
+    async def _process(self, executor: Executor, task: "asyncio.Task[None]") -> object:
+        """Run the routine for the message of ``task``. An exception of the routine defers only its message."""
+        queue, lease = self._channel.queue, self._untaken[task]
         await queue.start(lease)
         self.messages += 1
-        del self._untaken[me]  # from here on the message sees to its end
+        del self._untaken[task]  # from here on the executor settles the lease
         try:
-            return await seat.process(lease)
+            return await executor.process(lease)
         except Exception as exc:
             if queue.failure is not None:
                 raise
@@ -261,9 +264,9 @@ class WorkerPool:
             return None
 
     async def stop(self, grace_s: float) -> None:
-        """As ``Stoppable``."""
+        """See ``Stoppable.stop``."""
         self._stopping = True
-        self._bell.set()
+        self._wakeup.set()
         await self._wait_for_workers(min(grace_s, self._limits.wait_timeout_s))
 
     async def _wait_for_workers(self, timeout_s: float) -> None:
@@ -272,5 +275,6 @@ class WorkerPool:
         _, late = await asyncio.wait(set(self._workers), timeout=timeout_s)
         if late:
             log.error(
-                "%d routines have not ended; their messages are deferred by the next start", len(late)
+                "%d routines have not ended; the next start of the queue defers their messages",
+                len(late),
             )

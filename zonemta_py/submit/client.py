@@ -1,29 +1,31 @@
-"""Submits a list over several pipelined sessions, row by row, without holding it in memory."""
+"""Submits a list over several pipelined sessions, reading it row by row."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from zonemta_py.config.schema import Timeouts
 from zonemta_py.config.units import HostPort
+from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, LocalError, SessionLost
 from zonemta_py.smtp.address import needs_smtputf8
+from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.journal import ACCEPTED, DEFERRED, REFUSED, UNCERTAIN, Journal, digest
 from zonemta_py.submit.merge import MergeError, Template
-from zonemta_py.submit.recipients import Row
+from zonemta_py.submit.recipients import ListRow
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
-from zonemta_py.transports.pipelining import Mail, SmtpSession
+from zonemta_py.transports.pipelining import SmtpSession, Transaction
 
 CONNECT_TRIES = 5
-LOSSES_MAX = 20  # sessions that break one after another before the run gives up
-REFUSALS_SHOWN = 1000
+LOSSES_MAX = 20  # consecutive lost sessions before the run stops
+REFUSALS_KEPT = 1000
+UNSENT = "unsent"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to submit, and how. ``target`` is the relay's address, ``ehlo`` our name."""
+class SubmissionSettings:
+    """What to submit, and how. ``ip`` is the address of ``relay``, ``ehlo`` the name we give."""
 
     sender: str
     template: Template
@@ -39,8 +41,8 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Summary:
-    """How it went, in recipients. ``refusals``: address and reply, the first REFUSALS_SHOWN."""
+class SubmissionSummary:
+    """The result, in recipients. ``refusals``: address and reply of the first REFUSALS_KEPT."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refusals: list[tuple[str, str]] = field(default_factory=list)
@@ -49,62 +51,67 @@ class Summary:
     def refuse(self, state: str, addresses: Sequence[str], reply: str) -> None:
         """Count recipients that were not accepted."""
         self.counts[state] += len(addresses)
-        room = REFUSALS_SHOWN - len(self.refusals)
+        room = REFUSALS_KEPT - len(self.refusals)
         self.refusals.extend((address, reply) for address in addresses[:room])
 
     @property
     def complete(self) -> bool:
-        """Whether every usable recipient of the list was accepted, now or before."""
-        bad = (REFUSED, DEFERRED, UNCERTAIN, "unsent")
+        """Whether every usable recipient of the list was accepted, in this run or an earlier one."""
+        bad = (REFUSED, DEFERRED, UNCERTAIN, UNSENT)
         return not self.failure and not any(self.counts[name] for name in bad)
 
 
-class Submission:
-    """One run over a list."""
+class ListSubmission:
+    """One run over a list. ``progress`` is called with the number of recipients that are done."""
 
     def __init__(
-        self, plan: Plan, rows: Iterator[Row], journal: Journal | None, progress: Callable[[int], None]
+        self,
+        settings: SubmissionSettings,
+        rows: Iterator[ListRow],
+        journal: Journal | None,
+        progress: Callable[[int], None],
     ) -> None:
-        self._plan = plan
+        self._settings = settings
         self._rows = rows
         self._journal = journal
         self._progress = progress
         self._seen: set[bytes] = set()
-        self._stop = False
+        self._stopping = False
         self._losses = 0
-        self._stopped = ""
-        self.summary = Summary()
+        self._stop_reason = ""
+        self.summary = SubmissionSummary()
 
-    async def run(self) -> Summary:
-        """Submit until the list ends or the relay cannot be reached. Raises LocalError for a bad list."""
+    async def run(self) -> SubmissionSummary:
+        """Submit until the list ends or the relay cannot be reached. Raises LocalError for an unusable list."""
         async with asyncio.TaskGroup() as group:
-            for number in range(self._plan.connections):
+            for number in range(self._settings.connections):
                 group.create_task(self._work(), name=f"submit-{number}")
         return self.summary
 
     def stop(self, reason: str) -> None:
-        """Take no more rows; what is under way is finished and counted."""
-        self._stop = True
-        self._stopped = reason
+        """Read no more rows; transactions under way are finished and counted."""
+        self._stopping = True
+        self._stop_reason = reason
         self.summary.failure = reason
 
-    # ---- what to send: plain def, so that rows are shared without locks
+    # ---- decisions: plain functions, so that the sessions share the rows without a lock
 
-    def _next_envelope(self) -> list[Row]:
-        """The next recipients of one message; empty at the end of the list."""
-        plan = self._plan
-        most = 1 if plan.template.personal else plan.recipients_per_message
-        envelope: list[Row] = []
-        while len(envelope) < most and not self._stop:
+    def _next_envelope(self) -> list[ListRow]:
+        """The recipients of the next message; empty at the end of the list."""
+        settings = self._settings
+        size = 1 if settings.template.personal else settings.recipients_per_message
+        envelope: list[ListRow] = []
+        while len(envelope) < size and not self._stopping:
             row = next(self._rows, None)
             if row is None:
                 break
-            if self._wanted(row):
+            if self._is_due(row):
                 envelope.append(row)
         return envelope
 
-    def _wanted(self, row: Row) -> bool:
-        summary = self.summary
+    def _is_due(self, row: ListRow) -> bool:
+        """Whether to submit to ``row``; one that is skipped is counted here."""
+        summary, journal = self.summary, self._journal
         if row.problem:
             summary.refuse("invalid", [f"line {row.number} {row.address}".strip()], row.problem)
             self._progress(1)
@@ -112,15 +119,11 @@ class Submission:
         key = digest(row.address)
         if key in self._seen:
             summary.counts["duplicate"] += 1
-        elif self._journal is not None and key in self._journal.done:
+        elif journal is not None and key in journal.done:
             summary.counts["before"] += 1
-        elif (
-            self._journal is not None
-            and key in self._journal.uncertain
-            and not self._plan.resend_uncertain
-        ):
+        elif journal is not None and key in journal.uncertain and not self._settings.resend_uncertain:
             summary.refuse(
-                UNCERTAIN, [row.address], "an earlier run never heard the answer; see --resend-uncertain"
+                UNCERTAIN, [row.address], "an earlier run received no reply; see --resend-uncertain"
             )
         else:
             self._seen.add(key)
@@ -136,14 +139,14 @@ class Submission:
         while envelope := self._next_envelope():
             pending = [row.address for row in envelope]
             try:
-                header, body = self._plan.template.render(envelope[0].fields)
+                header, body = self._settings.template.render(envelope[0].fields)
             except MergeError as exc:
                 raise LocalError(f"line {envelope[0].number} of the list: {exc}") from exc
             while pending:
                 if session is None or not session.usable:
                     session = await self._connect()
                 if session is None:
-                    self.summary.refuse("unsent", pending, self.summary.failure)
+                    self.summary.refuse(UNSENT, pending, self.summary.failure)
                     break
                 pending = await self._send(session, pending, header, body)
             self._progress(len(envelope))
@@ -151,80 +154,95 @@ class Submission:
             session.close()
 
     async def _connect(self) -> SmtpSession | None:
-        plan = self._plan
-        manner = SessionOptions(plan.ehlo, None, plan.tls, plan.timeouts, plan.credentials)
-        target = Target(plan.relay.host, plan.ip, plan.relay.port)
+        """A session with the relay; None when it cannot be reached, and then the run stops."""
+        settings = self._settings
+        options = SessionOptions(
+            settings.ehlo, None, settings.tls, settings.timeouts, settings.credentials
+        )
+        target = Target(settings.relay.host, settings.ip, settings.relay.port)
         for attempt in range(CONNECT_TRIES):
-            if self._stop:
+            if self._stopping:
                 return None
             try:
-                return await open_session(target, manner)
+                return await open_session(target, options)
             except DestinationFailed as exc:
                 self.summary.failure = exc.text
                 if exc.code >= 500:
                     break
             await asyncio.sleep(min(2.0, 0.1 * 4**attempt))
-        self._stop = True
+        self._stopping = True
         return None
 
     async def _send(
         self, session: SmtpSession, pending: list[str], header: bytes, body: bytes
     ) -> list[str]:
-        """Submit one message; returns recipients to try again, because the session said nothing of them."""
-        plan = self._plan
+        """Submit one message; returns the recipients without a reply, which are to be tried again."""
         addresses = pending[: session.recipients_max] if session.recipients_max else pending
-        dotted = False
+        recorded = False
 
         async def before_dot() -> None:
-            nonlocal dotted
+            nonlocal recorded
             if self._journal is not None:
                 await self._journal.sent(addresses)
-            dotted = True
+            recorded = True
 
         before = before_dot()
-        mail = Mail(
-            plan.sender,
-            addresses,
-            header,
-            body,
-            len(header) + 2 + len(body),
-            not (header.isascii() and body.isascii()),
-            any(map(needs_smtputf8, [plan.sender, *addresses])),
-        )
         try:
-            result = await session.transact(mail, before)
+            result = await session.transact(self._mail(addresses, header, body), before)
         except SessionLost as exc:
-            if dotted:  # written down as sent, though the dot itself never left
-                await self._note(DEFERRED, addresses, str(exc))
+            if recorded:  # the journal says "sent", but the dot itself was not sent
+                await self._record(DEFERRED, addresses, str(exc))
             self.summary.failure = str(exc)
             self._losses += 1
-            self._stop = self._stop or self._losses >= LOSSES_MAX
+            self._stopping = self._stopping or self._losses >= LOSSES_MAX
             return pending
         finally:
             before.close()
-        self.summary.failure, self._losses = self._stopped, 0
-        replies: dict[tuple[str, str], list[str]] = {}
-        untried = pending[len(addresses) :]
-        for address, answer in zip(addresses, result.answers, strict=True):
-            if answer is None:
-                untried.append(address)
-            else:
-                state = UNCERTAIN if result.uncertain and not answer[1].code else _state(answer[1])
-                replies.setdefault((state, str(answer[1])), []).append(address)
+        self.summary.failure, self._losses = self._stop_reason, 0
+        replies, untried = _by_reply(addresses, result.answers, uncertain=result.uncertain)
+        untried = pending[len(addresses) :] + untried
         for (state, reply), of_them in replies.items():
             if state == ACCEPTED:
                 self.summary.counts[ACCEPTED] += len(of_them)
             else:
                 self.summary.refuse(state, of_them, reply)
             if state != UNCERTAIN:
-                await self._note(state, of_them, reply)
-        if untried and self._journal is not None:
-            await self._note(DEFERRED, untried, "left for the next transaction")
+                await self._record(state, of_them, reply)
+        if untried:
+            await self._record(DEFERRED, untried, "left for the next transaction")
         return untried
 
-    async def _note(self, state: str, addresses: Sequence[str], reply: str) -> None:
+    def _mail(self, addresses: list[str], header: bytes, body: bytes) -> Transaction:
+        sender = self._settings.sender
+        return Transaction(
+            sender,
+            addresses,
+            header,
+            body,
+            len(header) + 2 + len(body),
+            not (header.isascii() and body.isascii()),
+            any(map(needs_smtputf8, [sender, *addresses])),
+        )
+
+    async def _record(self, state: str, addresses: Sequence[str], reply: str) -> None:
         if self._journal is not None:
             await self._journal.answered(state, addresses, reply)
+
+
+def _by_reply(
+    addresses: Sequence[str], answers: Sequence[tuple[Phase, Reply] | None], *, uncertain: bool
+) -> tuple[dict[tuple[str, str], list[str]], list[str]]:
+    """The recipients grouped by state and reply text, and those without a reply."""
+    replies: dict[tuple[str, str], list[str]] = {}
+    untried = []
+    for address, answer in zip(addresses, answers, strict=True):
+        if answer is None:
+            untried.append(address)
+            continue
+        reply = answer[1]
+        state = UNCERTAIN if uncertain and not reply.code else _state(reply)
+        replies.setdefault((state, str(reply)), []).append(address)
+    return replies, untried
 
 
 def _state(reply: Reply) -> str:

@@ -1,9 +1,9 @@
-"""The journal of a submission: what was sent to whom, so that a second run sends to nobody twice.
+"""The journal of a submission: the recipients already sent to, so that a second run skips them.
 
-JSON lines. The first says what is submitted; a journal of another message, sender or list is
-refused. ``sent`` is on disk before the final dot goes out, the answer follows; a ``sent`` without
-an answer is uncertain. Addresses are remembered by an 8-octet digest, so a list of ten million
-takes some hundreds of megabytes and not more.
+JSON lines. The first line identifies the submission; a journal of another message or sender is
+refused. A ``sent`` line is on disk before the final dot is sent, and the reply is appended after it;
+``sent`` without a reply is uncertain. Addresses are kept in memory as 8-byte digests: a list of ten
+million takes a few hundred megabytes.
 
     {"journal":1,"from":…,"message":SHA256}
     {"sent":["a@example.org",…]}
@@ -25,16 +25,20 @@ from zonemta_py.core.errors import LocalError
 ACCEPTED = "accepted"
 REFUSED = "refused"
 UNCERTAIN = "uncertain"
-DEFERRED = "deferred"  # answered with 4xx: the next run tries again
+DEFERRED = "deferred"  # 4xx: the next run tries again
 
 
 def digest(address: str) -> bytes:
-    """What is remembered of an address."""
+    """The 8 bytes that identify ``address``."""
     return hashlib.blake2b(address.encode(), digest_size=8).digest()
 
 
 class Journal:
-    """An open journal. ``done``, ``uncertain``: what earlier runs left, by digest."""
+    """An open journal. ``done`` and ``uncertain`` hold the digests that earlier runs left.
+
+    The constructor raises LocalError for a file that is not a journal, belongs to another submission,
+    or is in use.
+    """
 
     def __init__(self, path: Path, sender: str, message_sha256: str) -> None:
         self._path = path
@@ -61,7 +65,10 @@ class Journal:
             self._write([to_json(head) + b"\n"])
 
     def _read(self, head: dict[str, object]) -> int:
-        """Take in what earlier runs wrote; returns its size. A line cut by a crash was never acted upon."""
+        """Read what earlier runs wrote; returns its size in bytes.
+
+        A last line that a crash truncated is removed: nothing was sent before it was complete.
+        """
         whole = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -75,13 +82,13 @@ class Journal:
                     raise LocalError(f"{self._path}:{number}: not a journal")
                 if number == 1 and record != head:
                     raise LocalError(f"{self._path}: this journal belongs to another message or sender")
-                self._recall(record)
+                self._replay(record)
                 whole += len(line)
         with self._path.open("r+b") as file:
             file.truncate(whole)
         return whole
 
-    def _recall(self, record: dict[str, list[str]]) -> None:
+    def _replay(self, record: dict[str, list[str]]) -> None:
         for address in record.get("sent", ()):
             self.uncertain.add(digest(address))
         for name in (ACCEPTED, REFUSED):
@@ -92,22 +99,22 @@ class Journal:
             self.uncertain.discard(digest(address))
 
     async def sent(self, addresses: Sequence[str]) -> None:
-        """The final dot is about to go out; on disk when this returns."""
+        """Record that the final dot is about to be sent; on disk on return. Raises LocalError."""
         await self._append({"sent": list(addresses)})
 
     async def answered(self, state: str, addresses: Sequence[str], reply: str) -> None:
-        """What the relay said; on disk when this returns."""
+        """Record the relay's reply; on disk on return. Raises LocalError."""
         await self._append({state: list(addresses), "reply": reply})
 
     async def _append(self, record: dict[str, object]) -> None:
-        """Write with whatever else waits, one fsync for all."""
+        """Append ``record``; concurrent callers share one fsync."""
         self._pending.append(to_json(record) + b"\n")
         if self._flushed is None:
             self._flushed = asyncio.ensure_future(self._flush())
         await asyncio.shield(self._flushed)
 
     async def _flush(self) -> None:
-        # The write before this one must be over, and others may join until it is.
+        # Waits for the previous write; until then further records join this one.
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, int)
         lines, self._pending, self._flushed = self._pending, [], None
@@ -122,6 +129,6 @@ class Journal:
             raise LocalError(f"{self._path}: {exc.strerror}") from exc
 
     def close(self) -> None:
-        """Everything that was awaited is on disk already."""
+        """Close the file; every awaited record is on disk already."""
         self._thread.shutdown()
         self._file.close()

@@ -1,8 +1,8 @@
 """Merge fields: ``{{column}}`` in a message becomes the recipient's value. Pure.
 
-In the header block a value with characters beyond ASCII becomes an RFC 2047 encoded word, and line
-ends become spaces, so that no list can write header fields of its own. In the body values go in as
-UTF-8. A field that the list lacks is an error before anything is sent.
+In the header block a non-ASCII value becomes an RFC 2047 encoded word, and line ends become spaces, so
+that a list cannot inject header fields. In the body a value is inserted as UTF-8. A field that the list
+lacks is an error.
 """
 
 import re
@@ -12,11 +12,11 @@ _FIELD = re.compile(rb"\{\{\s*([^{}]+?)\s*\}\}")
 
 
 class MergeError(ValueError):
-    """The message names a field that the recipient lacks."""
+    """The message has a merge field for which the recipient has no value."""
 
 
 class Template:
-    """A message with merge fields, its line ends made CRLF. ``personal`` when it has any."""
+    """A message with merge fields; its line ends are converted to CRLF. ``personal``: it has merge fields."""
 
     def __init__(self, message: bytes) -> None:
         text = re.sub(rb"\r\n|\r|\n", b"\r\n", message)
@@ -36,7 +36,7 @@ class Template:
 
 
 def _split(part: bytes) -> list[bytes]:
-    """Literal, field name, literal, field name, … literal."""
+    """Literals and field names in turn; the first and the last element are literals."""
     return _FIELD.split(part)
 
 

@@ -1,6 +1,6 @@
 """A list of recipients, read one row at a time: CSV with a header line, or JSON lines.
 
-The address is the column ``email`` (or ``address``, or ``recipient``); the others are merge fields.
+The address is the column ``email`` (or ``address``, or ``recipient``); every column is a merge field.
 """
 
 import csv
@@ -20,8 +20,8 @@ ADDRESS_COLUMNS = ("email", "address", "recipient")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One recipient. ``number`` is the line in the list, from 1; ``problem`` is set instead of an address."""
+class ListRow:
+    """One row. ``number`` is its line in the list, from 1; ``problem`` says why ``address`` cannot be used."""
 
     number: int
     address: str
@@ -45,15 +45,15 @@ def _file(path: str) -> IO[str]:
         raise LocalError(f"{path}: {exc.strerror}") from exc
 
 
-def read_rows(path: str, column: str | None = None) -> Iterator[Row]:
-    """The rows of ``path``, ``-`` for standard input. Raises LocalError when it is no list at all.
+def read_rows(path: str, column: str | None = None) -> Iterator[ListRow]:
+    """The rows of ``path``, ``-`` for standard input. Raises LocalError when the file is not a list.
 
-    A row that cannot be used is a Row with a ``problem``: it stops nobody else.
+    A row that cannot be used has a ``problem``; the rows after it are read.
     """
     with _opened(path) as file:
         try:
             first = file.readline()
-            lines = _again(first, file)
+            lines = _with_first(first, file)
             records = _json_records(lines) if first.lstrip().startswith("{") else _csv_records(lines)
             for number, record in records:
                 yield _row(number, record, column, path)
@@ -61,10 +61,10 @@ def read_rows(path: str, column: str | None = None) -> Iterator[Row]:
             raise LocalError(f"{path}: {exc}") from exc
 
 
-def _again(first: str, rest: IO[str]) -> Iterator[str]:
+def _with_first(first: str, others: IO[str]) -> Iterator[str]:
     if first:
         yield first
-    yield from rest
+    yield from others
 
 
 def _csv_records(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object] | str]]:
@@ -88,16 +88,16 @@ def _json_records(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object]
         yield number, record if isinstance(record, dict) else "not a JSON object"
 
 
-def _row(number: int, record: dict[str, object] | str, column: str | None, path: str) -> Row:
+def _row(number: int, record: dict[str, object] | str, column: str | None, path: str) -> ListRow:
     if isinstance(record, str):
-        return Row(number, "", {}, record)
+        return ListRow(number, "", {}, record)
     fields = {name: "" if value is None else str(value) for name, value in record.items()}
     name = column or next((name for name in ADDRESS_COLUMNS if name in fields), None)
     if name is None or name not in fields:
-        wanted = column or " or ".join(ADDRESS_COLUMNS)
-        raise LocalError(f"{path}:{number}: no column {wanted}; columns: {', '.join(fields)}")
+        expected = column or " or ".join(ADDRESS_COLUMNS)
+        raise LocalError(f"{path}:{number}: no column {expected}; columns: {', '.join(fields)}")
     text = fields[name].strip()
     try:
-        return Row(number, normalise(text), fields)
+        return ListRow(number, normalise(text), fields)
     except AddressError as exc:
-        return Row(number, text, fields, str(exc))
+        return ListRow(number, text, fields, str(exc))

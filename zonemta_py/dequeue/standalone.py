@@ -1,4 +1,4 @@
-"""A queue in a program, without a relay: mail is put in and dequeued, and nobody else delivers it."""
+"""A queue in a program, without a relay: the program enqueues the mail and dequeues it."""
 
 import asyncio
 import socket
@@ -19,10 +19,10 @@ from zonemta_py.routing import DEQUEUE_DESTINATION, make_router, one_zone
 
 
 class Queue:
-    """The queue in a folder, or the one of a ``Config``; ``async with`` opens it, for this process alone.
+    """The queue in a directory, or that of a ``Config``; ``async with`` opens it for this process only.
 
-    Its event log is in the folder ``events`` beside it. Every zone is for programs to dequeue. Raises
-    QueueLocked, LocalError when it cannot be opened.
+    The event log is in the subdirectory ``events``. Programs may dequeue every zone. ``async with`` raises
+    QueueLocked, QueueUnavailable, QueueCorrupt or LocalError when the queue cannot be opened.
     """
 
     def __init__(self, path: Path | str | Config) -> None:
@@ -41,10 +41,10 @@ class Queue:
         )
         try:
             await queue.recover()
-            outbound = DeliveryContext(
+            context = DeliveryContext(
                 queue, config, config.hostname or socket.getfqdn(), make_router(config)
             )
-            self._channels = Channels(outbound, asyncio.get_running_loop(), everywhere=True)
+            self._channels = Channels(context, asyncio.get_running_loop(), all_zones=True)
             self._exporter = Exporter(queue, config.events)
             await self._exporter.start()
             await queue.begin()
@@ -70,11 +70,11 @@ class Queue:
 
     def _on_ready(self, zone: str, destination: str, light: bool) -> None:
         if self._channels is not None:
-            self._channels.ring(zone)
+            self._channels.wake(zone)
 
     @property
     def channels(self) -> Channels:
-        """What ``dequeue`` works on. Raises LocalError when the queue is not open."""
+        """The zones, for ``dequeue``. Raises LocalError when the queue is not open."""
         if self._channels is None:
             raise LocalError("the queue is not open: use it inside `async with Queue(…) as queue:`")
         return self._channels
@@ -89,15 +89,18 @@ class Queue:
         key: str = "",
         user: str = "",
     ) -> str:
-        """Take a message into ``zone``; its id once it is on disk. As ``Relay.enqueue``. Raises NotAccepted."""
+        """Add a message to ``zone``; returns its queue id once it is on disk. See ``Relay.enqueue``.
+
+        Raises NotAccepted, NoSuchZone; LocalError when the queue is not open.
+        """
         channels = self.channels
         channels.zone(zone)
-        outbound = channels.outbound
-        handover = Injector(outbound.queue, one_zone(zone), self.config, outbound.hostname)
-        return await enqueue(handover, sender, recipients, message, key=key, user=user)
+        context = channels.context
+        injector = Injector(context.queue, one_zone(zone), self.config, context.hostname)
+        return await enqueue(injector, sender, recipients, message, key=key, user=user)
 
     def start(self, sender: str, *, zone: str = "default") -> AsyncOutgoing:
-        """New mail piece by piece: ``to``, ``write``, ``finish``."""
+        """New mail, written in pieces: ``to``, ``write``, ``finish``. Raises NoSuchZone."""
         self.channels.zone(zone)
         return AsyncOutgoing(self.channels, sender, zone, None)
 

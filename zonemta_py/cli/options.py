@@ -1,0 +1,78 @@
+"""Options and parameter types that several commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from zonemta_py.cli.common import EXIT_USAGE, fail
+from zonemta_py.config.units import duration, host_port
+from zonemta_py.core.errors import ConfigError
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+class ConfigValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.2
+    """A value that is written as in the configuration: ``host:port``, ``10m``."""
+
+    def __init__(self, name: str, read: Callable[[object], object]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """The parsed value. Fails with a usage error."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except ValueError as exc:
+            self.fail(f"'{value}' is not {exc}", param, ctx)
+
+
+HOST_PORT = ConfigValue("HOST:PORT", host_port)
+DURATION = ConfigValue("DURATION", duration)
+
+message_option = click.option(
+    "--message",
+    "message_path",
+    type=FILE,
+    required=True,
+    help="The message, header and body; {{column}} is replaced with the value from the list.",
+)
+email_column_option = click.option(
+    "--email-column",
+    metavar="NAME",
+    help="The column with the address.  [default: email, address or recipient]",
+)
+per_message_option = click.option(
+    "--recipients-per-message",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="Recipients of one message; always 1 when the message has merge fields.",
+)
+user_option = click.option("--user", metavar="NAME", help="Authenticate as this user.")
+password_option = click.option(
+    "--password-file", type=FILE, help="Read the password from the first line of this file."
+)
+tls_option = click.option(
+    "--tls",
+    type=click.Choice(["off", "opportunistic", "required"]),
+    default="opportunistic",
+    show_default=True,
+    help="Whether to use STARTTLS.",
+)
+
+
+def read_credentials(user: str | None, password_file: Path | None) -> tuple[str, str] | None:
+    """User name and password for AUTH; None without a user. Raises ConfigError."""
+    if user is None:
+        return None
+    if password_file is None:
+        fail("--user needs --password-file", EXIT_USAGE)
+    try:
+        return user, password_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
+    except OSError as exc:
+        raise ConfigError(f"--password-file {password_file}: {exc.strerror}") from exc
