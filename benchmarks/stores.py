@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.servers import BUCKET, DURABLE, part_of, start_objects, start_redis
-from zonemta_py.bench.children import cpu_seconds
 from zonemta_py.bench.measure import Measurement, measure
-from zonemta_py.bench.ours import OurRelay
+from zonemta_py.bench.process import cpu_seconds
 from zonemta_py.bench.scenarios import SCENARIOS, Scenario
+from zonemta_py.bench.zonemta import ZonemtaRelay
 
 CHOSEN = {"kept": 1.0, "list50": 1.0, "64k": 0.5}
 SCALES = {"filesystem": 0.2, "redis": 0.5, "s3": 0.1}
@@ -57,8 +57,8 @@ def run(servers: Servers, store: str, scenario: Scenario) -> tuple[Measurement, 
     """One run on a fresh queue, and the server's CPU for each delivery (ms)."""
     with tempfile.TemporaryDirectory(prefix="zonemta-stores-") as name:
         folder = Path(name)
-        make: Callable[..., OurRelay] = partial(
-            OurRelay, name=store, processes="0/0", queue=servers.queue(store, folder)
+        make: Callable[..., ZonemtaRelay] = partial(
+            ZonemtaRelay, name=store, processes="0/0", queue=servers.queue(store, folder)
         )
         before_s = servers.cpu_s(store)
         found = measure(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.pipeline.data import write_events, write_list, write_suppression
-from zonemta_py.bench.children import family
+from zonemta_py.bench.process import process_tree
 from zonemta_py.core.clock import monotonic_s
 
 LETTER = b"From: News <news@sender.example>\nSubject: June\n\nhello\n"
@@ -40,7 +40,7 @@ def measured(command: list[str], log: Path) -> Measured:
                 process.wait(POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                peak = max(peak, sum(map(_rss_kb, family(process.pid))))
+                peak = max(peak, sum(map(_rss_kb, process_tree(process.pid))))
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed: {log.read_text(errors='replace')[-3000:]}")
     return Measured(monotonic_s() - began_s, peak / 1024)

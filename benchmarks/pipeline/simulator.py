@@ -14,8 +14,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.drain import wait_empty
+from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
 from zonemta_py.config.load import parse_config
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.pipeline.jobs.simulate import Request, run
@@ -80,7 +79,7 @@ async def deliver(folder: Path, text: str) -> float:
                 f"- {{at: dot, stall: {stall_ms}ms}}\n"
                 "- {at: rcpt, recipient: 'busy*', reply: '451 4.7.1 greylisted', times: 1}\n"
             )
-            sink = Child(
+            sink = CommandProcess(
                 ["sink", "--listen", f"{host}:{port}", "--script", str(script)], folder / f"sink{n}.log"
             )
             stack.callback(sink.kill)
@@ -90,7 +89,7 @@ async def deliver(folder: Path, text: str) -> float:
         dns = await names.start()
         stack.callback(names.close)
         (folder / "zonemta.yaml").write_text(CONFIG.format(dns=dns, port=port, zone=zone_of(text)))
-        relay = Child(
+        relay = CommandProcess(
             ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "log"
         )
         stack.callback(relay.kill)

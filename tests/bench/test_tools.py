@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from zonemta_py.bench.charts import bars
 from zonemta_py.bench.measure import measure
-from zonemta_py.bench.ours import OurRelay
-from zonemta_py.bench.plot import bars
-from zonemta_py.bench.sampler import Sample
+from zonemta_py.bench.sampler import Sample, Span, quantile, spans
 from zonemta_py.bench.scenarios import SCENARIOS, Scenario
 from zonemta_py.bench.source import Load, make_body, run
-from zonemta_py.bench.spans import Span, share, spans
+from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.sink.script import Rule, Script, Step, load_script
@@ -118,7 +117,9 @@ def test_a_bench_measures(folder: Path) -> None:
     """A small run of real processes: every number is there and makes sense."""
     scenario = SCENARIOS[0].scaled(0.01)
     seen: list[int] = []
-    result = measure(scenario, folder, lambda here, port: OurRelay(here, port, scenario), seen.append)
+    result = measure(
+        scenario, folder, lambda here, port: ZonemtaRelay(here, port, scenario), seen.append
+    )
     assert result.deliveries == scenario.messages == sum(seen)
     assert result.per_second > 0
     assert result.cpu_ms > 0
@@ -149,7 +150,7 @@ def test_scenarios_and_arrangements(folder: Path, name: str, processes: str) -> 
     result = measure(
         scenario,
         folder,
-        lambda here, port: OurRelay(here, port, scenario, processes=processes),
+        lambda here, port: ZonemtaRelay(here, port, scenario, processes=processes),
         lambda n: None,
     )
     assert result.deliveries == 60
@@ -159,7 +160,9 @@ def test_scenarios_and_arrangements(folder: Path, name: str, processes: str) -> 
 def test_a_soak_is_watched(folder: Path) -> None:
     """The hour of the benchmark in some seconds: nothing grows that should not."""
     scenario = replace(small("soak", 1200), per_second=200)
-    result = measure(scenario, folder, lambda here, port: OurRelay(here, port, scenario), lambda n: None)
+    result = measure(
+        scenario, folder, lambda here, port: ZonemtaRelay(here, port, scenario), lambda n: None
+    )
     assert 4 <= len(result.over_time) <= 12
     first, last = result.over_time[0], result.over_time[-1]
     assert last.rss_anon_mb < first.rss_anon_mb + 20
@@ -176,4 +179,4 @@ def test_spans() -> None:
     assert [span.from_s for span in found] == [float(n) for n in range(12)]
     assert found[0] == Span(0.0, 59.0, 10, 1.5, 50.0, 99.0)
     assert found[-1].rss_anon_mb == 169.0
-    assert share([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0

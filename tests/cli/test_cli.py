@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.kit.queue import accept, opened
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.core import clock
 
 
@@ -129,7 +129,7 @@ def test_password() -> None:
 def test_serve_signals_and_the_queue_tools(folder: Path) -> None:
     """ready, 111 for the second, SIGHUP, the tools beside it and after it, SIGTERM with 0."""
     config = _config(folder, free_port())
-    relay = Child(["serve", "-c", str(config)], folder / "log")
+    relay = CommandProcess(["serve", "-c", str(config)], folder / "log")
     try:
         port = int(relay.wait_ready()[0].rpartition(":")[2])
         with smtplib.SMTP("127.0.0.1", port) as client:
@@ -275,7 +275,7 @@ def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) 
     )
     (folder / "letter.eml").write_text("Subject: x\n\nHi\n")
     (folder / "password").write_text("secret\n")
-    relay = Child(["serve", "-c", str(config), "--log-events"], folder / "log")
+    relay = CommandProcess(["serve", "-c", str(config), "--log-events"], folder / "log")
     try:
         closed, trusted = relay.wait_ready()
         common = ["submit", "-", "--message", str(folder / "letter.eml"), "--from", "s@x.example"]

@@ -12,7 +12,7 @@ from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.relay import Stage, staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.sink.script import Rule, Step
 
 LARGE = b"x" * 70 + b"\r\n"
@@ -27,8 +27,8 @@ class Served:
         stage.config(listeners=[{"address": f"127.0.0.1:{self.port}"}], **changes)
         self.relay = self.start()
 
-    def start(self) -> Child:
-        relay = Child(["serve", "-c", str(self.folder / "zonemta.yaml")], self.folder / "log")
+    def start(self) -> CommandProcess:
+        relay = CommandProcess(["serve", "-c", str(self.folder / "zonemta.yaml")], self.folder / "log")
         relay.wait_ready()
         return relay
 

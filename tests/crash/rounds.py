@@ -15,7 +15,7 @@ from tests.kit.load import DOMAINS, Load, recipients_of
 from tests.kit.queue import everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core import faults
 from zonemta_py.core.errors import LocalError
@@ -106,9 +106,9 @@ class Rounds:
         self.load.start()
         return self
 
-    def start(self, **environment: str) -> Child:
+    def start(self, **environment: str) -> CommandProcess:
         """A relay on the queue, not yet ready."""
-        return Child(
+        return CommandProcess(
             ["serve", "-c", str(self._config), "--log-level", "warning"],
             self.folder / "relay.log",
             environment={**(self._disk.environment if self._disk else {}), **environment},
@@ -133,7 +133,7 @@ class Rounds:
             relay.kill()
         self._killed(point)
 
-    def _operate(self, kind: str, relay: Child) -> None:
+    def _operate(self, kind: str, relay: CommandProcess) -> None:
         """Hold or delete messages until the relay dies of it."""
         queue = self.folder / "queue"
         deadline = Deadline(REACH_S)
@@ -154,7 +154,7 @@ class Rounds:
         self._killed(name)
 
     @staticmethod
-    async def ready(relay: Child) -> None:
+    async def ready(relay: CommandProcess) -> None:
         """Wait until it accepts, or died of a point before that."""
         try:
             await asyncio.to_thread(relay.wait_ready)

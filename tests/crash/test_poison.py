@@ -9,7 +9,7 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.relay import facts, staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.core.errors import LocalError
 
 DATA = b"Subject: s\r\n\r\nb\r\n.\r\n"
@@ -25,10 +25,10 @@ class Case:
         self.deaths = -1
         self.relay = self.start()
 
-    def start(self) -> Child:
+    def start(self) -> CommandProcess:
         self.deaths += 1
         arguments = ["serve", "-c", str(self.folder / "zonemta.yaml"), "--log-level", "warning"]
-        relay = Child(arguments, self.folder / "log", "tests.crash.poison", {VARIABLE: "poison@"})
+        relay = CommandProcess(arguments, self.folder / "log", "tests.crash.poison", {VARIABLE: "poison@"})
         relay.wait_ready()
         return relay
 

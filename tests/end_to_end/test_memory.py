@@ -8,7 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.relay import staged
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, rss_anon_bytes
+from zonemta_py.bench.process import CommandProcess, rss_anon_bytes
 
 MIB = 1 << 20
 
@@ -34,7 +34,7 @@ async def test_100_mib_in_and_out_within_16_mib(folder: Path) -> None:
         sink = await stage.receiver("a.example")
         sink.keep = False
         stage.config(listeners=[{"address": "127.0.0.1:0", "max_message_size": "200MiB"}])
-        relay = Child(
+        relay = CommandProcess(
             ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "relay.log"
         )
         try:

@@ -9,7 +9,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port, rss_anon_bytes
+from zonemta_py.bench.process import CommandProcess, free_port, rss_anon_bytes
 
 ROUNDS = 60
 GROWTH_MAX_BYTES = 8 << 20
@@ -43,7 +43,7 @@ async def test_no_growth(folder: Path) -> None:
         await stage.receiver("good.example")
         port = free_port()
         stage.config(listeners=[{"address": f"127.0.0.1:{port}"}])
-        relay = Child(
+        relay = CommandProcess(
             ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "error"], folder / "log"
         )
         try:

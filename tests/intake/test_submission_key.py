@@ -11,7 +11,7 @@ from tests.kit.queue import events
 from tests.kit.relay import Stage
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import SubmissionKey
 from zonemta_py.config.units import Seconds
 from zonemta_py.core import faults
@@ -113,14 +113,14 @@ async def test_a_retry_after_a_lost_250(folder: Path) -> None:
     stage.config(listeners=[{"address": f"127.0.0.1:{port}"}], resolver={"nameservers": ["127.0.0.1:9"]})
     arguments = ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"]
     data = b"X-Submission-Key: k\r\n" + BODY
-    relay = Child(arguments, folder / "log", environment={faults.VARIABLE: "reply.unsent:1"})
+    relay = CommandProcess(arguments, folder / "log", environment={faults.VARIABLE: "reply.unsent:1"})
     try:
         relay.wait_ready()
         async with await Raw.connect(port) as client:
             await client.ehlo()
             assert await client.message(data, "a@x.example") == ""
         relay.kill()
-        relay = Child(arguments, folder / "log")
+        relay = CommandProcess(arguments, folder / "log")
         relay.wait_ready()
         async with await Raw.connect(port) as client:
             await client.ehlo()

@@ -69,7 +69,7 @@ class Victim:
             "every lease that no worker holds to be given back",
         )
         assert problems(self.relay.queue.store) == []
-        assert not self.relay.queue.submissions._under_way
+        assert not self.relay.queue.idempotency_keys._under_way
 
 
 @asynccontextmanager

@@ -51,18 +51,18 @@ async def run(queue: Queue, routine: AsyncRoutine, zone: str = ZONE, **options: 
 
 def rows(queue: Queue, zone: str | None = None) -> list[dict[str, Any]]:
     """The recipients in the queue."""
-    return list(recipient_rows(queue.channels.outbound.queue.store, zone))
+    return list(recipient_rows(queue.channels.context.queue.store, zone))
 
 
 def stored(queue: Queue) -> set[str]:
     """The messages of which anything is on disk."""
-    store = queue.channels.outbound.queue.store
+    store = queue.channels.context.queue.store
     return {owner_of(key) for key in store.keys(MESSAGE, end_of(MESSAGE))}
 
 
 def meta_of(queue: Queue, message: str) -> Any:
     """Envelope of a stored message."""
-    return read_message(queue.channels.outbound.queue.store, message)[0]
+    return read_message(queue.channels.context.queue.store, message)[0]
 
 
 async def reports(queue: Queue) -> list[Mail]:

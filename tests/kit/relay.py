@@ -12,7 +12,7 @@ import yaml
 
 from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything, problems
-from zonemta_py.bench.children import free_port
+from zonemta_py.bench.process import free_port
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.events.accounting import Account, account_of

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.kit.deadlines import until
-from zonemta_py.bench.children import family, free_port
 from zonemta_py.pipeline.spark.java import find_java
+
+from tests.kit.deadlines import until
+from zonemta_py.bench.process import free_port, process_tree
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 START_S = 60.0
@@ -30,7 +31,7 @@ class Cluster:
         return [
             pid
             for worker in self.workers
-            for pid in family(worker.pid)
+            for pid in process_tree(worker.pid)
             if "CoarseGrainedExecutorBackend" in _command(pid)
         ]
 
@@ -102,7 +103,7 @@ def _command(pid: int) -> str:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """The process and what it started."""
-    for pid in family(process.pid):
+    for pid in process_tree(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

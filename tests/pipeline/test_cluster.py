@@ -16,7 +16,7 @@ from tests.kit.deadlines import eventually, until
 from tests.kit.relay import Stage, facts, ledger, staged
 from tests.pipeline.cluster import Cluster, cluster
 from tests.pipeline.test_plan import plan, write_list
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.sink.server import Sink
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Node:
 
     def start(self) -> None:
         command = ["serve", "-c", str(self.config), "--log-level", "warning"]
-        self.process = Child(command, self.folder / "log")
+        self.process = CommandProcess(command, self.folder / "log")
         self.process.wait_ready()
 
     def kill(self) -> None:
@@ -62,7 +62,7 @@ class Sending:
     ) -> None:
         relays = [part for target in targets for part in ("--relay", target)]
         settings = [part for each in (*SMALL, *HASTY) for part in ("--conf", each)]
-        self.child = Child(
+        self.child = CommandProcess(
             ["pipeline", "send", str(place), *relays, "--sessions", "1", "--master", where.address, "--heap", "512m", *settings, "--json"],
             folder / "send.log",
             environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},

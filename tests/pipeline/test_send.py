@@ -12,7 +12,7 @@ from tests.kit.deadlines import until
 from tests.kit.listener import certificate, users_file
 from tests.kit.relay import Stage, ledger, relaying, staged
 from tests.pipeline.test_plan import plan, write_list
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.submission import Envelope, Manners, Settled, Submission
 from zonemta_py.relay.relay import Relay
@@ -315,8 +315,8 @@ def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
     )
     (folder / "rules.yaml").write_text("- {at: rcpt, recipient: 'u0000*', reply: '451 4.2.0 later'}\n")
     rules = ["--script", str(folder / "rules.yaml"), "--json"]
-    sink = Child(["sink", "--listen", f"127.0.0.1:{port}", *rules], folder / "sink.log")
-    relay = Child(
+    sink = CommandProcess(["sink", "--listen", f"127.0.0.1:{port}", *rules], folder / "sink.log")
+    relay = CommandProcess(
         ["serve", "-c", str(folder / "z.yaml"), "--log-level", "warning"], folder / "relay.log"
     )
     try:

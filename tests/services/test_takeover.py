@@ -13,7 +13,7 @@ from tests.kit.relay import Stage, empty, ledger, relaying, staged
 from tests.kit.servers import SHARED, object_endpoint, part_of, redis_url
 from zonemta_py import Queue
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import Config
 from zonemta_py.events.accounting import account_of
 from zonemta_py.events.segments import read_segment, sealed_segments
@@ -61,7 +61,7 @@ async def test_slimta_14_a_relay_is_killed(folder: Path, kind: str) -> None:
             path = folder / f"{name}.yaml"
             path.write_text(config.text)
             relays.append(
-                Child(["serve", "-c", str(path), "--log-level", "warning"], folder / f"{name}.log")
+                CommandProcess(["serve", "-c", str(path), "--log-level", "warning"], folder / f"{name}.log")
             )
         one, two = relays
         try:

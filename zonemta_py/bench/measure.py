@@ -1,4 +1,4 @@
-"""One run: source → relay → sink, each in a process of its own, measured from outside."""
+"""One run: source → relay → sink, each in its own process, measured from outside."""
 
 import subprocess
 import sys
@@ -9,27 +9,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from zonemta_py.bench.children import Child, cpu_seconds, free_port, written_bytes
-from zonemta_py.bench.openssl import make_certificate
-from zonemta_py.bench.sampler import Sampler
+from zonemta_py.bench.process import CommandProcess, cpu_seconds, free_port, written_bytes
+from zonemta_py.bench.sampler import Sampler, Span, quantile, spans
 from zonemta_py.bench.scenarios import Scenario
-from zonemta_py.bench.spans import Span, share, spans
+from zonemta_py.bench.setup import make_certificate
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.sink.counter import Deliveries
 
 DELIVER_TIMEOUT_S = 300.0
-WARM_UP = 200  # messages before the clock starts
-FLOOD_FROM = "127.0.0.9"  # the other submitter
+WARM_UP = 200  # messages before the measurement starts
+FLOOD_FROM = "127.0.0.9"  # the address of the other submitter
+
+Progress = Callable[[int], None]  # is given the number of new deliveries
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run showed; the receiver counted every recipient exactly once.
+    """The figures of one run, in which the receiver counted every recipient exactly once.
 
-    ``cpu_ms`` is per delivery, of all processes of the relay; ``tools_cpu_ms`` the source's and sink's.
-    ``fsyncs`` and ``written_kb`` are per message, -1 when not known. ``p50_ms`` … are from the 250 to
-    the peer's final dot.
+    ``cpu_ms`` is the CPU time of all processes of the relay per delivery, ``tools_cpu_ms`` that of source
+    and sink. ``fsyncs`` and ``written_kb`` are per message, -1 when not known. ``p50_ms``, ``p95_ms`` and
+    ``p99_ms`` run from the 250 to the peer's final dot.
     """
 
     scenario: str
@@ -46,14 +47,14 @@ class Measurement:
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    over_time: tuple[Span, ...] = ()  # of a soak
+    over_time: tuple[Span, ...] = ()  # of a soak run
 
     def row(self) -> dict[str, object]:
-        """For programs."""
+        """All fields as a dictionary, for JSON."""
         return asdict(self)
 
 
-class Subject(Protocol):
+class RelayUnderTest(Protocol):
     """A relay under test."""
 
     name: str
@@ -61,42 +62,44 @@ class Subject(Protocol):
     target: str
 
     def fsyncs(self) -> int:
-        """Writes to disk so far, -1 when not known."""
+        """The number of fsyncs so far, -1 when not known."""
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the relay."""
 
 
 class SinkProcess:
-    """The counting sink in its own process, asked through its files."""
+    """The counting sink in its own process, which reports through files."""
 
-    def __init__(self, folder: Path, scenario: Scenario) -> None:
+    def __init__(self, directory: Path, scenario: Scenario) -> None:
         self.port = free_port()
-        self._folder = folder
-        arguments = [str(self.port), str(folder), f"--delay-ms={scenario.delay_ms}"]
+        self._directory = directory
+        arguments = [str(self.port), str(directory), f"--delay-ms={scenario.delay_ms}"]
         if scenario.tls:
-            make_certificate(folder / "tls.pem", folder / "tls.key")
-            arguments.append(f"--tls={folder / 'tls'}")
-        self._child = Child(arguments, folder / "sink.log", module="zonemta_py.sink.counter")
-        self._child.wait_ready()
-        self.pid = self._child.pid
+            make_certificate(directory / "tls.pem", directory / "tls.key")
+            arguments.append(f"--tls={directory / 'tls'}")
+        self._process = CommandProcess(
+            arguments, directory / "sink.log", module="zonemta_py.sink.counter"
+        )
+        self._process.wait_ready()
+        self.pid = self._process.pid
 
     def recipients(self) -> int:
-        """Recipients delivered so far."""
+        """The number of recipients delivered so far."""
         try:
-            return int((self._folder / "count").read_text() or 0)
+            return int((self._directory / "count").read_text() or 0)
         except (OSError, ValueError):
             return 0
 
     def stop(self) -> Deliveries:
-        """End it; what it counted."""
-        self._child.stop()
-        return Deliveries.load(self._folder / "deliveries")
+        """Stop the sink and return its counts."""
+        self._process.stop()
+        return Deliveries.load(self._directory / "deliveries")
 
 
 @dataclass(slots=True)
 class Submitted:
-    """What a source did: its time, its CPU, and when each message was accepted (monotonic s)."""
+    """The time and CPU of a source, and when each message was accepted (monotonic seconds)."""
 
     seconds: float
     cpu_seconds: float
@@ -104,10 +107,10 @@ class Submitted:
 
 
 def source(
-    target: str, scenario: Scenario, messages: int, folder: Path, *, first: int, options: tuple[str, ...] = ()
+    target: str, scenario: Scenario, messages: int, directory: Path, *, first: int, options: tuple[str, ...] = ()
 ) -> Submitted:  # fmt: skip
-    """Run the source to its end. Raises LocalError when the relay refused."""
-    times = folder / "accepted"
+    """Run the source to its end. Raises LocalError when the relay refused a command or took too long."""
+    times = directory / "accepted"
     arguments = [
         target,
         f"--sessions={scenario.sessions}",
@@ -120,7 +123,7 @@ def source(
         *(["--tls"] if scenario.tls else []),
         *options,
     ]
-    with (folder / "source.log").open("ab") as log:
+    with (directory / "source.log").open("ab") as log:
         limit_s = DELIVER_TIMEOUT_S + (messages / scenario.per_second if scenario.per_second else 0)
         try:
             done = subprocess.run(
@@ -133,7 +136,7 @@ def source(
         except subprocess.TimeoutExpired as exc:
             raise LocalError(f"{target} did not take {messages} messages in {limit_s:.0f} s") from exc
     if done.returncode != 0:
-        raise LocalError(f"the source failed: {(folder / 'source.log').read_text()[-500:]}")
+        raise LocalError(f"the source failed: {(directory / 'source.log').read_text()[-500:]}")
     result = from_json(done.stdout)
     if result["failed"]:
         raise LocalError(f"{target} refused: {result['failed']}")
@@ -143,15 +146,21 @@ def source(
 
 
 def measure(
-    scenario: Scenario, folder: Path, make: Callable[[Path, int], Subject], pulse: Callable[[int], None]
+    scenario: Scenario,
+    directory: Path,
+    make: Callable[[Path, int], RelayUnderTest],
+    on_progress: Progress,
 ) -> Measurement:
-    """Warm up, run, wait for the last delivery. ``pulse`` is told of deliveries as they come."""
-    sink = SinkProcess(folder, scenario)
+    """Warm up, run and wait for the last delivery. Raises LocalError unless each recipient arrived once.
+
+    ``make(directory, sink_port)`` starts the relay.
+    """
+    sink = SinkProcess(directory, scenario)
     run = None
     try:
-        relay = make(folder, sink.port)
+        relay = make(directory, sink.port)
         try:
-            run = _Run(scenario, folder, sink, relay, pulse)
+            run = _Run(scenario, directory, sink, relay, on_progress)
             run.warm_up()
             run.go()
         finally:
@@ -162,47 +171,47 @@ def measure(
 
 
 class _Run:
-    """A relay and a sink that are up: warmed up, loaded, read off."""
+    """The steps of a run, once relay and sink are ready."""
 
     def __init__(
-        self, scenario: Scenario, folder: Path, sink: SinkProcess, relay: Subject, pulse: Callable[[int], None]
+        self, scenario: Scenario, directory: Path, sink: SinkProcess, relay: RelayUnderTest, on_progress: Progress
     ) -> None:  # fmt: skip
         self._scenario = scenario
-        self._folder = folder
+        self._directory = directory
         self._sink = sink
         self._relay = relay
-        self._pulse = pulse
+        self._on_progress = on_progress
         self._warm = min(WARM_UP, scenario.messages) if scenario.size < 1 << 20 else scenario.sessions
 
     def warm_up(self) -> None:
-        """Connections, caches, first files; then the flood, which is only waited for to be accepted."""
+        """Submit and deliver the warm-up; then submit the flood, which is delivered during the run."""
         scenario = self._scenario
-        source(self._relay.target, scenario, self._warm, self._folder, first=0)
+        source(self._relay.target, scenario, self._warm, self._directory, first=0)
         self._wait(self._warm * scenario.recipients, lambda _: None, 0)
         if scenario.flood:
             flood = Scenario("flood", "", scenario.flood, 30)
             options = (f"--client={FLOOD_FROM}",)
-            behind = (
+            first = (
                 self._warm + scenario.messages
-            ) * scenario.recipients  # the numbers of what is measured
+            ) * scenario.recipients  # after the measured recipients
             source(
-                self._relay.target, flood, flood.messages, self._folder, first=behind, options=options
+                self._relay.target, flood, flood.messages, self._directory, first=first, options=options
             )
 
     def go(self) -> None:
-        """The measured part."""
+        """Submit the messages of the scenario, wait for their delivery and measure."""
         scenario, relay, sink = self._scenario, self._relay, self._sink
         wanted = scenario.messages * scenario.recipients
         before = self._warm * scenario.recipients + scenario.flood
         cpu_s, fsyncs, written = cpu_seconds(relay.pid), relay.fsyncs(), written_bytes(relay.pid)
         sink_cpu_s, began_s = cpu_seconds(sink.pid), time.monotonic()
-        sampler = Sampler(relay.pid, self._folder)
+        sampler = Sampler(relay.pid, self._directory)
         paced = (f"--per-second={scenario.per_second}",) if scenario.per_second else ()
         first = self._warm * scenario.recipients
         self._submitted = source(
-            relay.target, scenario, scenario.messages, self._folder, first=first, options=paced
+            relay.target, scenario, scenario.messages, self._directory, first=first, options=paced
         )
-        self._wait(before + wanted, self._pulse, before)
+        self._wait(before + wanted, self._on_progress, before)
         self._took_s = time.monotonic() - began_s
         self._samples = sampler.stop()
         self._cpu_s = cpu_seconds(relay.pid) - cpu_s
@@ -213,12 +222,12 @@ class _Run:
             (written_bytes(relay.pid) - written) / scenario.messages if written >= 0 else -1.0
         )
 
-    def _wait(self, wanted: int, pulse: Callable[[int], None], got: int) -> None:
-        """Wait until the sink, which had ``got`` recipients, has ``wanted``."""
+    def _wait(self, wanted: int, on_progress: Progress, got: int) -> None:
+        """Wait until the sink, which has ``got`` recipients, has ``wanted``."""
         end_s = time.monotonic() + DELIVER_TIMEOUT_S
         while time.monotonic() < end_s:
             now = self._sink.recipients()
-            pulse(max(0, now - got))
+            on_progress(max(0, now - got))
             got = max(got, now)
             if got >= wanted:
                 return
@@ -256,8 +265,8 @@ class _Run:
             fsyncs=round(self._fsyncs, 3),
             written_kb=round(self._written / 1000, 2) if self._written >= 0 else -1.0,
             mb_per_second=round(scenario.messages * scenario.size / self._took_s / 1e6, 1),
-            p50_ms=share(waited_ms, 0.50),
-            p95_ms=share(waited_ms, 0.95),
-            p99_ms=share(waited_ms, 0.99),
+            p50_ms=quantile(waited_ms, 0.50),
+            p95_ms=quantile(waited_ms, 0.95),
+            p99_ms=quantile(waited_ms, 0.99),
             over_time=spans(self._samples, waits_ms, scenario.per_second) if scenario.soak else (),
         )

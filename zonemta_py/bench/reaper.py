@@ -1,7 +1,7 @@
-"""``reaper COMMAND…``: run a command, and inherit what it leaves behind, so that its CPU is counted.
+"""``reaper COMMAND…``: run a command and adopt its orphaned processes, so that their CPU time is counted.
 
-A relay that forks twice for each delivery would otherwise lose those processes, and the time they
-took, to init. Ends with the command's exit code; SIGTERM goes on to the command.
+The processes of a relay that forks twice for each delivery would otherwise be adopted by init. Exits with the
+code of the command; SIGTERM is passed on to it.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command of the command line."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")

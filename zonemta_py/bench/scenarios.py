@@ -5,15 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One workload: ``messages`` of ``size`` octets to ``recipients`` each, over ``sessions``.
-
-    ``keep``: one connection for many messages. ``per_second``: paced, 0 is as fast as they are taken.
-    ``delay_ms``: the sink answers so much later. ``connections``: the zone's. ``flood``: so many messages of another submitter go
-    in before and stand in line; they are not counted. ``backlog``: so many recipients wait in the queue
-    when it starts, nine of ten for a domain that does not answer. ``dkim``: signed with RSA-2048. ``tls``: encrypted on
-    both sides. ``soak``: watched over time. ``churn``: so many recipients were put into the queue and taken out
-    before it starts.
-    """
+    """One workload: ``messages`` of ``size`` bytes to ``recipients`` each, over ``sessions``."""
 
     name: str
     title: str
@@ -21,24 +13,24 @@ class Scenario:
     sessions: int
     recipients: int = 1
     size: int = 4096
-    keep: bool = True
-    per_second: int = 0
-    delay_ms: int = 0
-    connections: int = 100
-    flood: int = 0
-    backlog: int = 0
-    dkim: bool = False
-    tls: bool = False
-    soak: bool = False
-    churn: int = 0
+    keep: bool = True  # many messages on one connection; else one connection for each
+    per_second: int = 0  # the pace of submission; 0: as fast as the relay accepts
+    delay_ms: int = 0  # before each reply of the sink
+    connections: int = 100  # of the zone
+    flood: int = 0  # messages of another submitter, queued before and not counted
+    backlog: int = 0  # recipients queued at the start, nine of ten for a domain that does not answer
+    dkim: bool = False  # signed with RSA-2048
+    tls: bool = False  # encrypted on both sides
+    soak: bool = False  # figures over time as well
+    churn: int = 0  # recipients stored in the queue and deleted before the start
 
     @property
     def for_peers(self) -> bool:
-        """Whether another relay can run it without more set-up."""
+        """Whether other relays can run it without more set-up."""
         return not (self.dkim or self.backlog or self.tls or self.churn)
 
     def scaled(self, factor: float) -> "Scenario":
-        """The same with ``factor`` times as many messages, at least as many as sessions."""
+        """The scenario with ``factor`` times the messages, at least one for each session."""
         return replace(
             self,
             messages=max(self.sessions, int(self.messages * factor)),

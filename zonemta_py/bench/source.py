@@ -1,7 +1,7 @@
-"""Load: SMTP sessions that submit equal messages as fast as they are taken, as smtp-source does.
+"""A load generator: SMTP sessions that submit equal messages, as Postfix's smtp-source does.
 
-One step at a time, no pipelining, recipients numbered so that a sink can tell them apart. Run as
-``python -m zonemta_py.bench.source``; prints one JSON line.
+One command at a time, without pipelining; recipients are numbered so that the sink can count each. Run as
+``python -m zonemta_py.bench.source``, it prints one JSON line.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from zonemta_py.core.loop import loop_factory
 
 @dataclass(slots=True)
 class Load:
-    """What is to be sent. ``keep``: one connection for many messages, else one for each."""
+    """The messages to send and how far that is. ``keep``: many messages on one connection, else one for each."""
 
     target: HostPort
     sessions: int
@@ -33,16 +33,18 @@ class Load:
     domain: str
     first: int = 0  # the number of the first recipient
     per_second: int = 0
-    client: str = ""  # the address it comes from
-    tls: bool = False  # from the first octet on
+    client: str = ""  # the source address of connections
+    tls: bool = False  # from the first byte on
     began_s: float = 0.0
     sent: int = 0
     failed: str = ""
-    accepted_s: "array[float]" = field(default_factory=lambda: array("d"))  # by message; 0: not yet
+    accepted_s: "array[float]" = field(
+        default_factory=lambda: array("d")
+    )  # by message; 0: not accepted yet
 
 
 class SourceSession(asyncio.Protocol):
-    """One connection; it takes its work from the load until that is done."""
+    """One connection, which sends messages of the load until none is left."""
 
     def __init__(self, load: Load, body: bytes, done: asyncio.Future[None]) -> None:
         self._load = load
@@ -50,20 +52,20 @@ class SourceSession(asyncio.Protocol):
         self._done = done
         self._buffer = b""
         self._steps: list[bytes] = []
-        self._message = -1  # whose body was sent last
+        self._message = -1  # number of the message whose body was sent last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The greeting comes first."""
+        """Prepare the first command, which follows the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self._steps = [b"EHLO source.example\r\n"]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Over, as planned or not."""
+        """End of the session, by either side."""
         if not self._done.done():
             self._done.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Whole replies only; any refusal ends the run."""
+        """Read replies line by line; a 4xx or 5xx reply ends the run."""
         self._buffer += data
         while b"\r\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\r\n")
@@ -82,11 +84,11 @@ class SourceSession(asyncio.Protocol):
         if not self._steps and load.per_second and load.sent:
             wait_s = load.began_s + load.sent / load.per_second - time.monotonic()
             if wait_s > 0:
-                asyncio.get_running_loop().call_later(wait_s, self._go_on)
+                asyncio.get_running_loop().call_later(wait_s, self._send_step)
                 return
-        self._go_on()
+        self._send_step()
 
-    def _go_on(self) -> None:
+    def _send_step(self) -> None:
         if self._transport.is_closing():
             return
         if not self._steps and not self._plan():
@@ -96,13 +98,13 @@ class SourceSession(asyncio.Protocol):
         self._transport.write(self._steps.pop())
 
     def _plan(self) -> bool:
-        """The steps of the next message, last first; False when there is nothing more to send here."""
+        """Prepare the commands of the next message, last first. False when this session has none left."""
         load = self._load
-        if load.sent >= load.messages or (not load.keep and self._steps_done):
+        if load.sent >= load.messages or (not load.keep and self._has_sent):
             return False
         number = load.sent
         load.sent += 1
-        self._steps_done = True
+        self._has_sent = True
         self._message = number
         first = load.first + number * load.recipients
         recipients = [
@@ -116,11 +118,11 @@ class SourceSession(asyncio.Protocol):
         ]
         return True
 
-    _steps_done = False
+    _has_sent = False
 
 
 def make_body(size: int) -> bytes:
-    """A message of about ``size`` octets that does not compress to nothing, final dot included."""
+    """A message of about ``size`` bytes that does not compress well, final dot included."""
     line = bytes(33 + (i * 7919) % 90 for i in range(76)).replace(b".", b"-") + b"\r\n"
     header = b"From: source@source.example\r\nTo: list@sink.example\r\nSubject: benchmark\r\nMessage-ID: <1@b>\r\n\r\n"
     lines = [b"%08d%b" % (i, line[8:]) for i in range(max(1, (size - len(header)) // len(line)))]
@@ -129,7 +131,7 @@ def make_body(size: int) -> bytes:
 
 @cache
 def _trusting() -> ssl.SSLContext:
-    """For a server whose certificate nobody knows."""
+    """A context that accepts the self-signed certificate of a benchmark."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -137,7 +139,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) -> None:
-    """One connection, to its end."""
+    """Run one connection to its end."""
     done: asyncio.Future[None] = loop.create_future()
     local = (load.client, 0) if load.client else None
     await loop.create_connection(
@@ -151,7 +153,7 @@ async def _connection(loop: asyncio.AbstractEventLoop, load: Load, body: bytes) 
 
 
 async def run(load: Load) -> dict[str, object]:
-    """Send the load; returns seconds and messages per second."""
+    """Send the load; returns the number of messages, the seconds and the first refusal, if any."""
     loop = asyncio.get_running_loop()
     body = make_body(load.size)
     load.began_s = began_s = time.monotonic()

@@ -12,12 +12,12 @@ from pathlib import Path
 import click
 
 from zonemta_py import __version__
-from zonemta_py.bench import picture
-from zonemta_py.bench.measure import Measurement, Subject, measure
-from zonemta_py.bench.ours import OurRelay
+from zonemta_py.bench.charts import save_picture
+from zonemta_py.bench.measure import Measurement, RelayUnderTest, measure
 from zonemta_py.bench.peers import PEERS
 from zonemta_py.bench.peers.peer import PeerMaker
 from zonemta_py.bench.scenarios import SCENARIOS, STANDARD, Scenario
+from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.cli.bench_table import print_results
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.progress import progress_bar
@@ -25,7 +25,7 @@ from zonemta_py.core.clock import now_ms, utc
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 
-Make = Callable[[Path, int, Scenario], Subject]
+Make = Callable[[Path, int, Scenario], RelayUnderTest]
 
 
 def _arrangements(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[str]:
@@ -145,7 +145,7 @@ def bench(
     titles = {s.name: s.title for s in SCENARIOS}
     if plot is not None:
         note = f"{_machine()['system']}, {os.cpu_count()} cores, Python {platform.python_version()}, median of {runs}"
-        picture.save(plot, results, titles, note)
+        save_picture(plot, results, titles, note)
     if not as_json:
         print_results(results, chosen, runs)
 
@@ -155,10 +155,10 @@ def _makers(processes: list[str], vs: tuple[str, ...], *, no_fsync: bool) -> dic
     makers: dict[str, Make] = {}
     for each in processes:
         name = "zonemta" if len(processes) == 1 else f"zonemta {each.replace('auto/auto', 'auto')}"
-        makers[name] = partial(OurRelay, name=name, processes=each)
+        makers[name] = partial(ZonemtaRelay, name=name, processes=each)
     if no_fsync:
         name = "zonemta, no fsync"
-        makers[name] = partial(OurRelay, name=name, processes=processes[0], durable=False)
+        makers[name] = partial(ZonemtaRelay, name=name, processes=processes[0], durable=False)
     for peer in vs:
         if missing := PEERS[peer].missing():
             click.echo(f"{peer} is left out: {missing}", err=True)
@@ -167,7 +167,7 @@ def _makers(processes: list[str], vs: tuple[str, ...], *, no_fsync: bool) -> dic
     return makers
 
 
-def _peer(make: PeerMaker, folder: Path, sink_port: int, scenario: Scenario) -> Subject:
+def _peer(make: PeerMaker, folder: Path, sink_port: int, scenario: Scenario) -> RelayUnderTest:
     return make(folder, sink_port)
 
 
@@ -219,7 +219,7 @@ def _compare(
     return [_median(measurements) for measurements in found.values()]
 
 
-def _made(make: Make, scenario: Scenario, folder: Path, sink_port: int) -> Subject:
+def _made(make: Make, scenario: Scenario, folder: Path, sink_port: int) -> RelayUnderTest:
     return make(folder, sink_port, scenario)
 
 

@@ -6,8 +6,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from zonemta_py.bench.charts import bars
 from zonemta_py.bench.measure import Measurement
-from zonemta_py.bench.plot import bars
 from zonemta_py.bench.scenarios import Scenario
 
 WIDTH = 150

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.children import Child, free_port
+from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.config.units import HostPort
@@ -90,7 +90,7 @@ class Stage:
     folder: Path
     sinks: dict[str, Sink]
     names: NameServer
-    relay: Child
+    relay: CommandProcess
     address: HostPort
 
 
@@ -177,7 +177,7 @@ async def _set_up(folder: Path) -> Stage:
     dns_port = await names.start()
     config = folder / "zonemta.yaml"
     config.write_text(CONFIG.format(dns_port=dns_port, smtp_port=port))
-    relay = Child(["serve", "-c", str(config)], folder / "relay.log")
+    relay = CommandProcess(["serve", "-c", str(config)], folder / "relay.log")
     words = await asyncio.to_thread(relay.wait_ready)
     host, _, bound = words[0].rpartition(":")
     return Stage(folder, sinks, names, relay, HostPort(host, int(bound)))

@@ -1,13 +1,11 @@
-"""Other relays, where they are installed: each with a configuration tuned for these workloads."""
+"""Other relays, where installed, each with a configuration tuned for these workloads."""
 
 from zonemta_py.bench.peers.exim import EximRelay
 from zonemta_py.bench.peers.haraka import HarakaRelay
-from zonemta_py.bench.peers.none import NoRelay
 from zonemta_py.bench.peers.opensmtpd import OpenSmtpdRelay
-from zonemta_py.bench.peers.peer import PeerMaker
+from zonemta_py.bench.peers.peer import NoRelay, PeerMaker, ZoneMtaRelay
 from zonemta_py.bench.peers.postfix import PostfixRelay
 from zonemta_py.bench.peers.slimta import SlimtaRelay
-from zonemta_py.bench.peers.zone_mta import ZoneMtaRelay
 
 PEERS: dict[str, PeerMaker] = {
     "postfix": PostfixRelay,

@@ -1,20 +1,20 @@
-"""Exim beside us: delivers at once, as many as come, without names and log checks.
+"""Exim, set up to deliver at once, without a limit of processes, name look-ups and checks of its log.
 
-It syncs spool files and folder before its 250. A client's QUIT takes it 200 ms, and each message a
-connection to the sink; its documentation names no way around either.
+Exim syncs spool files and directory before its 250. It takes 200 ms for the QUIT of a client and opens a
+connection to the sink for each message; its documentation has no setting for either.
 """
 
 import os
 import pwd
 
-from zonemta_py.bench.peers.peer import ForegroundPeer, find, lacks
+from zonemta_py.bench.peers.peer import ForegroundPeer, find, missing_command
 
 USER = "Debian-exim"
 CONFIG = """\
 exim_path = {exim}
-spool_directory = {folder}/spool
-log_file_path = {folder}/log/%slog
-pid_file_path = {folder}/exim.pid
+spool_directory = {directory}/spool
+log_file_path = {directory}/log/%slog
+pid_file_path = {directory}/exim.pid
 notifier_socket =
 primary_hostname = relay.bench.example
 local_interfaces = 127.0.0.1
@@ -83,20 +83,25 @@ class EximRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """What Exim needs here."""
-        if missing := lacks("exim4", "exim4-daemon-light", root=True):
+        """Exim, root and its user."""
+        if missing := missing_command("exim4", "exim4-daemon-light", root=True):
             return missing
         return "" if _uid() is not None else f"it needs a user {USER}"
 
     def start(self) -> None:
-        """Run its daemon."""
+        """Start the daemon."""
         exim, uid = find("exim4"), _uid()
         assert exim is not None
         assert uid is not None
         for name in ("spool", "log"):
-            (self.folder / name).mkdir()
-            os.chown(self.folder / name, uid, -1)
-        values = {"exim": exim, "folder": self.folder, "port": self.port, "sink_port": self.sink_port}
+            (self.directory / name).mkdir()
+            os.chown(self.directory / name, uid, -1)
+        values = {
+            "exim": exim,
+            "directory": self.directory,
+            "port": self.port,
+            "sink_port": self.sink_port,
+        }
         config = self.write("exim.conf", CONFIG.format(**values))
         self.run([exim, "-C", str(config), "-bdf", "-q1m"])
 

@@ -1,6 +1,6 @@
-"""Haraka beside us: a process for each core, no look-ups, one hop for everything.
+"""Haraka: a process for each core, no name look-ups, one next hop.
 
-It syncs each message before its 250, and opens a connection to the sink for each.
+Haraka syncs each message before its 250 and opens a connection to the sink for each.
 """
 
 import os
@@ -17,7 +17,7 @@ enable_tls=false
 received_header=disabled
 temp_fail_intervals=5s*1000
 """,
-    # This file replaces the shipped one as a whole: what is left out has no default.
+    # This file replaces the shipped one: a setting that is left out has no default.
     "config/connection.ini": """\
 [main]
 spool_after=-1
@@ -45,7 +45,7 @@ deny_chars=0
     "config/bench.ini": "host=127.0.0.1\nport={sink_port}\n",
     "plugins/bench.js": """\
 'use strict'
-// Whoever is on loopback may relay, and everything goes to one hop.
+// Clients on loopback may relay, and all mail goes to one next hop.
 exports.register = function () {{
     const hop = this.config.get('bench.ini').main
     this.hop = {{ priority: 0, exchange: hop.host, port: Number(hop.port) }}
@@ -70,12 +70,12 @@ class HarakaRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """What Haraka needs here."""
+        """Haraka."""
         return "" if find("haraka") else "it is not installed (npm install -g Haraka)"
 
     def start(self) -> None:
-        """Run it as a cluster."""
+        """Start a cluster of processes."""
         values = {"port": self.port, "sink_port": self.sink_port, "cores": os.cpu_count()}
         for name, text in FILES.items():
             self.write(name, text.format(**values))
-        self.run([find("haraka") or "haraka", "-c", str(self.folder)])
+        self.run([find("haraka") or "haraka", "-c", str(self.directory)])

@@ -1,13 +1,13 @@
-"""OpenSMTPD beside us: every delivery limit raised, its spool in a mount namespace of its own.
+"""OpenSMTPD with all limits of delivery raised and its spool in a mount namespace of its own.
 
-It does not sync what it accepts. Its backlog for new connections is 5, so thirty clients at once
-wait for the kernel's retries; a connection to the sink carries few messages before it rests.
+OpenSMTPD does not sync accepted mail. Its backlog for new connections is 5, so that thirty clients at once
+wait for the retries of the kernel; a connection to the sink takes few messages before it pauses.
 """
 
 import pwd
 from pathlib import Path
 
-from zonemta_py.bench.peers.peer import ForegroundPeer, find, lacks
+from zonemta_py.bench.peers.peer import ForegroundPeer, find, missing_command
 
 USERS = ("opensmtpd", "opensmtpq")
 SPOOL, CHROOT = Path("/var/spool/smtpd"), Path("/var/lib/opensmtpd/empty")
@@ -42,20 +42,22 @@ class OpenSmtpdRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """What OpenSMTPD needs here."""
-        if missing := lacks("smtpd", "opensmtpd", root=True) or lacks("unshare", "util-linux"):
+        """OpenSMTPD, root, its users and directories."""
+        if missing := missing_command("smtpd", "opensmtpd", root=True) or missing_command(
+            "unshare", "util-linux"
+        ):
             return missing
         known = {entry.pw_name for entry in pwd.getpwall()}
         if not known.issuperset(USERS) or not SPOOL.is_dir() or not CHROOT.is_dir():
-            return f"it needs the users {', '.join(USERS)} and the folders {SPOOL} and {CHROOT}"
+            return f"it needs the users {', '.join(USERS)} and the directories {SPOOL} and {CHROOT}"
         return ""
 
     def start(self) -> None:
-        """Mount its folders over the system's, for itself alone, and run it."""
-        (self.folder / "spool").mkdir(mode=0o711)
-        (self.folder / "run").mkdir(mode=0o755)
+        """Start it in a mount namespace in which its directories replace those of the system."""
+        (self.directory / "spool").mkdir(mode=0o711)
+        (self.directory / "run").mkdir(mode=0o755)
         self.write("resolv.conf", "lookup file\n")
         config = self.write("smtpd.conf", CONFIG.format(port=self.port, sink_port=self.sink_port))
-        mounts = [f"mount --bind '{self.folder / name}' {place}" for name, place in MOUNTS]
+        mounts = [f"mount --bind '{self.directory / name}' {place}" for name, place in MOUNTS]
         script = "; ".join([*mounts, f"exec '{find('smtpd')}' -d -f '{config}'"])
         self.run(["unshare", "-m", "sh", "-ec", script])

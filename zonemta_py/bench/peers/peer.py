@@ -1,4 +1,4 @@
-"""What every peer has in common: a folder of its own, a port on loopback, a start and an end."""
+"""The base of all peers: a directory, a port on loopback, start and stop; and the two that run no relay."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from zonemta_py.bench.children import free_port
+from zonemta_py.bench.process import free_port
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
@@ -20,40 +20,40 @@ STOP_S = 40.0
 
 
 class Peer(ABC):
-    """A relay in ``folder`` that delivers everything to a sink. A subclass starts it."""
+    """A relay in ``directory`` that delivers all mail to a sink. A subclass starts it."""
 
     name = ""
     pid = 0
 
-    def __init__(self, folder: Path, sink_port: int) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, sink_port: int) -> None:
+        self.directory = directory
         self.sink_port = sink_port
         self.port = free_port()
         self.target = f"127.0.0.1:{self.port}"
-        folder.chmod(0o755)  # peers give up root
+        directory.chmod(0o755)  # peers drop root privileges
         self.start()
         self._wait_for_greeting()
 
     @classmethod
     @abstractmethod
     def missing(cls) -> str:
-        """Empty when it can be run here, else what it needs."""
+        """What the peer needs and this machine lacks; empty when it can run."""
 
     @abstractmethod
     def start(self) -> None:
-        """Write its configuration and start it; sets ``pid``."""
+        """Write the configuration and start the relay; sets ``pid``. Raises LocalError when that fails."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it."""
+        """Stop the relay."""
 
     def fsyncs(self) -> int:
-        """Not known from outside."""
+        """Not known for a peer."""
         return -1
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of its configuration."""
-        path = self.folder / name
+        """Write a file of the configuration."""
+        path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
@@ -68,29 +68,29 @@ class Peer(ABC):
             except OSError:
                 continue
         self.stop()
-        raise LocalError(f"{self.name} does not answer: {self.last_words()}")
+        raise LocalError(f"{self.name} does not answer: {self.log_tail()}")
 
-    def last_words(self) -> str:
-        """The end of its log."""
-        log = self.folder / "peer.log"
-        return log.read_text(errors="replace")[-1000:] if log.exists() else "it left no log"
+    def log_tail(self) -> str:
+        """The end of the log."""
+        log = self.directory / "peer.log"
+        return log.read_text(errors="replace")[-1000:] if log.exists() else "no log"
 
 
 class ForegroundPeer(Peer):
-    """A peer that is one command in the foreground, ended by SIGTERM."""
+    """A peer that is one command in the foreground, stopped by SIGTERM."""
 
     def run(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start the command, under a process that inherits its orphans: 6 MB of memory count as the peer's."""
-        with (self.folder / "peer.log").open("ab") as log:
+        """Start the command under the reaper, whose 6 MB of memory count as the peer's."""
+        with (self.directory / "peer.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "zonemta_py.bench.reaper", *command],
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, **(environment or {})},
             )  # fmt: skip
         self.pid = self._process.pid
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the relay."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_S)
@@ -100,22 +100,54 @@ class ForegroundPeer(Peer):
 
 
 class PeerMaker(Protocol):
-    """A peer's class."""
+    """The class of a peer."""
 
-    def __call__(self, folder: Path, sink_port: int) -> Peer:
-        """Start one."""
+    def __call__(self, directory: Path, sink_port: int) -> Peer:
+        """Start the peer."""
 
     def missing(self) -> str:
-        """Empty when it can be run here, else what it needs."""
+        """What the peer needs and this machine lacks; empty when it can run."""
 
 
 def find(command: str) -> str | None:
-    """Where ``command`` is, system folders included."""
+    """The path of ``command``, looked up in the system directories as well."""
     return shutil.which(command, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
-def lacks(command: str, package: str, *, root: bool = False) -> str:
-    """What is missing for a peer that is ``command``, of a Debian package, run as root or not."""
+def missing_command(command: str, package: str, *, root: bool = False) -> str:
+    """Why ``command`` of a Debian package cannot run here, if ``root`` as root; empty when it can."""
     if find(command) is None:
         return f"it is not installed (Debian: apt-get install {package})"
     return "it needs root to start" if root and os.geteuid() != 0 else ""
+
+
+class NoRelay(ForegroundPeer):
+    """No relay: the source submits to the sink directly, which shows the limit of the two."""
+
+    name = "none"
+
+    @classmethod
+    def missing(cls) -> str:
+        """It can run everywhere."""
+        return ""
+
+    def start(self) -> None:
+        """Start a process that does nothing, whose CPU and memory fill the columns of a relay."""
+        self.port = self.sink_port
+        self.target = f"127.0.0.1:{self.sink_port}"
+        self.run(["sleep", "86400"])
+
+
+class ZoneMtaRelay(ForegroundPeer):
+    """ZoneMTA, which is never run; the name exists so that the user learns why."""
+
+    name = "zone-mta"
+
+    @classmethod
+    def missing(cls) -> str:
+        """It keeps its mail in MongoDB and its counters in Redis: the databases would be measured."""
+        return "it needs a MongoDB and a Redis of its own, which this benchmark does not set up"
+
+    def start(self) -> None:
+        """Raises LocalError."""
+        raise LocalError(self.missing())

@@ -1,20 +1,20 @@
-"""Postfix beside us, where it is installed: an instance of its own in a folder, on loopback only.
+"""Postfix: an instance of its own, on loopback only.
 
-Tuned as far as its documentation goes for this work: no delay on input, full concurrency from the
-start, connection cache for the next hop, no name look-ups, no rate accounting.
+Tuned by its documentation for this work: no delay on input, full concurrency from the start, connection
+cache for the next hop, no name look-ups, no rate accounting.
 """
 
 import os
 import pwd
 import subprocess
 
-from zonemta_py.bench.peers.peer import Peer, find, lacks
+from zonemta_py.bench.peers.peer import Peer, find, missing_command
 from zonemta_py.core.errors import LocalError
 
 MAIN_CF = """\
 compatibility_level = 3.6
-queue_directory = {folder}/spool
-data_directory = {folder}/data
+queue_directory = {directory}/spool
+data_directory = {directory}/data
 command_directory = {sbin}
 daemon_directory = {libexec}
 mail_owner = postfix
@@ -29,8 +29,8 @@ message_size_limit = 104857600
 mailbox_size_limit = 0
 alias_maps =
 alias_database =
-maillog_file = {folder}/log/mail.log
-maillog_file_prefixes = {folder}
+maillog_file = {directory}/log/mail.log
+maillog_file_prefixes = {directory}
 smtp_tls_security_level = none
 in_flow_delay = 0
 initial_destination_concurrency = 50
@@ -70,24 +70,24 @@ class PostfixRelay(Peer):
 
     @classmethod
     def missing(cls) -> str:
-        """What Postfix needs here."""
-        return lacks("postfix", "postfix", root=True)
+        """Postfix and root."""
+        return missing_command("postfix", "postfix", root=True)
 
     def start(self) -> None:
-        """Set up an instance of its own and start it."""
-        folder = self.folder
+        """Create the instance and start it."""
+        directory = self.directory
         for name in ("spool", "data", "log"):
-            (folder / name).mkdir()
-        os.chown(folder / "data", pwd.getpwnam("postfix").pw_uid, -1)
-        directories = {"folder": folder, "sbin": "/usr/sbin", "libexec": "/usr/lib/postfix/sbin"}
+            (directory / name).mkdir()
+        os.chown(directory / "data", pwd.getpwnam("postfix").pw_uid, -1)
+        directories = {"directory": directory, "sbin": "/usr/sbin", "libexec": "/usr/lib/postfix/sbin"}
         self.write("postfix/main.cf", MAIN_CF.format(sink_port=self.sink_port, **directories))
         self.write("postfix/master.cf", MASTER_CF.format(port=self.port))
         self._command("start")
-        self.pid = int((folder / "spool/pid/master.pid").read_text())
+        self.pid = int((directory / "spool/pid/master.pid").read_text())
 
     def _command(self, verb: str) -> None:
         done = subprocess.run(
-            [find("postfix") or "postfix", "-c", str(self.folder / "postfix"), verb],
+            [find("postfix") or "postfix", "-c", str(self.directory / "postfix"), verb],
             capture_output=True,
             text=True,
             check=False,
@@ -96,5 +96,5 @@ class PostfixRelay(Peer):
             raise LocalError(f"postfix {verb} failed: {done.stderr.strip()[-500:]}")
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the instance."""
         self._command("stop")

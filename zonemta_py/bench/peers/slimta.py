@@ -1,7 +1,7 @@
-"""python-slimta beside us, with its queue in memory: what it ships for disks does not sync either.
+"""python-slimta with its queue in memory, as its queue on disk does not sync either.
 
-Without its reverse look-up of clients and its list of all recipients in Received, which would
-measure those; a retry takes five seconds.
+Without the reverse look-up of clients and the list of all recipients in Received, which would dominate the
+figures; a retry takes five seconds.
 """
 
 import os
@@ -56,13 +56,13 @@ class SlimtaRelay(ForegroundPeer):
 
     @classmethod
     def missing(cls) -> str:
-        """What python-slimta needs here."""
+        """A Python that has slimta."""
         if _python() is None:
             return "no python3 in PATH has it (pip install python-slimta gevent 'setuptools<81')"
         return ""
 
     def start(self) -> None:
-        """Run the script."""
+        """Start the script."""
         script = self.write("relay.py", SCRIPT)
         self.run([str(_python()), str(script), str(self.port), str(self.sink_port)])
 
@@ -70,8 +70,8 @@ class SlimtaRelay(ForegroundPeer):
 @cache
 def _python() -> Path | None:
     """The first python3 in PATH that has slimta."""
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
-        python = Path(folder) / "python3"
+    for directory in os.environ.get("PATH", "").split(os.pathsep):
+        python = Path(directory) / "python3"
         if python.is_file():
             code = "import slimta.edge.smtp, slimta.relay.smtp.static, slimta.queue.dict"
             if not subprocess.run([python, "-c", code], capture_output=True, check=False).returncode:

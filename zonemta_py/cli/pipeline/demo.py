@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zonemta_py.bench.children import Child, free_port
-from zonemta_py.bench.drain import wait_empty
+from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
 from zonemta_py.cli.pipeline.options import Where, spark_options
 from zonemta_py.cli.progress import step_shower
@@ -107,7 +106,7 @@ def _campaign(spark: "SparkSession", folder: Path, bad: int, step: Step) -> None
     sink_port = free_port()
     (folder / "zonemta.yaml").write_text(CONFIG.format(sink_port=sink_port))
     (folder / "script.yaml").write_text(SCRIPT)
-    sink = Child(
+    sink = CommandProcess(
         [
             "sink",
             "--listen",
@@ -118,7 +117,7 @@ def _campaign(spark: "SparkSession", folder: Path, bad: int, step: Step) -> None
         ],
         folder / "sink.log",
     )
-    relay = Child(
+    relay = CommandProcess(
         ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "relay.log"
     )
 

@@ -1,13 +1,12 @@
-"""zonemta as the relay under test: a fresh queue in a folder, set up as a scenario asks."""
+"""zonemta as the relay under test, with a new queue that is set up for a scenario."""
 
 import time
 from pathlib import Path
 
 from zonemta_py.admin.control import ask
-from zonemta_py.bench.backlog import churn, fill
-from zonemta_py.bench.children import Child
-from zonemta_py.bench.openssl import make_dkim_key
+from zonemta_py.bench.process import CommandProcess
 from zonemta_py.bench.scenarios import Scenario
+from zonemta_py.bench.setup import churn_queue, fill_queue, make_dkim_key
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
@@ -29,12 +28,15 @@ TLS = ", tls: {mode: implicit, certificate: tls.pem, key: tls.key}"
 DKIM = "dkim: {keys: [{domain: source.example, selector: bench, key_file: dkim.pem}]}"
 
 
-class OurRelay:
-    """zonemta, ready for ``scenario``. ``queue``: more settings of the queue, as YAML that begins with a comma."""
+class ZonemtaRelay:
+    """zonemta, ready for ``scenario``.
+
+    ``queue`` holds more settings of the queue, as YAML that begins with a comma.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         sink_port: int,
         scenario: Scenario,
         *,
@@ -44,15 +46,15 @@ class OurRelay:
         queue: str = "",
     ) -> None:
         self.name = name
-        self._folder = folder
+        self._directory = directory
         if scenario.dkim:
-            make_dkim_key(folder / "dkim.pem")
+            make_dkim_key(directory / "dkim.pem")
         if scenario.backlog:
-            fill(folder / "queue", scenario.backlog)
+            fill_queue(directory / "queue", scenario.backlog)
         if scenario.churn:
-            churn(folder / "queue", scenario.churn)
+            churn_queue(directory / "queue", scenario.churn)
         receivers, _, senders = processes.partition("/")
-        (folder / "zonemta.yaml").write_text(
+        (directory / "zonemta.yaml").write_text(
             CONFIG.format(
                 sink_port=sink_port,
                 connections=scenario.connections,
@@ -63,25 +65,25 @@ class OurRelay:
                 processes=f"{{receivers: {receivers}, senders: {senders}}}",
             )
         )
-        arguments = ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"]
-        self._child = Child(arguments, folder / "relay.log")
-        self.target = self._child.wait_ready()[0]
-        self.pid = self._child.pid
+        arguments = ["serve", "-c", str(directory / "zonemta.yaml"), "--log-level", "warning"]
+        self._process = CommandProcess(arguments, directory / "relay.log")
+        self.target = self._process.wait_ready()[0]
+        self.pid = self._process.pid
         if scenario.backlog or scenario.churn:
             self.wait_settled()
 
     def fsyncs(self) -> int:
-        """Group commits so far."""
-        return int(next(iter(ask(self._folder / "queue", "stats", {})))["fsyncs"])
+        """The number of group commits so far."""
+        return int(next(iter(ask(self._directory / "queue", "stats", {})))["fsyncs"])
 
     def wait_settled(self) -> None:
-        """Until the start-up scan is through: what follows is not a restart."""
+        """Wait for the end of the start-up scan, so that it is not measured. Raises LocalError when it hangs."""
         end_s = monotonic_s() + SETTLE_TIMEOUT_S
-        while next(iter(ask(self._folder / "queue", "stats", {})))["scanning"]:
+        while next(iter(ask(self._directory / "queue", "stats", {})))["scanning"]:
             if monotonic_s() > end_s:
                 raise LocalError("the start-up scan does not end")
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End it in order."""
-        self._child.stop()
+        """Stop it with SIGTERM."""
+        self._process.stop()

@@ -1,4 +1,4 @@
-"""Processes of our own: started, waited for until they are ready, ended by pid. Loopback only."""
+"""Processes that a benchmark, a demonstration or a test starts, observes and ends by pid. Loopback only."""
 
 import os
 import select
@@ -6,18 +6,24 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from zonemta_py.admin.control import ask
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0  # only for a process that hangs: the end of one is noticed at once
 STOP_TIMEOUT_S = 40.0
+POLL_S = 0.2
 
 
-class Child:
-    """``python -m zonemta_py …`` in a process of its own. ``log`` takes its stderr, ``environment`` adds."""
+class CommandProcess:
+    """``python -m MODULE ARGUMENTS…`` in a process of its own.
+
+    Its stderr is appended to the file ``log``; ``environment`` is added to that of this process.
+    """
 
     def __init__(
         self,
@@ -37,7 +43,7 @@ class Child:
         self.pid = self.process.pid
 
     def wait_ready(self) -> list[str]:
-        """The words after ``ready`` on its stdout. Raises LocalError with the end of its log."""
+        """Return the words after ``ready`` on its stdout. Raises LocalError with the end of its log."""
         assert self.process.stdout is not None
         if select.select([self.process.stdout], [], [], START_TIMEOUT_S)[0]:
             line = self.process.stdout.readline().decode()
@@ -47,7 +53,10 @@ class Child:
         raise LocalError(f"a process did not start: {self.log.read_text(errors='replace')[-2000:]}")
 
     def stop(self) -> int:
-        """Ask it to end, and wait; its exit code."""
+        """Send SIGTERM, wait for the end and return the exit code. Kills it after STOP_TIMEOUT_S.
+
+        Raises subprocess.TimeoutExpired in that case.
+        """
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(STOP_TIMEOUT_S)
@@ -55,7 +64,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End it now, as a crash would."""
+        """Send SIGKILL and wait for the end."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -63,7 +72,7 @@ class Child:
             self.process.stdout.close()
 
     def output(self) -> str:
-        """What it printed until it ended."""
+        """Wait for the end and return what it printed."""
         assert self.process.stdout is not None
         text = self.process.stdout.read().decode()
         self.process.wait()
@@ -71,8 +80,17 @@ class Child:
         return text
 
 
+def wait_empty(queue: Path, timeout_s: float) -> None:
+    """Wait until the queue of a running relay is empty. Raises LocalError after ``timeout_s``."""
+    end_s = monotonic_s() + timeout_s
+    while any("places" in row for row in ask(queue, "places", {})):
+        if monotonic_s() > end_s:
+            raise LocalError(f"{queue}: not empty after {timeout_s:.0f} s")
+        time.sleep(POLL_S)
+
+
 def free_port(*addresses: str) -> int:
-    """A TCP port that is free on all of ``addresses``."""
+    """Return a TCP port that is free on all of ``addresses``. Raises LocalError when there is no such port."""
     end_s = monotonic_s() + START_TIMEOUT_S
     while monotonic_s() < end_s:
         sockets = []
@@ -94,10 +112,10 @@ def free_port(*addresses: str) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its descendants, living and ended."""
+    """CPU time of a process and its descendants, running and ended."""
     ticks = os.sysconf("SC_CLK_TCK")
     total = 0.0
-    for each in family(pid):
+    for each in process_tree(pid):
         try:
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -106,22 +124,22 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
-def family(pid: int) -> list[int]:
-    """The process and its living descendants."""
+def process_tree(pid: int) -> list[int]:
+    """The process and its running descendants."""
     found = [pid]
     for each in found:
         try:
             for task in list(Path(f"/proc/{each}/task").glob("*/children")):
                 found.extend(int(child) for child in task.read_text().split())
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return found
 
 
 def rss_anon_bytes(pid: int) -> int:
     """Anonymous memory of a process and its descendants; files mapped by LevelDB do not count."""
     total = 0
-    for each in family(pid):
+    for each in process_tree(pid):
         try:
             status = Path(f"/proc/{each}/status").read_text()
         except OSError:
@@ -133,9 +151,9 @@ def rss_anon_bytes(pid: int) -> int:
 
 
 def written_bytes(pid: int) -> int:
-    """Octets that a process and its living descendants gave to the disk, -1 when it cannot be told."""
+    """Bytes that a process and its running descendants wrote to disk, -1 when not known."""
     total = 0
-    for each in family(pid):
+    for each in process_tree(pid):
         try:
             text = Path(f"/proc/{each}/io").read_text()
         except OSError:

@@ -1,7 +1,4 @@
-"""The result of a bench as a picture: rate and CPU, a group of bars for each scenario.
-
-The one door to matplotlib, which is loaded only here (extra ``bench``).
-"""
+"""Results of a benchmark as bars: text for a terminal, or a picture by matplotlib (extra ``bench``)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +6,26 @@ from pathlib import Path
 from zonemta_py.bench.measure import Measurement
 from zonemta_py.core.errors import LocalError
 
-_BAR = 0.8  # of a group's width
+WIDTH = 40  # characters of the longest bar of text
+_BAR = 0.8  # of the width of a group
 
 
-def save(path: Path, results: Sequence[Measurement], titles: dict[str, str], note: str) -> None:
-    """Draw ``results`` into ``path`` (PNG, SVG, PDF by its suffix). Raises LocalError without matplotlib."""
+def bars(title: str, values: Sequence[tuple[str, float]], unit: str) -> str:
+    """Bars of text: one line per value, the longest WIDTH characters wide."""
+    most = max((value for _, value in values), default=0.0) or 1.0
+    wide = max((len(name) for name, _ in values), default=0)
+    lines = [title]
+    for name, value in values:
+        bar = "█" * max(1, round(WIDTH * value / most)) if value > 0 else ""
+        lines.append(f"  {name:<{wide}}  {bar} {value:,.{'3g' if value < 100 else '0f'}} {unit}")
+    return "\n".join(lines)
+
+
+def save_picture(path: Path, results: Sequence[Measurement], titles: dict[str, str], note: str) -> None:
+    """Draw rate and CPU, a group of bars for each scenario, into ``path`` (PNG, SVG or PDF by its suffix).
+
+    Raises LocalError without matplotlib, or when the file cannot be written.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:
