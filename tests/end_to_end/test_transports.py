@@ -130,7 +130,7 @@ def test_what_is_not_on_this_machine(folder: Path) -> None:
         verify(parse_config(text, folder / "z.yaml"))
 
 
-async def test_slimta_16_from_relay_to_relay_by_http(folder: Path) -> None:
+async def test_mail_from_relay_to_relay_by_http_16(folder: Path) -> None:
     """What one posts the other takes; its refusal is the recipient's, and its words are in the report."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")

@@ -13,6 +13,7 @@ from tests.kit.relay import Stage, empty, ledger, relaying, staged
 from tests.kit.servers import SHARED, object_endpoint, part_of, redis_url
 from zonemta_py import Queue
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import Config
 from zonemta_py.events.accounting import account_of
@@ -45,8 +46,8 @@ def settings(stage: Stage, kind: str, name: str, **changes: Any) -> Config:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", SHARED)
-async def test_slimta_14_a_relay_is_killed(folder: Path, kind: str) -> None:
-    """Under load, with recipients deferred and in transactions: the other has every outcome."""
+async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str) -> None:
+    """Under load, with recipients deferred and in transactions: the other relay completes every outcome."""
     async with staged(folder) as stage:
         rules = [
             Rule(Step.RCPT, recipient="*.later@*", reply="451 4.7.1 later", times=1),
@@ -61,7 +62,9 @@ async def test_slimta_14_a_relay_is_killed(folder: Path, kind: str) -> None:
             path = folder / f"{name}.yaml"
             path.write_text(config.text)
             relays.append(
-                CommandProcess(["serve", "-c", str(path), "--log-level", "warning"], folder / f"{name}.log")
+                CommandProcess(
+                    ["serve", "-c", str(path), "--log-level", "warning"], folder / f"{name}.log"
+                )
             )
         one, two = relays
         try:
@@ -82,7 +85,9 @@ async def test_slimta_14_a_relay_is_killed(folder: Path, kind: str) -> None:
             shared = open_shared_storage(settings(stage, kind, "three").queue)
             assert shared is not None
             await until(lambda: "given back" in (folder / "two.log").read_text(), "the end of the part")
-            await until(lambda: not any("places" in row for row in ask(folder / "two", "places", {})))
+            await until(
+                lambda: not any("recipients" in row for row in ask(folder / "two", AuditRequest()))
+            )
             assert two.stop() == 0
             assert shared.orphans() == []
             shared.close()
@@ -112,7 +117,7 @@ def arrived(sinks: list[Sink]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", SHARED)
-async def test_slimta_14_mail_that_a_program_left(folder: Path, kind: str) -> None:
+async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) -> None:
     """A program puts mail in and ends; a relay that shares its place delivers it."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")

@@ -1,6 +1,7 @@
-"""The twenty acceptance checks of python-slimta's queue services, by number; those of storage on every store.
+"""What users of python-slimta expect of a queue: storage, outcomes, retries, bounces, policies, transports.
 
-14 is in test_takeover.py, 16 in tests/end_to_end/test_transports.py.
+Storage is checked on every store. The number at the end of a name is that of the requirement which the test
+checks; 14 is in test_takeover.py, 16 in tests/end_to_end/test_transports.py.
 """
 
 import asyncio
@@ -41,12 +42,12 @@ TEXT = b"Subject: x\r\n\r\nbody\r\n"
 
 
 def manual(recipient: object, attempts: int) -> float | None:
-    """The example of slimta's manual."""
+    """The backoff function of slimta's manual."""
     return 12.0 * 5**attempts if attempts <= 5 else None
 
 
 async def finish(message: AsyncMessage, **said: Disposition) -> None:
-    """Give each recipient (by its local part) a disposition; those without one are deferred."""
+    """Set dispositions by local part; recipients without one are deferred."""
     for recipient in message.recipients():
         kind = said.get(recipient.address.partition("@")[0])
         if kind is not None:
@@ -55,7 +56,7 @@ async def finish(message: AsyncMessage, **said: Disposition) -> None:
 
 
 def damage(folder: Path, store: str, opened_store: Store, message: str) -> None:
-    """The record of the message's recipient cannot be read any more."""
+    """Overwrite the record of the recipient, so that it cannot be decoded."""
     if store == "filesystem":
         (folder / "queue" / "files" / "data" / message / "0" / "metadata").write_text("?")
         return
@@ -64,8 +65,8 @@ def damage(folder: Path, store: str, opened_store: Store, message: str) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-async def test_slimta_01_to_05_storage(folder: Path, store: str) -> None:
-    """Written, read, counted up, partly delivered, listed, with a restart between any two; one is damaged."""
+async def test_stored_messages_survive_restarts_01_to_05(folder: Path, store: str) -> None:
+    """Envelope, body, attempts and partial deliveries across restarts; unknown ids; the list without a damaged record."""
     body = bytes(range(1, 10)) * 3 + b"\r\n" + b"y\r\n" * 50_000
     abcd = [f"{name}@x.example" for name in "abcd"]
     async with opened(folder, store) as queue:
@@ -86,20 +87,20 @@ async def test_slimta_01_to_05_storage(folder: Path, store: str) -> None:
                 message.dispose(address, kind)
         await message.finish()
 
-    # 1 and 2: everything as it was, and attempts count up.
+    # 1, 2: envelope and body are unchanged, attempts are counted.
     for attempts in range(2):
         async with opened(folder, store) as queue:
-            await queue.channels.outbound.queue.deferral.flush(ZONE, "x.example", None)
+            await queue.channels.context.queue.deferral.flush(ZONE, "x.example", None)
             await run(queue, lambda message: look(message), max_threads=1)
             assert {row["attempts"] for row in rows(queue) if row["message"] == first} == {attempts + 1}
     mine = [each for each in seen if each[3] == abcd]
     assert [each[:3] for each in mine] == [("s@a.example", "me", keys.created_ms(first))] * 2
     assert [each[4] for each in mine] == [{0}, {1}]
     assert mine[0][5] == mine[1][5] == [b"", *body.removesuffix(b"\r\n").split(b"\r\n")]
-    # 3: a, then d; b and c are left, whatever the numbers mean by then.
+    # 3: a is delivered, then d after a restart; b and c are left.
     for name, left in (("a", "bcd"), ("d", "bc")):
         async with opened(folder, store) as queue:
-            await queue.channels.outbound.queue.deferral.flush(ZONE, "x.example", None)
+            await queue.channels.context.queue.deferral.flush(ZONE, "x.example", None)
 
             async def only(message: AsyncMessage, name: str = name) -> None:
                 await look(message, **{name: Disposition.DELIVERED})
@@ -107,17 +108,17 @@ async def test_slimta_01_to_05_storage(folder: Path, store: str) -> None:
             await run(queue, only, max_threads=1)
             there = sorted(row["recipient"][0] for row in rows(queue) if row["domain"] == "x.example")
             assert "".join(there) == left
-    # 4: what is not there cannot be read; removing it is nothing.
+    # 4: an unknown message cannot be read; deleting it has no effect.
     async with opened(folder, store) as queue:
-        inner = queue.channels.outbound.queue
+        inner = queue.channels.context.queue
         assert await inner.operator.delete("0" * 24) == (0, 0)
         assert inner.store.get(keys.mark_key("0" * 24)) is None
         assert len(rows(queue)) == 3
         damage(folder, store, inner.store, bad)
-    # 5: the damaged one is left alone and reported, the rest is there once.
+    # 5: the damaged message is kept; every other one is listed once.
     async with opened(folder, store) as queue:
         seen.clear()
-        await queue.channels.outbound.queue.deferral.flush(None, None, None)
+        await queue.channels.context.queue.deferral.flush(None, None, None)
         await run(queue, lambda message: look(message), max_threads=1)
         assert [each[3] for each in seen] == [["b@x.example", "c@x.example"]]
         assert bad in stored(queue)
@@ -184,8 +185,8 @@ def fresh_script() -> None:
 
 
 @pytest.mark.parametrize("store", [*LOCAL, *SHARED])
-async def test_slimta_06_each_recipient_its_own_way(folder: Path, store: str) -> None:
-    """c bounces once, a is never sent again, b is retried alone with one attempt made."""
+async def test_each_recipient_has_its_own_outcome_06(folder: Path, store: str) -> None:
+    """Of three recipients c bounces once, a is not sent again, b alone is retried, with one attempt."""
     async with staged(folder) as stage:
         home = await stage.receiver("a.example")
         async with Relay(routed(stage, store)) as relay:
@@ -212,8 +213,10 @@ POINTS = ["start.unwritten", "start.written", "bounce.unwritten", "bounce.writte
     ("store", "point"),
     [("leveldb", point) for point in POINTS] + [(kind, "bounce.written") for kind in SHARED],
 )
-async def test_slimta_07_killed_between_two_calls(folder: Path, store: str, point: str) -> None:
-    """Once a crash at most a is sent twice; b is never lost; c bounces exactly once."""
+async def test_killed_at_every_write_of_a_partial_delivery_07(
+    folder: Path, store: str, point: str
+) -> None:
+    """After a kill a is sent at most twice, b is not lost, c bounces exactly once."""
     program = Path(__file__).parents[1] / "dequeue" / "partial_program.py"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     async with opened(folder, store) as queue:
@@ -240,7 +243,7 @@ async def test_slimta_07_killed_between_two_calls(folder: Path, store: str, poin
 async def attempts_of(folder: Path, backoff: Any) -> tuple[list[int], list[Mail]]:
     """When a message that always fails is tried (s after its acceptance), and the reports at its end."""
     async with opened(folder) as queue:
-        inner = queue.channels.outbound.queue
+        inner = queue.channels.context.queue
         began_ms = at_ms = inner.now()
         inner.now = lambda: at_ms
         inner.deferral._now = lambda: at_ms
@@ -261,8 +264,8 @@ async def attempts_of(folder: Path, backoff: Any) -> tuple[list[int], list[Mail]
                 pass
 
 
-async def test_slimta_08_the_manual_s_backoff(folder: Path) -> None:
-    """Six attempts, whatever ``give_up_after`` says, then a bounce with the last reply."""
+async def test_a_backoff_function_decides_the_attempts_08(folder: Path) -> None:
+    """Six attempts at the times of the function, regardless of ``give_up_after``; then a bounce with the last reply."""
     made, told = await attempts_of(folder, manual)
     assert made == [0, 60, 360, 1860, 9360, 46_860]
     (about,) = per_recipient(told[0])
@@ -271,8 +274,8 @@ async def test_slimta_08_the_manual_s_backoff(folder: Path) -> None:
     assert "Attempts: 6" in str(told[0])
 
 
-async def test_slimta_08_by_name_and_as_an_argument(folder: Path) -> None:
-    """The same function in a configuration, and given to a relay."""
+async def test_a_backoff_function_by_name_or_argument_08(folder: Path) -> None:
+    """The same function named in the configuration and passed to the relay."""
     asked: list[tuple[str, int]] = []
 
     def backoff(recipient: RetryContext, attempts: int) -> float | None:
@@ -301,15 +304,15 @@ def facts_deferred(relay: Relay) -> list[dict[str, Any]]:
     return [row for row in recipient_rows(relay.queue.store) if row["state"] == "deferred"]
 
 
-async def test_slimta_09_no_backoff(folder: Path) -> None:
-    """None at once: the first failure is the last."""
+async def test_a_backoff_of_none_bounces_at_once_09(folder: Path) -> None:
+    """A function that returns None: the first temporary failure is final."""
     made, told = await attempts_of(folder, lambda recipient, attempts: None)
     assert made == [0]
     assert len(told) == 1
 
 
-async def test_slimta_10_bounces(folder: Path) -> None:
-    """None for mail from nobody; a zone of their own; a function that changes them, or has none sent."""
+async def test_bounces_can_be_routed_changed_and_suppressed_10(folder: Path) -> None:
+    """No bounce to the null sender; a zone for bounces; a function that changes a bounce or suppresses it."""
     seen: list[Bounce] = []
 
     def rework(bounce: Bounce) -> Bounce | None:
@@ -353,8 +356,8 @@ async def test_slimta_10_bounces(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("store", [*LOCAL, *SHARED])
-async def test_slimta_11_flush(folder: Path, store: str) -> None:
-    """All that waits is tried now, and goes on waiting by its own times when it fails again."""
+async def test_flush_tries_all_deferred_mail_now_11(folder: Path, store: str) -> None:
+    """All deferred mail is tried at once and keeps its retry times when it fails again."""
     async with staged(folder) as stage, Relay(routed(stage, store)) as relay:
         for _ in range(3):
             await relay.enqueue("s@a.example", ["b@list.example"], TEXT)
@@ -368,8 +371,8 @@ async def test_slimta_11_flush(folder: Path, store: str) -> None:
         await gone(relay)
 
 
-async def test_slimta_12_a_transport_that_raises(folder: Path) -> None:
-    """Its message is tried again; its neighbours are delivered."""
+async def test_a_transport_that_raises_defers_12(folder: Path) -> None:
+    """Its message is deferred; other messages are delivered."""
     async with staged(folder) as stage, Relay(routed(stage)) as relay:
         await relay.enqueue("s@a.example", ["e@list.example", "a@list.example"], TEXT)
         await relay.enqueue("s@a.example", ["a@list.example"], TEXT)
@@ -382,8 +385,8 @@ async def test_slimta_12_a_transport_that_raises(folder: Path) -> None:
         await gone(relay)
 
 
-async def test_slimta_13_policies(folder: Path) -> None:
-    """Split by domain or recipient, forwarded by the first rule that matches, looked up; fields added once."""
+async def test_policies_split_forward_and_add_fields_13(folder: Path) -> None:
+    """Split by domain or recipient, forwarded by the first matching rule, looked up; fields are added once."""
     book = {
         "list@d.example": {"alias": "everybody@d.example"},
         "v@d.example": {"verp": "b.example", "add_headers": {"X-Seen": "yes"}},
@@ -420,8 +423,8 @@ async def test_slimta_13_policies(folder: Path) -> None:
     assert sum(len(event["recipients"]) for event in accepted) == 6
 
 
-def test_slimta_13_splitting() -> None:
-    """By domain whatever the case, by recipient in their order; nothing is shared between the copies."""
+def test_splitting_of_envelopes_13() -> None:
+    """By domain regardless of case, by recipient in order; copies share no state."""
 
     class Asked:
         def __init__(self, address: str) -> None:
@@ -440,7 +443,7 @@ def test_slimta_13_splitting() -> None:
 
 
 def refuse(envelope: Envelope) -> Iterable[Envelope] | None:
-    """Answers by the sender."""
+    """A policy that answers by the sender."""
     kind = envelope.sender.partition("@")[0]
     if kind == "busy":
         raise NotAccepted("452 4.3.1 not now")
@@ -451,8 +454,8 @@ def refuse(envelope: Envelope) -> Iterable[Envelope] | None:
     return [] if kind == "nobody" else None
 
 
-async def test_slimta_15_what_a_failure_is_answered_with(folder: Path) -> None:
-    """A policy's own reply, 451, or 421 and the end of the session; a disk that fails is 451. Nothing is stored."""
+async def test_replies_to_failures_at_acceptance_15(folder: Path) -> None:
+    """The reply of a policy, 451, or 421 and the end of the session; 451 for a failing disk. The queue stays empty."""
     async with staged(folder) as stage:
         await stage.receiver("d.example")
         async with Relay(stage.config(policies=[f"{__name__}.refuse"], processes={})) as relay:
@@ -485,7 +488,7 @@ async def test_slimta_15_what_a_failure_is_answered_with(folder: Path) -> None:
 
 
 def failing(relay: Relay) -> None:
-    """From now on its store cannot write."""
+    """Make every write of the store fail."""
 
     def write(batch: object) -> None:
         raise QueueUnavailable("the disk is gone")
@@ -493,8 +496,8 @@ def failing(relay: Relay) -> None:
     relay.queue.store.write = write
 
 
-async def test_slimta_17_a_proxy_names_the_client(folder: Path) -> None:
-    """What both versions of the protocol say is in the trace."""
+async def test_the_client_of_a_proxy_is_in_received_17(folder: Path) -> None:
+    """Both versions of the PROXY protocol: the address of the client is in the Received field."""
     from tests.intake.test_proxy import test_the_client_is_who_the_proxy_names as check
 
     for version in (1, 2):
@@ -503,11 +506,13 @@ async def test_slimta_17_a_proxy_names_the_client(folder: Path) -> None:
         await check(place, version)
 
 
-async def test_slimta_18_programs(tmp_path: Path) -> None:
-    """Exit code 75 is later, a status in the output goes before the code, a timeout is later; maildrop's words."""
+async def test_exit_codes_and_output_of_programs_18(tmp_path: Path) -> None:
+    """Exit code 75 and a time-out defer; a status in the output has precedence over the code; the maildrop preset."""
 
     def program(code: str, timeout_s: float = 30) -> PipeTransport:
-        return PipeTransport((sys.executable, "-c", f"import sys, time; sys.stdin.read(); {code}"), scaled(timeout_s))
+        return PipeTransport(
+            (sys.executable, "-c", f"import sys, time; sys.stdin.read(); {code}"), scaled(timeout_s)
+        )
 
     assert (await delivered(program("sys.exit(75)"), b"x")).code // 100 == 4
     reply = await delivered(program("print('5.1.1 no such user'); sys.exit(75)"), b"x")
@@ -518,8 +523,8 @@ async def test_slimta_18_programs(tmp_path: Path) -> None:
     assert "{sender}" in PRESETS["maildrop"]
 
 
-async def test_slimta_19_hosts(folder: Path) -> None:
-    """The next host on the next attempt, a host that overrides MX, and the codes of names that lead nowhere."""
+async def test_hosts_of_a_destination_19(folder: Path) -> None:
+    """The next host on the next attempt; a host that overrides MX; the codes of names that cannot be resolved."""
     async with staged(folder) as stage:
         sink = await stage.receiver("fixed.example")
         stage.names.records = {
@@ -548,8 +553,8 @@ async def test_slimta_19_hosts(folder: Path) -> None:
     assert codes == {"null.example": "5.1.10", "missing.example": "5.1.2"}
 
 
-async def test_slimta_20_reports_are_rfc_3464(folder: Path) -> None:
-    """As the standard library reads them: who reports, about whom, what, and why."""
+async def test_reports_parse_as_rfc_3464_20(folder: Path) -> None:
+    """The fields of RFC 3464, as the email package of the standard library parses them."""
     async with staged(folder) as stage:
         home = await stage.receiver("a.example")
         async with Relay(routed(stage)) as relay:

@@ -1,4 +1,7 @@
-"""The nineteen acceptance checks of the MTA SDK's contract, by number."""
+"""The contract of the MTA SDK's channel programs: messages, recipients, dispositions, threads, limits.
+
+The number at the end of a name is that of the requirement which the test checks.
+"""
 
 import asyncio
 import os
@@ -64,8 +67,8 @@ async def settled(queue: Queue, disposition: int, reason: str = "") -> None:
     await run(queue, routine)
 
 
-async def test_sun_01_a_routine_that_never_finishes(folder: Path) -> None:
-    """Three messages stay, with one attempt more, due after the first delay; nobody hears of it."""
+async def test_unfinished_messages_are_deferred_01(folder: Path) -> None:
+    """A routine that returns without finish: the message stays, one attempt more, due after the first delay; no report."""
     async with opened(folder) as queue:
         for _ in range(3):
             await put(queue)
@@ -77,8 +80,8 @@ async def test_sun_01_a_routine_that_never_finishes(folder: Path) -> None:
         assert await reports(queue) == []
 
 
-async def test_sun_02_a_routine_that_raises(folder: Path) -> None:
-    """The same; the others are handed out in the same thread."""
+async def test_messages_of_a_routine_that_raises_are_deferred_02(folder: Path) -> None:
+    """An exception defers its message; the same thread goes on with the others."""
     seen: list[SimpleNamespace] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -95,8 +98,8 @@ async def test_sun_02_a_routine_that_raises(folder: Path) -> None:
         assert len({id(each) for each in seen}) == 1
 
 
-async def test_sun_03_the_order_of_calls(folder: Path) -> None:
-    """Lines and rewind before all recipients, anything after the end."""
+async def test_calls_out_of_order_raise_03(folder: Path) -> None:
+    """Lines and rewind before the last recipient raise WrongOrder, and so does every call after finish."""
     errors: list[str] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -123,7 +126,9 @@ async def test_sun_03_the_order_of_calls(folder: Path) -> None:
     assert errors == ["read all recipients before the lines (MTA_ORDER)"] * 2
 
 
-async def test_sun_04_each_recipient_once(folder: Path) -> None:
+async def test_each_recipient_is_returned_once_04(folder: Path) -> None:
+    """Each recipient is returned once, then None, however often it is called."""
+
     async def routine(message: AsyncMessage) -> None:
         with pytest.raises(NotInMessage, match="no recipient was read yet"):
             _ = message.recipient
@@ -142,8 +147,8 @@ async def test_sun_04_each_recipient_once(folder: Path) -> None:
         assert rows(queue) == []
 
 
-async def test_sun_05_lines(folder: Path) -> None:
-    """A MiB with lines across every chunk's edge, twice the same; a header alone ends after it."""
+async def test_lines_are_those_of_the_body_05(folder: Path) -> None:
+    """Lines of a 1 MiB body that cross the edges of chunks; the same again after rewind; a header without body ends after it."""
     lines = [(b"%07d " % n) * (n % 9 + 1) for n in range(30_000)]
     body = b"\r\n".join([*lines, b"the end without an end"])
     found: dict[str, list[bytes]] = {}
@@ -170,8 +175,8 @@ async def test_sun_05_lines(folder: Path) -> None:
     assert found[alone][-1] == b"Subject: y"
 
 
-async def test_sun_06_delivered(folder: Path) -> None:
-    """Nobody hears of it unless they asked: then once, from the null sender."""
+async def test_delivered_removes_the_message_06(folder: Path) -> None:
+    """The queue is empty, without a report; with NOTIFY=SUCCESS there is one, from the null sender."""
     async with opened(folder) as queue:
         await put(queue, "a@x.example")
         await settled(queue, Disposition.DELIVERED)
@@ -184,8 +189,8 @@ async def test_sun_06_delivered(folder: Path) -> None:
         assert rows(queue) == []
 
 
-async def test_sun_07_failed(folder: Path) -> None:
-    """A report with the reason; none when NOTIFY leaves failure out, none about mail from nobody."""
+async def test_failed_makes_a_report_07(folder: Path) -> None:
+    """A report with the reason to the sender; none when NOTIFY leaves out FAILURE, none to the null sender."""
     async with opened(folder) as queue:
         await put(queue, "a@x.example")
         await settled(queue, Disposition.FAILED, "550 5.1.1 x is not here")
@@ -210,9 +215,10 @@ async def test_sun_07_failed(folder: Path) -> None:
         (Disposition.TIMEDOUT, "failed"),
     ],
 )
-async def test_sun_08_the_other_dispositions(
+async def test_reports_of_the_other_dispositions_08(
     folder: Path, disposition: Disposition, action: str | None
 ) -> None:
+    """RELAYED makes no report, RELAYED_FOREIGN one with action relayed, RETURN and TIMEDOUT one with action failed."""
     async with opened(folder) as queue:
         await put(queue, notify=SUCCESS | FAILURE)
         await settled(queue, disposition)
@@ -222,8 +228,8 @@ async def test_sun_08_the_other_dispositions(
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-async def test_sun_09_mixed(folder: Path, size: int) -> None:
-    """The old message is gone; a new one has the deferred recipient, the same octets, flags and age."""
+async def test_mixed_dispositions_make_a_new_message_09(folder: Path, size: int) -> None:
+    """The old message is gone; a new one has the deferred recipient, the same bytes, flags and age."""
     found: list[bytes] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -266,8 +272,8 @@ async def test_sun_09_mixed(folder: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("point", ["requeue.unwritten", "requeue.written"])
-async def test_sun_09_killed_in_the_middle(folder: Path, point: str) -> None:
-    """Exactly one of the two is there afterwards, whole."""
+async def test_killed_in_a_mixed_finish_09(folder: Path, point: str) -> None:
+    """After a kill exactly one of the old and the new message is stored, complete."""
     async with opened(folder) as queue:
         old = await put(queue, "a@x.example", "b@x.example", "c@x.example")
     program = Path(__file__).parent / "mixed_program.py"
@@ -291,8 +297,8 @@ async def test_sun_09_killed_in_the_middle(folder: Path, point: str) -> None:
         assert stored(queue) == {left[0]["message"]}
 
 
-async def test_sun_10_abort(folder: Path) -> None:
-    """Whatever was said before: nothing bounces, all are deferred in their message."""
+async def test_abort_defers_all_recipients_10(folder: Path) -> None:
+    """An abort after FAILED was set: no report, all recipients deferred in their message."""
 
     async def routine(message: AsyncMessage) -> None:
         for recipient in message.recipients():
@@ -308,7 +314,9 @@ async def test_sun_10_abort(folder: Path) -> None:
         assert await reports(queue) == []
 
 
-async def test_sun_11_one_disposition_for_all(folder: Path) -> None:
+async def test_the_disposition_of_finish_overrides_11(folder: Path) -> None:
+    """The disposition given to finish replaces those of single recipients."""
+
     async def routine(message: AsyncMessage) -> None:
         for recipient in message.recipients():
             message.dispose(recipient.address, Disposition.DELIVERED)
@@ -320,7 +328,9 @@ async def test_sun_11_one_disposition_for_all(folder: Path) -> None:
         assert [row["attempts"] for row in rows(queue)] == [1, 1]
 
 
-async def test_sun_12_bad_arguments(folder: Path) -> None:
+async def test_bad_arguments_raise_12(folder: Path) -> None:
+    """A disposition out of range and an address that is not in the message raise."""
+
     async def routine(message: AsyncMessage) -> None:
         with pytest.raises(BadArgument, match=r"7 is not a disposition.*\(MTA_BADARGS\)"):
             message.dispose("u@b.example", 7)
@@ -339,8 +349,8 @@ async def test_sun_12_bad_arguments(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("threads", "per_thread"), [(1, 20), (5, 4)])
-async def test_sun_13_threads(folder: Path, threads: int, per_thread: int) -> None:
-    """Never more at once than allowed; each thread keeps its state, ends once, and in time."""
+async def test_limits_of_threads_13(folder: Path, threads: int, per_thread: int) -> None:
+    """No more routines at once than allowed; each thread keeps its state, calls thread_done once and respects its message limit."""
     lock = threading.Lock()
     running = most = 0
     full = threading.Event()
@@ -378,8 +388,8 @@ async def test_sun_13_threads(folder: Path, threads: int, per_thread: int) -> No
     assert max(ended) <= per_thread
 
 
-async def test_sun_14_abort_ends_in_order(folder: Path) -> None:
-    """Every routine says ABORT: the messages nobody was called with are untouched."""
+async def test_abort_from_every_routine_ends_the_run_14(folder: Path) -> None:
+    """Every routine returns ABORT: the run ends, and messages not handed out are unchanged."""
     ended: list[object] = []
 
     async def routine(message: AsyncMessage) -> object:
@@ -396,8 +406,8 @@ async def test_sun_14_abort_ends_in_order(folder: Path) -> None:
         assert 1 <= len(ended) <= 2
 
 
-async def test_sun_15_idle(folder: Path) -> None:
-    """It comes back when nothing comes for so long; what comes meanwhile is handed out."""
+async def test_the_run_ends_when_idle_15(folder: Path) -> None:
+    """The run ends after max_attempts empty polls; a message that arrives meanwhile is handed out and resets the count."""
     seen: list[str] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -413,7 +423,8 @@ async def test_sun_15_idle(folder: Path) -> None:
         assert await task == 3
 
 
-async def test_sun_16_two_threads_on_one_message(folder: Path) -> None:
+async def test_a_message_belongs_to_one_thread_16(folder: Path) -> None:
+    """A call from another thread raises WrongThread."""
     caught: list[Exception] = []
 
     def routine(message: Message) -> None:
@@ -441,8 +452,8 @@ async def test_sun_16_two_threads_on_one_message(folder: Path) -> None:
     assert "(MTA_THREAD)" in str(caught[0])
 
 
-async def test_sun_17_an_intermediate_channel(folder: Path) -> None:
-    """Mail that stands for another keeps its envelope; an abort leaves no chunk."""
+async def test_an_intermediate_channel_keeps_the_envelope_17(folder: Path) -> None:
+    """A message that replaces another keeps its envelope; an aborted one leaves no chunk."""
     seen: list[str] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -483,8 +494,8 @@ async def test_sun_17_an_intermediate_channel(folder: Path) -> None:
         await until(lambda: not stored(queue))
 
 
-async def test_sun_18_backoff_and_the_end(folder: Path) -> None:
-    """Attempts at +2, +7, +17, +47, +77 minutes; a warning for those who want one; after a day returned."""
+async def test_retry_times_warning_and_end_18(folder: Path) -> None:
+    """Attempts at +2, +7, +17, +47, +77 minutes; a delay report when NOTIFY asks for it; returned after a day."""
     async with opened(folder, give_up_after=86_400.0, warn_after=7_200.0) as queue:
         inner = queue.channels.context.queue
         began_ms = inner.now()
@@ -517,8 +528,8 @@ async def test_sun_18_backoff_and_the_end(folder: Path) -> None:
         assert Counter(kinds) == {("failed", "4.4.7"): 2}
 
 
-async def test_sun_19_not_twice_in_one_run(folder: Path) -> None:
-    """What was deferred comes again only when it is due."""
+async def test_deferred_messages_come_when_due_19(folder: Path) -> None:
+    """A deferred message is not handed out again in the same run before it is due."""
     seen: list[str] = []
 
     async def routine(message: AsyncMessage) -> None:
