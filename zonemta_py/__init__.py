@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from zonemta_py.config.schema import Config
     from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
     from zonemta_py.delivery.bounce_hook import Bounce
-    from zonemta_py.dequeue.own_queue import Queue
+    from zonemta_py.dequeue.standalone import Queue
     from zonemta_py.policies import Envelope
     from zonemta_py.relay.relay import Relay
     from zonemta_py.schedule.retry import RetryContext
     from zonemta_py.smtp.reply import Reply
-    from zonemta_py.transports.interface import Parcel
+    from zonemta_py.transports.interface import LocalMessage, Parcel
 
 __version__ = "0.1.0"
 
@@ -26,8 +26,9 @@ __all__ = [
     "ConfigError",
     "Envelope",
     "LocalError",
+    "LocalMessage",
     "NotAccepted",
-    "Parcel",
+    "Parcel",  # deprecated: the old name of LocalMessage
     "Queue",
     "Relay",
     "Reply",
@@ -39,7 +40,7 @@ __all__ = [
 _PLACES = {
     "Relay": "zonemta_py.relay.relay",
     "Config": "zonemta_py.config.schema",
-    "Queue": "zonemta_py.dequeue.own_queue",
+    "Queue": "zonemta_py.dequeue.standalone",
     "load_config": "zonemta_py.config.load",
     "parse_config": "zonemta_py.config.load",
     "Bounce": "zonemta_py.delivery.bounce_hook",
@@ -48,6 +49,7 @@ _PLACES = {
     "RetryContext": "zonemta_py.schedule.retry",
     "LocalError": "zonemta_py.core.errors",
     "NotAccepted": "zonemta_py.core.errors",
+    "LocalMessage": "zonemta_py.transports.interface",
     "Parcel": "zonemta_py.transports.interface",
     "Reply": "zonemta_py.smtp.reply",
 }

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.config.load import load_config, parse_config
-from zonemta_py.config.schema import Config, Zone
+from zonemta_py.config.schema import Config
 from zonemta_py.config.units import HostPort
+from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError
 
 HERE = Path("/etc/zonemta/z.yaml")
@@ -75,9 +76,9 @@ def test_values() -> None:
         ("zones:\n  default:\n    tls: dane\n", "z.yaml:3: zones.default.tls: 'dane' is not available in this version"),
         ("queue: {store: s3}", "queue.s3.bucket: store: s3 needs a bucket"),
         ("queue: {shared: {name: a/b}}", "queue.shared.name: found 'a/b'"),
-        ("queue: {shared: {lease: 0s}}", "queue.shared.lease: must be longer than nothing"),
+        ("queue: {shared: {lease: 0s}}", "queue.shared.lease: must be longer than 0s"),
         ("queue: {redis: {prefix: 'a{b'}}", "queue.redis.prefix: found 'a{b'"),
-        ("admin: {mail: true, address: '192.0.2.1:80'}", "admin.token_file: 192.0.2.1:80 is open to others"),
+        ("admin: {mail: true, address: '192.0.2.1:80'}", "admin.token_file: other hosts can reach 192.0.2.1:80"),
         ("zones: {default: {transport: http}}", "zones.default.http.url: found '', expected http:// or https://"),
         ("queue: {durability: maybe}", "z.yaml:1: queue.durability: found 'maybe', allowed: sync, none"),
         ("zones: {default: {tls: dane}}", "zones.default.tls: 'dane' is not available"),
@@ -90,16 +91,16 @@ def test_values() -> None:
         ("zones: {default: {connections: true}}", "found 'true', expected a whole number"),
         ("hostname: 5", "hostname: found '5', expected text"),
         ("a: [", "z.yaml:1: not YAML"),
-        ("queue: {store: leveldb, store: leveldb}", "queue.store: stands twice"),
+        ("queue: {store: leveldb, store: leveldb}", "queue.store: appears twice"),
         ("zones:\n  default:\n    pool: nope\n", "z.yaml:3: zones.default.pool: no pool 'nope'; pools: default"),
         ("routing: [{zone: default}]", "routing[0]: exactly one of"),
         ("routing: [{source: 10.0.0.0/8, zone: x}]", "routing[0].zone: no zone 'x'"),
         ("routing: [{source: 10.0.0.0/99, zone: default}]", "expected a network"),
         ("pools: {default: [{weight: 0}]}", "pools.default: needs an address with a weight above 0"),
         ("pools: {default: [{address: here}]}", "pools.default[0].address: found 'here', expected an IP address"),
-        ("listeners: [{address: 'a:1', tls: {mode: starttls}}]", "listeners[0].tls: mode 'starttls' needs certificate and key"),
-        ("listeners: [{address: 'a:1', auth: {users_file: u}}]", "passwords would travel in the clear"),
-        ("listeners: [{address: 'a:1'}, {address: 'a:1'}]", "listeners[1].address: a:1 stands twice"),
+        ("listeners: [{address: 'a:1', tls: {mode: starttls}}]", "listeners[0].tls: mode 'starttls' needs certificate_file and key_file"),
+        ("listeners: [{address: 'a:1', auth: {users_file: u}}]", "passwords would be sent unencrypted"),
+        ("listeners: [{address: 'a:1'}, {address: 'a:1'}]", "listeners[1].address: a:1 appears twice"),
         ("zones: {default: {smarthost_auth: {username: u, password_file: p}}}", "needs a smarthost"),
         ("zones: {default: {smarthost: 'a:1', smarthost_auth: {username: u}}}", "needs both"),
         ("zones: {default: {retry: {delays: []}}}", "at least one delay"),

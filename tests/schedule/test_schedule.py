@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.schema import PoolAddress, Priorities, Retry, Zone
+from zonemta_py.config.schema import PoolAddress
 from zonemta_py.config.units import Rate, Seconds, duration
+from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry, Zone
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.endpoints import choose_source
 from zonemta_py.schedule.retry import (
@@ -54,9 +55,7 @@ def test_the_ladder() -> None:
 def test_exponential() -> None:
     retry = Retry(
         policy="exponential",
-        first=Seconds(60),
-        factor=3,
-        longest=Seconds(1000),
+        exponential=ExponentialRetry(Seconds(60), 3, Seconds(1000)),
         give_up_after=Seconds(4000),
     )
     assert attempts_of(retry) == [0, 60, 240, 780, 1780, 2780, 3780, 4000]
@@ -65,18 +64,18 @@ def test_exponential() -> None:
 def test_quadratic_is_qmails() -> None:
     """Remote and local mail at the times the source computes; one attempt after the lifetime."""
     week = Seconds(604_800)
-    remote = attempts_of(Retry(policy="quadratic", skip=20, give_up_after=week))
+    remote = attempts_of(Retry(policy="quadratic", quadratic=QuadraticRetry(20), give_up_after=week))
     assert remote[:7] == [0, 400, 1600, 3600, 6400, 10_000, 14_400]
     assert (len(remote), remote[-1]) == (40, 608_400)
-    local = attempts_of(Retry(policy="quadratic", skip=10, give_up_after=week))
+    local = attempts_of(Retry(policy="quadratic", quadratic=QuadraticRetry(10), give_up_after=week))
     assert local[:5] == [0, 100, 400, 900, 1600]
     assert len(local) == 79
-    assert attempts_of(Retry(policy="quadratic", skip=20, give_up_after=Seconds(100))) == [0, 400]
+    assert attempts_of(Retry(policy="quadratic", give_up_after=Seconds(100))) == [0, 400]
 
 
 def test_lists_by_priority() -> None:
-    own = Priorities(urgent=(duration("PT5M"), duration("PT10M")), normal=(duration("PT1H"),))
-    policy = make_policy(Retry(policy="priority", priorities=own))
+    own = PriorityRetry(urgent=(duration("PT5M"), duration("PT10M")), normal=(duration("PT1H"),))
+    policy = make_policy(Retry(policy="priority", priority=own))
     due = {
         p: policy(RetryContext(0, 1, 0, 10**9, priority=p)) for p in ("urgent", "normal", "nonurgent")
     }
@@ -104,7 +103,7 @@ def test_a_function_by_name() -> None:
 @given(st.integers(1, 200), st.integers(0, 599_999), st.floats(0, 1))
 def test_a_retry_is_later_and_in_time(attempts: int, now_ms: int, jitter: float) -> None:
     """The next attempt is after now, not after the end, and spread by no more than the jitter."""
-    for retry in (RETRY, replace(RETRY, policy="exponential", longest=Seconds(120))):
+    for retry in (RETRY, replace(RETRY, policy="exponential", exponential=ExponentialRetry(longest=Seconds(120)))):
         due = next_due_ms(retry, attempts, now_ms, jitter)
         assert due is not None
         assert now_ms < due <= 600_000

@@ -1,28 +1,32 @@
-"""What only several keys together can get wrong. Pure: it calls ``complain(key, text)``, which raises."""
+"""Checks of a configuration that the type of one key cannot express. Pure.
+
+Each check calls ``complain(key, text)``, which raises, for the first key that it refuses.
+"""
 
 import re
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.schema import Admin, Config, Dkim, Listener, QueueSettings, Retry, Zone
+from zonemta_py.config.schema import Admin, Config, Dkim, ListenerSettings, QueueSettings
+from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
 HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
-PART_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
+PARTITION_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 PREFIX = re.compile(r"[A-Za-z0-9._:/-]{1,255}\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
 
 RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
-PROGRAM_WORDS = (*RECIPIENT_WORDS, "sender", "message")
+COMMAND_WORDS = (*RECIPIENT_WORDS, "sender", "message")
 
 Complain = Callable[[str, str], NoReturn]
 
 
 def check(config: Config, complain: Complain) -> None:
-    """Refuse a configuration whose parts do not fit together."""
+    """Refuse values that are not usable, alone or together."""
     if config.hostname is not None and not _is_host(config.hostname):
         complain(
             "hostname", f"found '{config.hostname}', expected a host name such as relay.example.com"
@@ -31,18 +35,18 @@ def check(config: Config, complain: Complain) -> None:
         if not is_ip(server.host):
             complain(f"resolver.nameservers[{i}]", f"found '{server.host}', expected an IP address")
     if config.resolver.timeout <= 0:
-        complain("resolver.timeout", "must be longer than nothing")
+        complain("resolver.timeout", "must be longer than 0s")
     seen = set()
     for i, listener in enumerate(config.listeners):
         _listener(listener, f"listeners[{i}]", complain)
         if config.processes.receivers > listener.max_sessions:
             complain(
                 "processes.receivers",
-                f"found {config.processes.receivers}: more than listeners[{i}].max_sessions, "
-                f"{listener.max_sessions}, of which each takes its part",
+                f"found {config.processes.receivers}, more than the {listener.max_sessions} of "
+                f"listeners[{i}].max_sessions, which the receivers share",
             )
         if listener.address.port and listener.address in seen:
-            complain(f"listeners[{i}].address", f"{listener.address} stands twice")
+            complain(f"listeners[{i}].address", f"{listener.address} appears twice")
         seen.add(listener.address)
     for name, zone in config.zones.items():
         if not ZONE_NAME.match(name):
@@ -59,22 +63,22 @@ def _is_host(text: str) -> bool:
     return len(text) <= 255 and HOST_NAME.match(text) is not None
 
 
-def _listener(listener: Listener, key: str, complain: Complain) -> None:
+def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
     names = [name for pair in listener.submission_key.headers for name in pair]
     if any(not HEADER_NAME.match(name) for name in names) or () in listener.submission_key.headers:
         complain(f"{key}.submission_key.headers", "expected lists of names of header fields")
     tls = listener.tls
-    if tls.mode != "none" and (tls.certificate is None or tls.key is None):
-        complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate and key")
+    if tls.mode != "none" and (tls.certificate_file is None or tls.key_file is None):
+        complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate_file and key_file")
     if listener.proxies and tls.mode == "implicit":
         complain(
             f"{key}.proxies",
-            "cannot be had with tls.mode: implicit; let the proxy do TLS, or use starttls",
+            "do not work with tls.mode: implicit; let the proxy do TLS, or use starttls",
         )
     if listener.auth.users_file and listener.auth.require_tls and tls.mode == "none":
         complain(
             f"{key}.auth",
-            "passwords would travel in the clear: set tls.mode, or require_tls: false on a network you trust",
+            "passwords would be sent unencrypted: set tls.mode, or require_tls: false on a network you trust",
         )
 
 
@@ -84,7 +88,7 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
         complain(f"{key}.pool", f"no pool '{zone.pool}'; pools: {', '.join(sorted(config.pools))}")
     for step in ("connect", "command", "data", "dot"):
         if getattr(zone.timeouts, step) <= 0:
-            complain(f"{key}.timeouts.{step}", "must be longer than nothing")
+            complain(f"{key}.timeouts.{step}", "must be longer than 0s")
     _retry(zone.retry, f"{key}.retry", complain)
     _transport(zone, key, complain)
     if zone.bounce.double_bounce_to is not None:
@@ -93,7 +97,10 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
         except AddressError as exc:
             complain(f"{key}.bounce.double_bounce_to", f"found '{zone.bounce.double_bounce_to}': {exc}")
     if zone.bounce.zone is not None and zone.bounce.zone not in config.zones:
-        complain(f"{key}.bounce.zone", f"there is no zone '{zone.bounce.zone}'")
+        complain(
+            f"{key}.bounce.zone",
+            f"no zone '{zone.bounce.zone}'; zones: {', '.join(sorted(config.zones))}",
+        )
     auth = zone.smarthost_auth
     if auth.username is not None and zone.smarthost is None:
         complain(f"{key}.smarthost_auth", "needs a smarthost")
@@ -108,7 +115,7 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
 
 def _admin(admin: Admin, complain: Complain) -> None:
     if admin.mail and admin.token_file is None and not _is_loopback(admin.address.host):
-        complain("admin.token_file", f"{admin.address} is open to others: they need the token in a file")
+        complain("admin.token_file", f"other hosts can reach {admin.address}: a token is required")
 
 
 def _is_loopback(host: str) -> bool:
@@ -126,7 +133,7 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
         if url is not None and not url.startswith(("http://", "https://")):
             complain(f"queue.s3.{key}", f"found '{url}', expected http:// or https://")
     name = queue.shared.name
-    if name is not None and not PART_NAME.match(name):
+    if name is not None and not PARTITION_NAME.match(name):
         complain("queue.shared.name", f"found '{name}'; letters, digits, '.', '_' and '-'")
     for key, value in (("redis", queue.redis.prefix), ("s3", queue.s3.prefix)):
         if not PREFIX.match(value):
@@ -135,11 +142,11 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
             )
     for key, seconds in (("lease", queue.shared.lease), ("poll", queue.shared.poll)):
         if seconds <= 0:
-            complain(f"queue.shared.{key}", "must be longer than nothing")
+            complain(f"queue.shared.{key}", "must be longer than 0s")
 
 
 def _transport(zone: Zone, key: str, complain: Complain) -> None:
-    """What the transport of a zone needs to know; that of others does not matter."""
+    """Check the section of the zone's transport; sections of other transports do not apply."""
     if zone.transport == "lmtp" and zone.smarthost is None:
         complain(f"{key}.transport", "lmtp needs a smarthost: the host and port to deliver to")
     if zone.transport == "maildir":
@@ -151,7 +158,7 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
         if bool(zone.pipe.command) == (zone.pipe.preset != "none"):
             complain(f"{key}.pipe", "needs either a command or a preset")
         for word in zone.pipe.command:
-            _pattern(word, PROGRAM_WORDS, f"{key}.pipe.command", complain)
+            _pattern(word, COMMAND_WORDS, f"{key}.pipe.command", complain)
     if zone.transport == "http" and not (zone.http.url or "").startswith(("http://", "https://")):
         complain(f"{key}.http.url", f"found '{zone.http.url or ''}', expected http:// or https://…")
     if zone.transport == "python" and zone.python.function is None:
@@ -165,27 +172,30 @@ def _pattern(text: str, words: tuple[str, ...], key: str, complain: Complain) ->
         allowed = ", ".join(f"{{{word}}}" for word in words)
         complain(
             key,
-            f"found '{text}'; a placeholder is one of {allowed}, a brace of its own is written twice",
+            f"found '{text}'; placeholders: {allowed}; a literal brace is doubled",
         )
 
 
 def _retry(retry: Retry, key: str, complain: Complain) -> None:
-    own = retry.priorities
-    lists = {"delays": retry.delays, "priorities.normal": own.normal}
+    own = retry.priority
+    lists = {"delays": retry.delays, "priority.normal": own.normal}
     for name, delays in lists.items():
         if not delays:
             complain(f"{key}.{name}", "at least one delay is needed")
-    lists |= {"priorities.urgent": own.urgent, "priorities.nonurgent": own.nonurgent}
-    lists |= {"first": (retry.first,), "longest": (retry.longest,)}
+    lists |= {"priority.urgent": own.urgent, "priority.nonurgent": own.nonurgent}
+    lists |= {
+        "exponential.first": (retry.exponential.first,),
+        "exponential.longest": (retry.exponential.longest,),
+    }
     for name, delays in lists.items():
         if any(delay <= 0 for delay in delays):
-            complain(f"{key}.{name}", "a delay must be longer than nothing")
+            complain(f"{key}.{name}", "a delay must be longer than 0s")
     if (retry.policy in ("function", "backoff")) != (retry.function is not None):
         complain(
             f"{key}.function",
-            f"policy: {retry.policy} and the name of a function do not go together"
+            f"policy: {retry.policy} uses no function"
             if retry.function
-            else f"policy: {retry.policy} needs the name of a function: package.module.function",
+            else f"policy: {retry.policy} needs a function: package.module.function",
         )
 
 
@@ -233,14 +243,14 @@ def _dkim(dkim: Dkim, complain: Complain) -> None:
         if not HOST_NAME.match(entry.selector):
             complain(f"{key}.selector", f"found '{entry.selector}', expected labels such as s2026")
         if (entry.domain, entry.selector) in seen:
-            complain(key, f"{entry.selector}._domainkey.{entry.domain} stands twice")
+            complain(key, f"{entry.selector}._domainkey.{entry.domain} appears twice")
         seen.add((entry.domain, entry.selector))
     for name, fields in (("headers", dkim.headers), ("oversign", dkim.oversign)):
         if any(not HEADER_NAME.match(field) or field != field.lower() for field in fields):
             complain(f"dkim.{name}", "expected names of header fields in lower case")
         if len(set(fields)) != len(fields):
-            complain(f"dkim.{name}", "a field stands twice")
+            complain(f"dkim.{name}", "a field appears twice")
     if "from" not in dkim.headers:
         complain("dkim.headers", "from must be signed (RFC 6376 section 5.4)")
     if not set(dkim.oversign) <= set(dkim.headers):
-        complain("dkim.oversign", "only a field of dkim.headers can be signed once more")
+        complain("dkim.oversign", "only fields of dkim.headers can be oversigned")

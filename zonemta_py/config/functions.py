@@ -1,9 +1,7 @@
 """Functions of the operator's, named in the configuration as ``package.module.function``."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from zonemta_py.config.schema import Config
@@ -45,37 +43,3 @@ def with_functions(
             own["bounce"] = replace(zone.bounce, function=function)
         zones[name] = replace(zone, **own)
     return replace(config, zones=zones)
-
-
-def named_function(name: "str | Callable[..., Any]") -> Callable[..., Any]:
-    """The function that ``name`` names, or is. Raises ConfigError when there is none."""
-    if callable(name):
-        return name
-    module, _, function = name.rpartition(".")
-    if not module:
-        raise ConfigError(f"found '{name}', expected package.module.function")
-    try:
-        found = getattr(import_module(module), function)
-    except ModuleNotFoundError as exc:
-        where = "" if exc.name == module.partition(".")[0] else f" (imported by {module})"
-        raise ConfigError(
-            f"no function '{name}': {exc}{where}; modules are looked for where Python looks: PYTHONPATH"
-        ) from exc
-    except AttributeError as exc:
-        raise ConfigError(f"no function '{name}': {exc}") from exc
-    except Exception as exc:  # whatever a module of the operator's does when it is loaded
-        raise ConfigError(f"'{name}' cannot be loaded: {exc!r}") from exc
-    if not callable(found):
-        raise ConfigError(f"'{name}' is not a function")
-    named: Callable[..., Any] = found
-    return named
-
-
-def plain_function(name: "str | Callable[..., Any]") -> Callable[..., Any]:
-    """As ``named_function``, for one that is called on the loop: no class, no coroutine function."""
-    function = named_function(name)
-    if inspect.isclass(function):
-        raise ConfigError(f"'{name}' is a class: name an instance of it, or a function")
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"'{name}' is a coroutine function: a plain one is needed here")
-    return function

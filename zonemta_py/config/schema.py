@@ -1,22 +1,29 @@
-"""Every configuration key, its type, its default and its limits. Values are frozen.
+"""Every configuration key with its type, default and limits. Values are frozen. Zones: ``config.zones``.
 
-``config/zonemta.yaml`` is this file in YAML, with a comment for each key; a test keeps the two
-together. A field made by ``choice`` knows values that later versions bring, and refuses them with a word.
+``config/zonemta.yaml`` is this schema in YAML with a comment for each key; a test compares the two.
+A class may name old keys in ``RENAMED`` (old key: dotted path of the new one); the loader accepts them
+with a warning.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
+from typing import ClassVar
 
-from zonemta_py.config.deliveries import (
-    BlackholeDelivery,
-    HttpDelivery,
-    MaildirDelivery,
-    PipeDelivery,
-    PythonDelivery,
+from zonemta_py.config.units import (
+    DAY,
+    MINUTE,
+    HostPort,
+    NameServer,
+    ProcessCount,
+    Seconds,
+    Size,
+    choice,
+    hidden,
+    number,
 )
-from zonemta_py.config.fields import DAY, HOUR, MINUTE, choice, hidden, number
-from zonemta_py.config.units import HostPort, NameServer, ProcessCount, Rate, Seconds, Size
+from zonemta_py.config.zones import Zone
 
 Network = IPv4Network | IPv6Network
 
@@ -25,14 +32,16 @@ Network = IPv4Network | IPv6Network
 class ListenerTls:
     """TLS on a listener."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"certificate": "certificate_file", "key": "key_file"}
+
     mode: str = choice("none", "starttls", "implicit")
-    certificate: Path | None = None
-    key: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerAuth:
-    """AUTH on a listener; offered when there is a users file."""
+    """AUTH on a listener, which offers it when ``users_file`` is set."""
 
     users_file: Path | None = None
     require_tls: bool = True
@@ -40,7 +49,7 @@ class ListenerAuth:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionKey:
-    """How a client names a submission, so that its repeat is not a second message."""
+    """Where a client puts the submission key that identifies a repeated submission."""
 
     envid_prefix: str | None = "submission-key-"
     headers: tuple[tuple[str, ...], ...] = (
@@ -51,8 +60,8 @@ class SubmissionKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """One address that takes mail."""
+class ListenerSettings:
+    """One address that accepts mail."""
 
     address: HostPort = HostPort("127.0.0.1", 2525)
     max_message_size: Size = Size(50 << 20)
@@ -70,16 +79,16 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class RedisQueue:
-    """Where ``store: redis`` keeps the queue."""
+class RedisSettings:
+    """The queue of ``store: redis``."""
 
     url: str = "redis://127.0.0.1:6379/0"
     prefix: str = "zonemta"
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectQueue:
-    """Where ``store: s3`` keeps the queue. Credentials are found as every AWS client finds them."""
+class S3Settings:
+    """The queue of ``store: s3``. Credentials come from the environment or ~/.aws, as for other AWS clients."""
 
     bucket: str | None = None
     prefix: str = "zonemta"
@@ -89,8 +98,8 @@ class ObjectQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedQueue:
-    """How relays get along whose queues are in one place (redis, s3)."""
+class SharedStorageSettings:
+    """Cooperation of several relays on one storage (redis, s3). ``name`` is this relay's partition."""
 
     name: str | None = None
     lease: Seconds = Seconds(30)
@@ -100,7 +109,7 @@ class SharedQueue:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Where accepted mail is kept, and how surely."""
+    """Where accepted mail is stored, and how durably."""
 
     directory: Path = Path("var/queue")
     store: str = choice("leveldb", "memory", "filesystem", "redis", "s3")
@@ -109,100 +118,14 @@ class QueueSettings:
     ready_window: int = number(50_000, 100, 10_000_000)
     body_cache: Size = Size(32 << 20)
     poison_after: int = number(3, 1, 1_000_000)
-    redis: RedisQueue = RedisQueue()
-    s3: ObjectQueue = ObjectQueue()
-    shared: SharedQueue = SharedQueue()
-
-
-@dataclass(frozen=True, slots=True)
-class Priorities:
-    """Delays by the message's Priority field; an empty list: as ``normal``."""
-
-    urgent: tuple[Seconds, ...] = ()
-    normal: tuple[Seconds, ...] = tuple(Seconds(s) for s in (900, 1800, HOUR, 2 * HOUR, 4 * HOUR))
-    nonurgent: tuple[Seconds, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """When a deferred recipient is tried again, and when no more."""
-
-    policy: str = choice("ladder", "exponential", "quadratic", "priority", "function", "backoff")
-    delays: tuple[Seconds, ...] = tuple(
-        Seconds(s) for s in (300, 420, 480, 1500, 4500, 2 * HOUR, 4 * HOUR)
-    )
-    first: Seconds = Seconds(5 * MINUTE)
-    factor: int = number(2, 1, 100)
-    longest: Seconds = Seconds(4 * HOUR)
-    skip: int = number(20, 1, 1000)
-    priorities: Priorities = Priorities()
-    function: str | None = None
-    jitter: int = number(10, 0, 100)
-    give_up_after: Seconds = Seconds(2 * DAY)
-    warn_after: Seconds | None = Seconds(4 * HOUR)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounce:
-    """What the sender hears about recipients that failed. A trailing underscore is not in the key."""
-
-    format: str = choice("rfc3464", "qsbmf")
-    aggregate: str = choice("attempt", "message")
-    return_: str = choice("full", "headers")
-    max_bytes: Size = Size(64 << 10)
-    double_bounce_to: str | None = None
-    zone: str | None = None
-    function: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long a peer may take. Source: RFC 5321 section 4.5.3.2."""
-
-    connect: Seconds = Seconds(30)
-    command: Seconds = Seconds(5 * MINUTE)
-    data: Seconds = Seconds(3 * MINUTE)
-    dot: Seconds = Seconds(10 * MINUTE)
-    idle: Seconds = Seconds(30)
-
-
-@dataclass(frozen=True, slots=True)
-class SmarthostAuth:
-    """Credentials for a smarthost; the password is the first line of a file."""
-
-    username: str | None = None
-    password_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Zone:
-    """A sending pool: its addresses, limits and routes."""
-
-    pool: str = "default"
-    connections: int = number(100, 1, 10_000)
-    connections_per_domain: int = number(20, 1, 10_000)
-    messages_per_connection: int = number(100)
-    recipients_per_transaction: int = number(100, 1, 10_000)
-    rate: Rate | None = None
-    transport: str = choice("smtp", "lmtp", "pipe", "maildir", "python", "blackhole", "http", "dequeue")
-    maildir: MaildirDelivery = MaildirDelivery()
-    pipe: PipeDelivery = PipeDelivery()
-    python: PythonDelivery = PythonDelivery()
-    http: HttpDelivery = HttpDelivery()
-    blackhole: BlackholeDelivery = BlackholeDelivery()
-    smarthost: HostPort | None = None
-    smarthost_auth: SmarthostAuth = SmarthostAuth()
-    port: int = number(25, 1, 65535)
-    tls: str = choice("opportunistic", "off", "required", later=("dane", "mta-sts"))
-    retry: Retry = Retry()
-    bounce: Bounce = Bounce()
-    sender_verp: bool = False
-    timeouts: Timeouts = Timeouts()
+    redis: RedisSettings = RedisSettings()
+    s3: S3Settings = S3Settings()
+    shared: SharedStorageSettings = SharedStorageSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One routing rule: exactly one condition, and the zone it leads to."""
+    """One routing rule: exactly one condition, and the zone of the mail that matches."""
 
     header: str | None = None
     sender_domain: str | None = None
@@ -213,7 +136,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
-    """One address that connections leave from."""
+    """One source address of outgoing connections."""
 
     address: str | None = None
     ehlo: str | None = None
@@ -222,7 +145,7 @@ class PoolAddress:
 
 @dataclass(frozen=True, slots=True)
 class DkimKey:
-    """One key: it signs for authors (From) in its domain and below."""
+    """One signing key, for authors (From) in ``domain`` and its subdomains."""
 
     domain: str | None = None
     selector: str | None = None
@@ -231,7 +154,7 @@ class DkimKey:
 
 @dataclass(frozen=True, slots=True)
 class Dkim:
-    """Signatures on the way out, relaxed/relaxed."""
+    """Signatures of outgoing mail, relaxed/relaxed."""
 
     keys: tuple[DkimKey, ...] = ()
     headers: tuple[str, ...] = (
@@ -246,7 +169,7 @@ class Dkim:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Which name servers answer; none: the system's."""
+    """DNS look-ups. ``nameservers`` None: those of the system."""
 
     nameservers: tuple[NameServer, ...] | None = None
     timeout: Seconds = Seconds(5)
@@ -270,7 +193,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The HTTP listener; it is there when ``mail`` is true."""
+    """The HTTP listener, which is open when ``mail`` is true."""
 
     address: HostPort = HostPort("127.0.0.1", 8125)
     token_file: Path | None = None
@@ -279,7 +202,7 @@ class Admin:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """How many processes share the work; AUTO leaves it to the number of cores."""
+    """How many processes receive and send; AUTO depends on the number of cores."""
 
     receivers: ProcessCount = ProcessCount(0)
     senders: ProcessCount = ProcessCount(0)
@@ -287,13 +210,13 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole configuration, checked."""
+    """A whole configuration. ``config.load`` returns it checked."""
 
     hostname: str | None = None
     shutdown_grace: Seconds = Seconds(30)
     allow_private_destinations: bool = False
     zone_removed: str = choice("refuse", "default")
-    listeners: tuple[Listener, ...] = (Listener(),)
+    listeners: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     queue: QueueSettings = QueueSettings()
     zones: dict[str, Zone] = field(default_factory=lambda: {"default": Zone()})
     policies: tuple[str, ...] = ()
@@ -306,5 +229,6 @@ class Config:
     events: Events = Events()
     admin: Admin = Admin()
     processes: Processes = Processes()
-    text: str = hidden("")  # what it was read from, for the other processes
-    path: str = hidden("")
+    text: str = hidden("")  # of the file: the other processes parse it again
+    path: str = hidden("")  # of the file
+    deprecated: tuple[str, ...] = hidden(())  # a warning for each old key in the file

@@ -1,18 +1,40 @@
-"""The small languages of configuration values: durations, sizes, rates, host:port.
+"""Types of configuration values and their parsers: durations, sizes, rates, host:port, bounded numbers.
 
-Each parser takes what YAML gave (text or a number) and returns a value or raises ValueError whose
-text says what is allowed.
+Each parser takes a YAML scalar (text or a number) and returns a value, or raises ValueError with
+a text that says what is allowed.
 """
 
 import re
-from typing import NamedTuple, NewType
+from dataclasses import field
+from typing import Any, NamedTuple, NewType
 
 Seconds = NewType("Seconds", float)
-Size = NewType("Size", int)
+Size = NewType("Size", int)  # bytes
+Percent = NewType("Percent", int)
 ProcessCount = NewType("ProcessCount", int)
 
-AUTO = ProcessCount(-1)  # as many as the processor's cores suggest
+AUTO = ProcessCount(-1)  # chosen by the number of cores
 PROCESSES_MAX = 64
+
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
+
+
+def choice(default: str, *others: str, later: tuple[str, ...] = ()) -> Any:
+    """A field with a closed set of words; ``later`` names words that this version refuses."""
+    return field(default=default, metadata={"choices": (default, *others), "later": later})
+
+
+def hidden(default: Any) -> Any:
+    """A field that is not a key: the loader fills it in."""
+    return field(default=default, metadata={"hidden": True}, compare=False, repr=False)
+
+
+def number(default: int, least: int = 1, most: int = 10**9) -> Any:
+    """A field with a whole number from ``least`` to ``most``."""
+    return field(default=default, metadata={"least": least, "most": most})
+
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES = {
@@ -44,13 +66,12 @@ class HostPort(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-NameServer = NewType("NameServer", HostPort)  # a HostPort whose port is 53 unless said
+NameServer = NewType("NameServer", HostPort)  # a HostPort with the default port 53
 
 
 def duration(value: object) -> Seconds:
-    """``5m``, ``1.5h``, ``250ms``; several parts may follow one another: ``1h30m``.
-
-    ISO 8601 durations up to days are taken too: ``PT15M``, ``P1DT2H``.
+    """Parse ``5m``, ``1.5h``, ``250ms``, several parts (``1h30m``), or an ISO 8601 duration of weeks to
+    seconds (``PT15M``, ``P1DT2H``). Raises ValueError.
     """
     allowed = "a duration such as 30s, 5m, 2h, 4d or PT15M"
     if not isinstance(value, str):
@@ -68,12 +89,12 @@ def duration(value: object) -> Seconds:
 
 def _bounded(seconds: float) -> Seconds:
     if seconds > DURATION_MAX_S:
-        raise ValueError("a duration of less than a hundred years")
+        raise ValueError("a duration of less than 100 years")
     return Seconds(seconds)
 
 
 def size(value: object) -> Size:
-    """``64MiB``, ``10GB`` or a plain number of bytes."""
+    """Parse ``64MiB``, ``10GB`` or a plain number of bytes. Raises ValueError."""
     allowed = "a size such as 64KiB, 50MiB or 1GB"
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError(allowed)
@@ -84,7 +105,7 @@ def size(value: object) -> Size:
 
 
 def rate(value: object) -> Rate:
-    """``100/s``, ``6000/m``, ``5/10s``: a whole number per duration."""
+    """Parse ``100/s``, ``6000/m``, ``5/10s``: a whole number per duration. Raises ValueError."""
     allowed = "a rate such as 100/s, 6000/m or 20000/h"
     match = (
         re.match(r"\s*(\d{1,15})\s*/\s*(\d{0,15}\s*(?:ms|[smhd]))\s*\Z", value)
@@ -101,7 +122,10 @@ def rate(value: object) -> Rate:
 
 
 def host_port(value: object, default_port: int | None = None) -> HostPort:
-    """``host:port``, ``127.0.0.1:25``, ``[::1]:25``; the port may be absent where a default exists."""
+    """Parse ``host:port``, ``127.0.0.1:25``, ``[::1]:25``, or ``host`` where a default port is given.
+
+    Raises ValueError.
+    """
     allowed = "host:port, with brackets around an IPv6 address"
     match = (
         re.match(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s]+))(?::(\d{1,5}))?\Z", value)
@@ -117,9 +141,19 @@ def host_port(value: object, default_port: int | None = None) -> HostPort:
 
 
 def process_count(value: object) -> ProcessCount:
-    """``0`` to ``64``, or ``auto``, which is AUTO."""
+    """Parse ``0`` to ``64`` or ``auto``, which is AUTO. Raises ValueError."""
     if value == "auto":
         return AUTO
     if type(value) is not int or not 0 <= value <= PROCESSES_MAX:
         raise ValueError(f"a number from 0 to {PROCESSES_MAX}, or auto")
     return ProcessCount(value)
+
+
+def percent(value: object) -> Percent:
+    """Parse ``10%``, or ``10`` with the same meaning. Raises ValueError."""
+    match = re.match(r"\s*(\d{1,9})\s*%?\s*\Z", value) if isinstance(value, str) else None
+    if match is not None:
+        return Percent(int(match[1]))
+    if type(value) is not int:
+        raise ValueError("a whole number of per cent such as 10%")
+    return Percent(value)

@@ -1,1 +1,1 @@
-"""What to send next: pure decisions about destinations, limits, sources and retries."""
+"""What to send next: pure decisions about destinations, limits and retries. Time is an argument."""

@@ -1,4 +1,4 @@
-"""When a deferred recipient is tried again. Pure: one question, several policies that answer it.
+"""When a deferred recipient is tried again: retry policies. Pure.
 
 Source: RFC 5321 section 4.5.4.1. Ladder: ZoneMTA (decision 11). Exponential: python-slimta's
 backoff functions. Quadratic: qmail-send's nextretry. Priority: the lists of Sun's ``backoff``.
@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isqrt
 
-from zonemta_py.config.functions import plain_function
-from zonemta_py.config.schema import Retry
+from zonemta_py.config.references import plain_function
+from zonemta_py.config.zones import Retry
 
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:
-    """What a policy may look at. Times are unix ms; ``attempts`` counts those that ended, from 1.
+    """The input of a policy. Times are unix ms; ``attempts`` is the number of finished attempts, from 1.
 
-    ``end_ms``: when ``give_up_after`` is over. ``priority``: urgent, normal or nonurgent (RFC 2156).
-    ``code`` (0 when no server answered), ``status`` and ``reply`` are of the attempt that just failed.
+    ``end_ms``: acceptance plus ``give_up_after``. ``priority``: urgent, normal or nonurgent (RFC 2156).
+    ``code`` (0 without a reply), ``status`` and ``reply`` describe the attempt that just failed.
     """
 
     created_ms: int
@@ -33,22 +33,20 @@ class RetryContext:
     reply: str = ""
 
 
-SOONEST_S = 1.0  # what a function of the operator's may ask: no attempt after attempt without end
-FALLBACK_S = 300.0
-LATEST_MS = 9_999_999_999_999  # what a due time can say
+SOONEST_S = 1.0  # shortest delay that a user's function can ask for
+FALLBACK_S = 300.0  # delay when a user's function fails
+LATEST_MS = 9_999_999_999_999  # the largest due time that a key of the queue can hold
 
-Tell = Callable[[str], None]
-Policy = Callable[[RetryContext], float | None]  # unix ms, or None to give up
-Backoff = Callable[
-    [RetryContext, int], float | None
-]  # a delay in seconds after so many attempts, or None
+ReportError = Callable[[str], None]
+RetryPolicy = Callable[[RetryContext], float | None]  # unix ms, or None to give up
+Backoff = Callable[[RetryContext, int], float | None]  # (context, attempts): seconds, or None to give up
 
 
-def next_attempt(policy: Policy, context: RetryContext, jitter: float) -> int | None:
-    """Unix ms of the next attempt, or None to give up.
+def next_attempt(policy: RetryPolicy, context: RetryContext, jitter: float) -> int | None:
+    """The time of the next attempt in unix ms, or None to give up.
 
-    ``jitter`` (0 or more) is the part of the delay that is added, so that recipients deferred
-    together do not come back in one burst; it does not lead past the end.
+    ``jitter`` (0 or more) is the fraction of the delay that is added to it, so that recipients
+    deferred together are not tried together. Jitter never moves an attempt past ``end_ms``.
     """
     due_ms = policy(context)
     if due_ms is None:
@@ -57,11 +55,10 @@ def next_attempt(policy: Policy, context: RetryContext, jitter: float) -> int | 
     return min(context.now_ms + int(delay_ms), max(int(due_ms), context.end_ms))
 
 
-def ladder(delays: Sequence[float]) -> Policy:
-    """After the 1st, 2nd, … failure wait the 1st, 2nd, … of ``delays`` (s); the last repeats.
+def ladder(delays: Sequence[float]) -> RetryPolicy:
+    """Wait ``delays[n - 1]`` seconds after the n-th failure; the last delay repeats.
 
-    The last attempt falls on the end: a delay that leads past it is cut to it once, so that the
-    promised time is used.
+    A delay that leads past ``end_ms`` is cut to it, so that the last attempt is at ``end_ms``.
     """
 
     def policy(context: RetryContext) -> float | None:
@@ -70,35 +67,36 @@ def ladder(delays: Sequence[float]) -> Policy:
     return policy
 
 
-def exponential(first_s: float, factor: int, longest_s: float) -> Policy:
-    """After the n-th failure wait ``first_s * factor ** (n - 1)``, at most ``longest_s``."""
+def exponential(first_s: float, factor: int, longest_s: float) -> RetryPolicy:
+    """Wait ``first_s * factor ** (n - 1)`` after the n-th failure, at most ``longest_s``."""
 
     def policy(context: RetryContext) -> float | None:
-        power = min(context.attempts - 1, 64)  # beyond it ``longest_s`` has long been reached
+        power = min(context.attempts - 1, 64)  # larger powers exceed every ``longest_s``
         return _cut(context, min(first_s * factor**power, longest_s))
 
     return policy
 
 
-def quadratic(skip: int) -> Policy:
-    """The square root of the age (s) grows by ``skip`` from one attempt to the next.
+def quadratic(growth: int) -> RetryPolicy:
+    """The square root of the message's age in seconds grows by ``growth`` from attempt to attempt.
 
-    One attempt is made after the lifetime, and then no more, as qmail does.
+    With 20, attempts are 0, 400, 1600, 3600, … s after acceptance. As in qmail, one attempt is
+    made after ``end_ms``.
     """
 
     def policy(context: RetryContext) -> float | None:
         if context.now_ms >= context.end_ms:
             return None
         age_s = max(0, context.now_ms - context.created_ms) // 1000
-        return context.created_ms + (isqrt(age_s) + skip) ** 2 * 1000
+        return context.created_ms + (isqrt(age_s) + growth) ** 2 * 1000
 
     return policy
 
 
-def from_backoff(backoff: Backoff | Sequence[float]) -> Policy:
-    """The policy of a python-slimta backoff function, or of delays (s), the last of which repeats.
+def from_backoff(backoff: Backoff | Sequence[float]) -> RetryPolicy:
+    """The policy of a python-slimta backoff function, or a ladder of delays (s).
 
-    A function says alone when to give up, by None: ``give_up_after`` does not count beside it.
+    A function alone decides when to give up, by returning None: ``end_ms`` does not limit it.
     """
     if not callable(backoff):
         return ladder(backoff)
@@ -111,8 +109,8 @@ def from_backoff(backoff: Backoff | Sequence[float]) -> Policy:
     return policy
 
 
-def by_priority(delays: dict[str, Sequence[float]]) -> Policy:
-    """A ladder for each priority; ``normal`` for one that has none."""
+def by_priority(delays: dict[str, Sequence[float]]) -> RetryPolicy:
+    """A ladder for each priority; those without delays use the ladder of ``normal``."""
     ladders = {name: ladder(own) for name, own in delays.items() if own}
 
     def policy(context: RetryContext) -> float | None:
@@ -127,10 +125,11 @@ def _cut(context: RetryContext, delay_s: float) -> float | None:
     return min(context.now_ms + delay_s * 1000, context.end_ms)
 
 
-def guarded(policy: Policy, tell: Tell) -> Policy:
-    """``policy``, a function of the operator's, kept from harm: its answer is used only when it is one.
+def guarded(policy: RetryPolicy, report_error: ReportError) -> RetryPolicy:
+    """``policy``, a function of the user, made safe: it never raises and returns only valid times.
 
-    Else ``tell`` hears why, and the next attempt is in FALLBACK_S; none is sooner than SOONEST_S.
+    If it fails, ``report_error`` is called with the reason and the next attempt is in FALLBACK_S.
+    No attempt is sooner than SOONEST_S.
     """
 
     def safe(context: RetryContext) -> float | None:
@@ -140,39 +139,42 @@ def guarded(policy: Policy, tell: Tell) -> Policy:
                 return None
             if isfinite(due_ms) and due_ms < LATEST_MS:
                 return max(due_ms, context.now_ms + SOONEST_S * 1000)
-            tell(f"the retry function answered {due_ms!r}, which is no time")
+            report_error(f"the retry function returned {due_ms!r}, which is not a valid time")
         except Exception as exc:
-            tell(f"the retry function failed on {context.recipient}: {exc!r}")
+            report_error(f"the retry function failed on {context.recipient}: {exc!r}")
         return context.now_ms + FALLBACK_S * 1000
 
     return safe
 
 
-def make_policy(retry: Retry, tell: Tell = lambda problem: None) -> Policy:
-    """The policy a zone's configuration asks for. Raises ConfigError for a function that is not there.
+def make_policy(retry: Retry, report_error: ReportError = lambda problem: None) -> RetryPolicy:
+    """The policy that ``retry`` selects. Raises ConfigError for a function that cannot be loaded.
 
-    ``tell`` hears of a function that fails; what it fails on is tried again all the same.
+    ``report_error`` is called when a user's function fails (see ``guarded``).
     """
     if retry.policy == "exponential":
-        return exponential(retry.first, retry.factor, retry.longest)
+        own = retry.exponential
+        return exponential(own.first, own.factor, own.longest)
     if retry.policy == "quadratic":
-        return quadratic(retry.skip)
+        return quadratic(retry.quadratic.growth)
     if retry.policy == "priority":
-        own = retry.priorities
-        return by_priority({"urgent": own.urgent, "normal": own.normal, "nonurgent": own.nonurgent})
+        lists = retry.priority
+        return by_priority(
+            {"urgent": lists.urgent, "normal": lists.normal, "nonurgent": lists.nonurgent}
+        )
     if retry.policy == "function":
-        return guarded(plain_function(retry.function or ""), tell)
+        return guarded(plain_function(retry.function or ""), report_error)
     if retry.policy == "backoff":
-        return guarded(from_backoff(plain_function(retry.function or "")), tell)
+        return guarded(from_backoff(plain_function(retry.function or "")), report_error)
     return ladder(retry.delays)
 
 
 def warning_is_due(retry: Retry, created_ms: int, now_ms: int) -> bool:
-    """Whether the sender should hear by now that a recipient is delayed."""
+    """Whether the sender's report of a delay is due."""
     return retry.warn_after is not None and now_ms - created_ms >= retry.warn_after * 1000
 
 
 def priority_of(field: str) -> str:
-    """The priority that a ``Priority:`` header field asks for."""
+    """The priority that a ``Priority:`` header field asks for: urgent, normal or nonurgent."""
     word = field.strip().lower()
     return {"urgent": "urgent", "non-urgent": "nonurgent"}.get(word, "normal")

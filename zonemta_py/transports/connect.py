@@ -1,7 +1,7 @@
-"""Opening a session: connect from an address, greet, encrypt, authenticate.
+"""Open a session: connect from a source address, greet, encrypt, authenticate.
 
-The one door to aiosmtplib, which does these steps; the session that results has its own protocol
-(``transports.pipelining``). Every failure is a DestinationFailed with a text for an operator.
+The adapter of aiosmtplib, which does these steps; the resulting session has its own protocol
+(``transports.pipelining``). Every failure is a DestinationFailed with a text for operators.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import cast
 
 import aiosmtplib
 
-from zonemta_py.config.schema import Timeouts
+from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.smtp.reply import make_reply
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
@@ -31,10 +31,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How to open a session. ``source`` None: whatever the system picks.
+    """How to open a session. ``source`` None: the system chooses the source address.
 
-    ``tls``: off, opportunistic (encrypt when offered, never mind the certificate) or required
-    (encrypt and verify, or fail). ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
+    ``tls``: off, opportunistic (encrypt when offered, without verification) or required (encrypt and
+    verify, or fail). ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
     """
 
     ehlo: str
@@ -57,39 +57,39 @@ _VERIFYING = ssl.create_default_context()
 
 
 class TlsFailed(DestinationFailed):
-    """STARTTLS was offered and did not work; an opportunistic caller may do without."""
+    """STARTTLS was offered and failed; an opportunistic caller may connect again without TLS."""
 
 
 async def open_session(
-    target: Target, manner: SessionOptions, *, context: ssl.SSLContext | None = None
+    target: Target, options: SessionOptions, *, context: ssl.SSLContext | None = None
 ) -> SmtpSession:
-    """A session that is ready for MAIL. Raises DestinationFailed. ``context`` replaces the trust store."""
+    """A session that is ready for MAIL. ``context`` replaces the default TLS contexts. Raises DestinationFailed."""
     loop = asyncio.get_running_loop()
-    sock = await _connect(loop, target, manner)
+    sock = await _connect(loop, target, options)
     client = aiosmtplib.SMTP(
         sock=sock,
-        local_hostname=manner.ehlo,
-        timeout=manner.timeouts.command,
+        local_hostname=options.ehlo,
+        timeout=options.timeouts.command,
         start_tls=False,
         use_tls=False,
     )
     try:
         await _connect_greeted(client)
-        await _greet(client, lmtp=manner.lmtp)
-        if manner.tls != "off":
-            await _encrypt(client, target, manner, context)
-        if manner.credentials is not None:
-            if manner.tls != "off" and client.get_transport_info("sslcontext") is None:
+        await _greet(client, lmtp=options.lmtp)
+        if options.tls != "off":
+            await _encrypt(client, target, options, context)
+        if options.credentials is not None:
+            if options.tls != "off" and client.get_transport_info("sslcontext") is None:
                 raise DestinationFailed(
-                    0, "4.7.0", f"{_where(target)} offers no TLS: no password is sent"
+                    0, "4.7.0", f"{_where(target)} offers no TLS: the password is not sent"
                 )
-            await client.login(*manner.credentials)
-        # uvloop's transports are no subclasses of asyncio's.
+            await client.login(*options.credentials)
+        # uvloop's transports are not subclasses of asyncio.Transport.
         transport = cast(asyncio.Transport | None, client.transport)
         if transport is None or transport.is_closing():
             raise DestinationFailed(0, "4.4.2", f"{_where(target)} closed the connection")
-        kind = LmtpSession if manner.lmtp else SmtpSession
-        session = kind(loop, transport, client.esmtp_extensions, manner.timeouts)
+        kind = LmtpSession if options.lmtp else SmtpSession
+        session = kind(loop, transport, client.esmtp_extensions, options.timeouts)
         transport.set_protocol(session)
         return session
     except aiosmtplib.SMTPResponseException as exc:
@@ -106,17 +106,17 @@ async def open_session(
 
 
 async def _connect(
-    loop: asyncio.AbstractEventLoop, target: Target, manner: SessionOptions
+    loop: asyncio.AbstractEventLoop, target: Target, options: SessionOptions
 ) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in target.ip else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if manner.source is not None:
+        if options.source is not None:
             if hasattr(socket, "IP_BIND_ADDRESS_NO_PORT"):
                 sock.setsockopt(socket.IPPROTO_IP, socket.IP_BIND_ADDRESS_NO_PORT, 1)
-            sock.bind((manner.source, 0))
-        async with asyncio.timeout(manner.timeouts.connect):
+            sock.bind((options.source, 0))
+        async with asyncio.timeout(options.timeouts.connect):
             await loop.sock_connect(sock, (target.ip, target.port))
     except TimeoutError as exc:
         sock.close()
@@ -125,8 +125,8 @@ async def _connect(
     except OSError as exc:
         sock.close()
         text = os.strerror(exc.errno) if exc.errno else str(exc)
-        if manner.source is not None and exc.errno == errno.EADDRNOTAVAIL:
-            text = f"source address {manner.source} is not on this machine"
+        if options.source is not None and exc.errno == errno.EADDRNOTAVAIL:
+            text = f"source address {options.source} is not on this machine"
         raise DestinationFailed(0, "4.4.1", f"{_where(target)}: {text}") from exc
     except BaseException:
         sock.close()
@@ -135,7 +135,7 @@ async def _connect(
 
 
 async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
-    """Read the greeting, and nothing after it: whoever talks out of turn is answering for somebody else."""
+    """Read the greeting. Bytes after it are refused: the peer must wait for a command (RFC 5321 section 4.3.1)."""
     try:
         await client.connect()
     except aiosmtplib.SMTPConnectError as exc:
@@ -143,7 +143,7 @@ async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
             raise
         raise aiosmtplib.SMTPServerDisconnected("closed the connection before its greeting") from exc
     if client.protocol is not None and client.protocol._buffer:
-        raise aiosmtplib.SMTPServerDisconnected("sent more than its greeting")
+        raise aiosmtplib.SMTPServerDisconnected("sent data after its greeting")
 
 
 async def _greet(client: aiosmtplib.SMTP, *, lmtp: bool) -> None:
@@ -159,7 +159,7 @@ async def _greet(client: aiosmtplib.SMTP, *, lmtp: bool) -> None:
 
 
 async def _greet_lmtp(client: aiosmtplib.SMTP) -> None:
-    """LHLO (RFC 2033 section 4.1), answered as EHLO is."""
+    """Send LHLO, whose reply has the form of EHLO's. Source: RFC 2033 section 4.1."""
     response = await client.execute_command(b"LHLO", (client.local_hostname or "localhost").encode())
     if response.code != 250:
         raise aiosmtplib.SMTPHeloError(response.code, response.message)
@@ -167,9 +167,9 @@ async def _greet_lmtp(client: aiosmtplib.SMTP) -> None:
 
 
 async def _encrypt(
-    client: aiosmtplib.SMTP, target: Target, manner: SessionOptions, context: ssl.SSLContext | None
+    client: aiosmtplib.SMTP, target: Target, options: SessionOptions, context: ssl.SSLContext | None
 ) -> None:
-    required = manner.tls == "required"
+    required = options.tls == "required"
     if not client.supports_extension("starttls"):
         if required:
             raise DestinationFailed(0, "5.7.10", f"{_where(target)} offers no TLS, which is required")
@@ -181,7 +181,7 @@ async def _encrypt(
         )
     except (aiosmtplib.SMTPException, OSError) as exc:
         raise TlsFailed(0, "4.7.5", f"{_where(target)}: STARTTLS failed: {exc}") from exc
-    await _greet(client, lmtp=manner.lmtp)
+    await _greet(client, lmtp=options.lmtp)
 
 
 def _refused(exc: aiosmtplib.SMTPResponseException, target: Target) -> DestinationFailed:

@@ -1,21 +1,21 @@
-"""The connection under an open session: replies in order, time limits, flow control.
+"""The connection of an open session: replies in order, time limits, flow control.
 
-Every reply is matched to its command in order; one that comes early is kept, and one that nobody
-asked for ends the use of the session.
+Replies are matched to commands in order. A reply that arrives before it is awaited is kept; more replies
+than commands end the session.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Mapping
 
-from zonemta_py.config.schema import Timeouts
+from zonemta_py.config.zones import Timeouts
 from zonemta_py.core import clock
 from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import Reply, ReplyReader
 
 
 class Dialogue(asyncio.Protocol):
-    """Writes commands and reads replies. ``usable`` until something leaves the dialogue in doubt."""
+    """Writes commands and reads replies. ``usable``: another transaction may follow on this connection."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Dialogue(asyncio.Protocol):
         self._reader = ReplyReader()
         self._replies: deque[Reply] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._resume: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None  # while writing is paused
         self._lost: SessionLost | None = None
         self._deadline = clock.Deadline(loop, self._timed_out)
-        self._replies_owed = 0  # at most so many may come before they are asked for
+        self._replies_owed = 0  # limit of replies that are not awaited yet
         self.usable = True
         self.messages = 0
         self.secure = transport.get_extra_info("sslcontext") is not None
@@ -46,7 +46,7 @@ class Dialogue(asyncio.Protocol):
         return extension in self._extensions
 
     def data_received(self, data: bytes) -> None:
-        """Replies; unexpected ones between transactions end the session's use."""
+        """Read replies; more than ``_replies_owed`` end the session."""
         try:
             self._replies.extend(self._reader.feed(data))
         except SessionLost as exc:
@@ -54,27 +54,27 @@ class Dialogue(asyncio.Protocol):
             self._transport.abort()
             return
         if len(self._replies) > self._replies_owed:
-            self._end(SessionLost("the peer sends replies that nobody asked for"))
+            self._end(SessionLost("the peer sends replies without commands"))
             self._transport.abort()
             return
-        if self._resume is not None and not self._resume.done() and self._replies:
-            self._resume.set_result(None)  # an answer in the middle of a body: whoever writes must look
+        if self._writable is not None and not self._writable.done() and self._replies:
+            self._writable.set_result(None)  # a reply during the body: the writer must read it
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits is told."""
+        """End every wait with SessionLost."""
         self._end(SessionLost(f"connection lost: {exc}" if exc else "the peer closed the connection"))
 
     def pause_writing(self) -> None:
-        """The peer is slower than we are."""
-        self._resume = self._loop.create_future()
+        """The write buffer is full: ``_drained`` waits."""
+        self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Go on."""
-        if self._resume is not None and not self._resume.done():
-            self._resume.set_result(None)
-        self._resume = None
+        """The write buffer has room again."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
 
     def _timed_out(self) -> None:
         self._end(SessionLost("timed out waiting for the peer"))
@@ -85,23 +85,23 @@ class Dialogue(asyncio.Protocol):
         if self._lost is None:
             self._lost = reason
         self._deadline.cancel()
-        for waiter in (self._waiter, self._resume):
+        for waiter in (self._waiter, self._writable):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Say QUIT if the dialogue is in order, and close; nothing is waited for."""
+        """Send QUIT if the session is usable, and close without waiting for the reply."""
         self._deadline.cancel()
         if self.usable and self._lost is None and not self._transport.get_write_buffer_size():
             self._transport.write(b"QUIT\r\n")
             self._transport.close()
         else:
-            self._transport.abort()  # waiting for a peer that does not read could take for ever
+            self._transport.abort()  # a peer that does not read could delay a close forever
         self.usable = False
 
     def abort(self) -> None:
-        """Close at once: what was begun must not look finished."""
-        self._end(SessionLost("given up"))
+        """Close at once, so that an unfinished message does not look finished."""
+        self._end(SessionLost("aborted"))
         self._transport.abort()
 
     def _write(self, data: bytes) -> None:
@@ -110,10 +110,10 @@ class Dialogue(asyncio.Protocol):
         self._transport.write(data)
 
     async def _drained(self) -> None:
-        """Let the peer catch up, at most ``timeouts.data``."""
-        if self._resume is not None:
+        """Wait until the write buffer has room, at most ``timeouts.data``. Raises SessionLost."""
+        if self._writable is not None:
             self._deadline.set(self._timeouts.data)
-            await self._resume
+            await self._writable
             self._deadline.clear()
         else:
             await asyncio.sleep(0)  # a body from memory must not starve the other sessions
@@ -133,7 +133,7 @@ class Dialogue(asyncio.Protocol):
         return self._next()
 
     def _next(self) -> Reply:
-        """The next reply, which is there."""
+        """The next reply, which has arrived."""
         reply = self._replies.popleft()
         if reply.code == 421:
             self.usable = False

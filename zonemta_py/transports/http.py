@@ -1,7 +1,7 @@
-"""Delivery by HTTP POST: the message as it is, its envelope in header fields, the answer as a reply.
+"""Delivery by HTTP POST: the unchanged message, its envelope in header fields, the response as a reply.
 
-A field X-Smtp-Reply in the answer counts before its status. One request for each recipient. The door to
-aiohttp's client.
+One request for each recipient. A field X-Smtp-Reply in the response takes precedence over its status. The
+adapter of aiohttp's client.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from zonemta_py.smtp.http_mapping import (
     reply_of,
 )
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import Parcel
+from zonemta_py.transports.interface import LocalMessage
 
 
-class HttpPost:
-    """Posts to ``url``; ``token``, if any, is a bearer token. ``timeout_s`` is for one recipient."""
+class HttpTransport:
+    """Posts to ``url``, with ``token`` as the bearer token unless it is empty. ``timeout_s`` is per recipient."""
 
     def __init__(self, url: str, timeout_s: float, hostname: str, token: str = "") -> None:
         self._url = url
@@ -34,9 +34,9 @@ class HttpPost:
         self._session: aiohttp.ClientSession | None = None
         self._closing: asyncio.Future[None] | None = None
 
-    async def deliver(self, parcel: Parcel) -> Reply:
-        """As ``LocalTransport``."""
-        await parcel.begin()
+    async def deliver(self, message: LocalMessage) -> Reply:
+        """See ``LocalTransport``."""
+        await message.begin()
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s),
@@ -44,22 +44,22 @@ class HttpPost:
             )
         try:
             async with self._session.post(
-                self._url, data=_message(parcel), headers=self._fields(parcel), allow_redirects=False
-            ) as answer:
-                said = read_reply(answer.headers.get(FIELD, ""))
-                if said is None or answer.status in UNUSABLE:
-                    return reply_of(answer.status, answer.reason or "")
-                return said
+                self._url, data=_content(message), headers=self._fields(message), allow_redirects=False
+            ) as response:
+                reply = read_reply(response.headers.get(FIELD, ""))
+                if reply is None or response.status in UNUSABLE:
+                    return reply_of(response.status, response.reason or "")
+                return reply
         except TimeoutError:
-            return Reply(0, "4.4.2", f"{self._url} did not answer within {self._timeout_s:g} s")
+            return Reply(0, "4.4.2", f"{self._url} did not respond within {self._timeout_s:g} s")
         except aiohttp.ClientError as exc:
             return Reply(0, "4.4.1", f"{self._url}: {exc or type(exc).__name__}")
 
-    def _fields(self, parcel: Parcel) -> dict[str, str]:
+    def _fields(self, message: LocalMessage) -> dict[str, str]:
         fields = {
             "Content-Type": "message/rfc822",
-            SENDER_FIELD: encode_address(parcel.sender),
-            RECIPIENT_FIELD: encode_address(parcel.recipient),
+            SENDER_FIELD: encode_address(message.sender),
+            RECIPIENT_FIELD: encode_address(message.recipient),
             EHLO_FIELD: self._hostname,
         }
         if self._token:
@@ -67,12 +67,12 @@ class HttpPost:
         return fields
 
     def close(self) -> None:
-        """No delivery follows; connections at rest end."""
+        """See ``LocalTransport``; idle connections are closed in a task."""
         if self._session is not None:
             self._closing = asyncio.ensure_future(self._session.close())
 
 
-async def _message(parcel: Parcel) -> AsyncIterator[bytes]:
-    yield parcel.header + b"\r\n"
-    async for chunk in parcel.body():
+async def _content(message: LocalMessage) -> AsyncIterator[bytes]:
+    yield message.header + b"\r\n"
+    async for chunk in message.body():
         yield chunk

@@ -1,6 +1,6 @@
 """What transports without a session have in common: one recipient at a time, the message as a stream.
 
-A transport says what came of it as a ``Reply``, as a server would: 2xx delivered, 4xx later, 5xx never.
+A transport returns its result as a ``Reply``, like a server: 2xx delivered, 4xx try again later, 5xx failed.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,10 +11,11 @@ from zonemta_py.smtp.reply import Reply
 DELIVERED = Reply(250, "2.0.0", "delivered")
 
 
-class Parcel(NamedTuple):
-    """A message for one recipient. ``body`` gives the chunks that follow the empty line, from the start each time.
+class LocalMessage(NamedTuple):
+    """A message for one recipient. ``message`` is the queue id of the message.
 
-    ``begin`` is awaited before anything is done that cannot be undone.
+    ``header`` ends with CRLF. ``body`` iterates over the bytes after the empty line; each call starts at
+    the beginning. The transport awaits ``begin`` before its first action that cannot be undone.
     """
 
     message: str
@@ -25,37 +26,40 @@ class Parcel(NamedTuple):
     begin: Callable[[], Awaitable[None]]
 
 
-class LocalTransport(Protocol):
-    """One way to hand a message over without a session."""
+Parcel = LocalMessage  # deprecated: the name until version 0.1
 
-    async def deliver(self, parcel: Parcel) -> Reply:
-        """Hand it over. Raises only what ``body`` and ``begin`` raise."""
+
+class LocalTransport(Protocol):
+    """Delivers messages without a session."""
+
+    async def deliver(self, message: LocalMessage) -> Reply:
+        """Deliver ``message`` and return the result. Raises only what ``body`` and ``begin`` raise."""
 
     def close(self) -> None:
-        """No delivery follows."""
+        """Release connections; no delivery follows."""
 
 
-def trace(parcel: Parcel) -> bytes:
-    """The fields of final delivery (RFC 5321 section 4.4, RFC 9228)."""
-    return f"Return-Path: <{parcel.sender}>\r\nDelivered-To: {parcel.recipient}\r\n".encode()
+def trace(message: LocalMessage) -> bytes:
+    """The header fields of final delivery. Source: RFC 5321 section 4.4, RFC 9228."""
+    return f"Return-Path: <{message.sender}>\r\nDelivered-To: {message.recipient}\r\n".encode()
 
 
-async def lines(parcel: Parcel) -> AsyncIterator[bytes]:
-    """The whole message with the fields of final delivery, in chunks, its lines ended as files end them (LF)."""
-    yield (trace(parcel) + parcel.header + b"\r\n").replace(b"\r\n", b"\n")
+async def lines(message: LocalMessage) -> AsyncIterator[bytes]:
+    """The whole message with the fields of final delivery, in chunks, with LF as line end."""
+    yield (trace(message) + message.header + b"\r\n").replace(b"\r\n", b"\n")
     held = b""
-    async for chunk in parcel.body():
-        octets = held + chunk
-        held = b"\r" if octets.endswith(b"\r") else b""
-        yield octets[: len(octets) - len(held)].replace(b"\r\n", b"\n")
+    async for chunk in message.body():
+        data = held + chunk
+        held = b"\r" if data.endswith(b"\r") else b""
+        yield data[: len(data) - len(held)].replace(b"\r\n", b"\n")
     if held:
         yield held
 
 
 def parts(address: str) -> dict[str, str]:
-    """What placeholders stand for in paths and arguments: ``recipient``, ``user``, ``domain``, ``extension``.
+    """Values of the placeholders ``recipient``, ``user``, ``domain`` and ``extension`` in paths and arguments.
 
-    ``extension`` is what follows the first ``+`` of the local part; ``user`` is without it.
+    ``extension`` is the text after the first ``+`` of the local part; ``user`` is the text before it.
     """
     local, _, domain = address.rpartition("@")
     user, _, extension = local.partition("+")

@@ -1,7 +1,7 @@
-"""Delivery into maildirs: written in ``tmp``, forced to disk, then linked into ``new``.
+"""Delivery into maildirs: written to ``tmp``, synced, then renamed into ``new``.
 
-Source: https://cr.yp.to/proto/maildir.html. The name in ``new`` is made of message and recipient, so a
-message that is delivered again after a crash replaces itself.
+Source: https://cr.yp.to/proto/maildir.html. The file name in ``new`` consists of message id and a hash of the
+recipient, so a message that is delivered again after a crash replaces its first copy.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from hashlib import blake2b
 from pathlib import Path
 
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import DELIVERED, Parcel, lines, parts
+from zonemta_py.transports.interface import DELIVERED, LocalMessage, lines, parts
 
-FOLDERS = ("tmp", "new", "cur")
+DIRECTORIES = ("tmp", "new", "cur")
 
 
-class Maildir:
-    """``pattern`` is the path of a maildir with ``{user}``, ``{domain}``, ``{recipient}`` in it.
+class MaildirTransport:
+    """``pattern`` is the path of a maildir with ``{user}``, ``{domain}``, ``{recipient}``, ``{extension}`` in it.
 
-    ``create``: one that is not there is made; else its mail waits, in case a disk is not mounted.
+    ``create``: create a missing maildir. Otherwise its mail is tried again later: a disk may not be mounted.
     """
 
     def __init__(self, pattern: str, *, create: bool, hostname: str) -> None:
@@ -28,37 +28,37 @@ class Maildir:
         self._hostname = hostname.replace("/", "_").replace(":", "_")
 
     def close(self) -> None:
-        """As ``LocalTransport``: nothing rests here."""
+        """See ``LocalTransport``; there is nothing to release."""
 
-    async def deliver(self, parcel: Parcel) -> Reply:
-        """As ``LocalTransport``."""
-        names = parts(parcel.recipient)
+    async def deliver(self, message: LocalMessage) -> Reply:
+        """See ``LocalTransport``."""
+        names = parts(message.recipient)
         if any("/" in each or "\0" in each or each.startswith(".") for each in names.values()):
-            return Reply(550, "5.1.3", "an address that is no name of a folder")
+            return Reply(550, "5.1.3", "the address cannot be a directory name")
         maildir = Path(self._pattern.format(**names))
-        digest = blake2b(parcel.recipient.encode(), digest_size=8).hexdigest()
-        name = f"{parcel.message}.{digest}.{self._hostname}"
+        digest = blake2b(message.recipient.encode(), digest_size=8).hexdigest()
+        name = f"{message.message}.{digest}.{self._hostname}"
         try:
             await asyncio.to_thread(self._prepare, maildir)
-            return await self._write(parcel, maildir, name)
+            return await self._write(message, maildir, name)
         except OSError as exc:
             return Reply(451, "4.3.0", f"{maildir}: {exc.strerror or exc}")
 
     def _prepare(self, maildir: Path) -> None:
         if self._create:
-            for folder in FOLDERS:
-                (maildir / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+            for directory in DIRECTORIES:
+                (maildir / directory).mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    async def _write(self, parcel: Parcel, maildir: Path, name: str) -> Reply:
+    async def _write(self, message: LocalMessage, maildir: Path, name: str) -> Reply:
         temporary = maildir / "tmp" / name
         descriptor = await asyncio.to_thread(
             os.open, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
         )
         try:
-            async for chunk in lines(parcel):
+            async for chunk in lines(message):
                 await asyncio.to_thread(_write_all, descriptor, chunk)
             await asyncio.to_thread(os.fsync, descriptor)
-            await parcel.begin()
+            await message.begin()
             await asyncio.to_thread(_publish, temporary, maildir / "new")
         except BaseException:
             with suppress(OSError):
@@ -69,17 +69,17 @@ class Maildir:
         return DELIVERED
 
 
-def _write_all(descriptor: int, octets: bytes) -> None:
-    view = memoryview(octets)
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def _publish(temporary: Path, new: Path) -> None:
-    """Atomic, and on disk when it returns."""
+    """Rename ``temporary`` into ``new`` and sync that directory."""
     temporary.replace(new / temporary.name)
-    folder = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+    directory = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(directory)
     finally:
-        os.close(folder)
+        os.close(directory)

@@ -1,8 +1,8 @@
-"""Delivery to a program: the message on its standard input, its exit code the verdict.
+"""Delivery to a program: the message on its standard input, the result in its exit code.
 
-Source: sysexits.h, as Postfix's pipe(8) and qmail-command(8) read it: 0 delivered, 75 (EX_TEMPFAIL) and
-qmail's 111 later, other codes never. Output that begins with an enhanced status code (``5.1.1 no such
-user``) goes before the exit code.
+Source: sysexits.h, as Postfix's pipe(8) and qmail-command(8) interpret it: 0 delivered, 75 (EX_TEMPFAIL) and
+qmail's 111 try again later, other codes failed. Output that begins with an enhanced status code (``5.1.1 no
+such user``) takes precedence over the exit code.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.interface import DELIVERED, Parcel, lines, parts
+from zonemta_py.transports.interface import DELIVERED, LocalMessage, lines, parts
 
-OUTPUT_MAX = 4096  # of what a program says
-LATER = {71: "4.3.0", 73: "4.2.0", 74: "4.3.0", 75: "4.3.0", 78: "4.3.5", 111: "4.3.0"}
-NEVER = {64: "5.3.5", 65: "5.6.0", 67: "5.1.1", 68: "5.1.2", 69: "5.3.0", 70: "5.3.0", 76: "5.5.0", 77: "5.7.0", 100: "5.3.0"}  # fmt: skip
+OUTPUT_MAX = 4096  # bytes kept of the output of a program
+TEMPORARY = {71: "4.3.0", 73: "4.2.0", 74: "4.3.0", 75: "4.3.0", 78: "4.3.5", 111: "4.3.0"}
+PERMANENT = {64: "5.3.5", 65: "5.6.0", 67: "5.1.1", 68: "5.1.2", 69: "5.3.0", 70: "5.3.0", 76: "5.5.0", 77: "5.7.0", 100: "5.3.0"}  # fmt: skip
 _STATUS = re.compile(r"\s*([245]\.\d{1,3}\.\d{1,3})\s+(.*)", re.DOTALL)
 
 PRESETS = {
@@ -26,23 +26,25 @@ PRESETS = {
 }
 
 
-class Pipe:
-    """``command``: the program and its arguments, with ``{sender}``, ``{recipient}``, ``{user}``, ``{domain}``,
-    ``{extension}`` and ``{message}`` in them. No shell reads them."""
+class PipeTransport:
+    """Runs ``command``, a program and its arguments, for each recipient, without a shell.
+
+    Placeholders: ``{sender}``, ``{recipient}``, ``{user}``, ``{domain}``, ``{extension}``, ``{message}`` (the id).
+    """
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         self._command = command
         self._timeout_s = timeout_s
 
     def close(self) -> None:
-        """As ``LocalTransport``: nothing rests here."""
+        """See ``LocalTransport``; there is nothing to release."""
 
-    async def deliver(self, parcel: Parcel) -> Reply:
-        """As ``LocalTransport``."""
-        values = {**parts(parcel.recipient), "sender": parcel.sender, "message": parcel.message}
+    async def deliver(self, message: LocalMessage) -> Reply:
+        """See ``LocalTransport``."""
+        values = {**parts(message.recipient), "sender": message.sender, "message": message.message}
         if any("\0" in value for value in values.values()):
-            return Reply(550, "5.1.3", "an address that is no argument of a program")
-        await parcel.begin()
+            return Reply(550, "5.1.3", "the address cannot be an argument of a program")
+        await message.begin()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(argument.format(**values) for argument in self._command),
@@ -52,26 +54,26 @@ class Pipe:
                 start_new_session=True,
             )
         except OSError as exc:
-            return Reply(451, "4.3.5", f"{self._command[0]} does not start: {exc.strerror or exc}")
+            return Reply(451, "4.3.5", f"{self._command[0]} cannot be started: {exc.strerror or exc}")
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, said = await asyncio.gather(_feed(process, parcel), _listen(process))
+                _, output = await asyncio.gather(_write_message(process, message), _read_output(process))
                 code = await process.wait()
         except TimeoutError:
-            return Reply(451, "4.4.7", f"{self._command[0]} was not done after {self._timeout_s:g} s")
+            return Reply(451, "4.4.7", f"{self._command[0]} did not end within {self._timeout_s:g} s")
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        return verdict_of(code, said.decode("utf-8", "replace"))
+        return verdict_of(code, output.decode("utf-8", "replace"))
 
 
-async def _feed(process: asyncio.subprocess.Process, parcel: Parcel) -> None:
-    """Write the message; a program that does not want all of it may say so by its exit code."""
+async def _write_message(process: asyncio.subprocess.Process, message: LocalMessage) -> None:
+    """Write the message; a program may close its input before the end."""
     assert process.stdin is not None
     try:
-        async for chunk in lines(parcel):
+        async for chunk in lines(message):
             process.stdin.write(chunk)
             await process.stdin.drain()
         process.stdin.close()
@@ -80,25 +82,25 @@ async def _feed(process: asyncio.subprocess.Process, parcel: Parcel) -> None:
         return
 
 
-async def _listen(process: asyncio.subprocess.Process) -> bytes:
-    """The beginning of what it says; the rest is read, so that it does not wait for us."""
+async def _read_output(process: asyncio.subprocess.Process) -> bytes:
+    """The first OUTPUT_MAX bytes of the output; the remainder is read too, so that the program can end."""
     assert process.stdout is not None
-    said = b""
+    output = b""
     while chunk := await process.stdout.read(OUTPUT_MAX):
-        said = (said + chunk)[:OUTPUT_MAX]
-    return said
+        output = (output + chunk)[:OUTPUT_MAX]
+    return output
 
 
-def verdict_of(code: int, said: str) -> Reply:
-    """What an exit code (negative: the signal that ended it) and output mean."""
-    match = _STATUS.match(said)
-    text = printable(match[2] if match else said)
+def verdict_of(code: int, output: str) -> Reply:
+    """The reply for an exit code (negative: the signal that ended the program) and its output."""
+    match = _STATUS.match(output)
+    text = printable(match[2] if match else output)
     if code == 0:
         return DELIVERED
     if match and match[1][0] in "45":
         return Reply(550 if match[1][0] == "5" else 451, match[1], text)
     if code < 0:
         return Reply(451, "4.3.0", f"ended by signal {-code}: {text}".removesuffix(": "))
-    if code in LATER:
-        return Reply(451, LATER[code], text or f"exit code {code}")
-    return Reply(550, NEVER.get(code, "5.3.0"), text or f"exit code {code}")
+    if code in TEMPORARY:
+        return Reply(451, TEMPORARY[code], text or f"exit code {code}")
+    return Reply(550, PERMANENT.get(code, "5.3.0"), text or f"exit code {code}")

@@ -1,7 +1,7 @@
-"""The dialogue of a session that is open: transactions, pipelined, bodies streamed.
+"""Transactions on an open session: pipelined commands, streamed bodies.
 
-It takes over the connection after aiosmtplib has connected, greeted, encrypted and authenticated
-(decision 3). A reply that comes in the middle of a body is read and not lost.
+The session takes over the connection after aiosmtplib has connected, greeted, encrypted and authenticated
+(decision 3). A reply that arrives during a body is not lost.
 
 Source: RFC 5321 sections 3.3, 4.1.1, 4.5.3.2; RFC 2920 (pipelining).
 """
@@ -16,21 +16,23 @@ from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.transparency import DotEncoder
 from zonemta_py.transports.dialogue import Dialogue
 
-WRITE_AT_ONCE = 131_072  # a small message goes out in one write
-SPARE_REPLIES = 4  # a transaction's replies beside those to RCPT: RSET, MAIL, DATA, the final dot
+WRITE_AT_ONCE = 131_072  # bytes: a smaller message is sent in one write
+SPARE_REPLIES = 4  # replies of a transaction other than to RCPT: RSET, MAIL, DATA, the final dot
+
+_Answers = list[tuple[Phase, Reply] | None]  # by recipient
 
 
 class DsnOptions(Struct, frozen=True, array_like=True):
-    """Parameters of RFC 3461, each with a space in front or empty: of MAIL, and of every RCPT."""
+    """Parameters of MAIL and of each RCPT, each empty or with a leading space. Source: RFC 3461."""
 
     mail: str
     rcpts: Sequence[str]
 
 
-class Mail(Struct, frozen=True):
-    """One transaction to be. ``body`` is what follows the empty line that ends ``header``.
+class Transaction(Struct, frozen=True):
+    """A message to send. ``header`` ends with CRLF, ``body`` are the bytes after the empty line.
 
-    ``dsn`` only for a peer that offers it.
+    ``size`` is announced, in bytes. ``dsn`` is None unless the peer offers DSN.
     """
 
     sender: str
@@ -44,28 +46,30 @@ class Mail(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Result:
-    """What the peer said. ``answers`` has one entry per recipient: the phase and reply that settle it.
+class TransactionResult:
+    """The replies to a transaction. ``answers`` has the deciding phase and reply of each recipient.
 
-    None: the peer takes no more recipients in one transaction, try this one in the next.
-    ``uncertain``: the final dot went out and no answer came back.
+    An answer None: the peer accepts no more recipients in one transaction; send this one in the next.
+    ``uncertain``: the final dot was sent and no reply was received.
     """
 
-    answers: list[tuple[Phase, Reply] | None] = field(default_factory=list)
+    answers: _Answers = field(default_factory=list)
     uncertain: bool = False
 
 
 class SmtpSession(Dialogue):
-    """An open session, for one transaction after another. ``recipients_max`` is learned from a 452."""
+    """An open session. ``recipients_max`` is the limit per transaction that a 452 reply revealed."""
 
     recipients_max: int | None = None
     _dirty = False  # the peer holds a transaction that must be reset
 
-    async def transact(self, mail: Mail, before_dot: Awaitable[None] | None = None) -> Result:
-        """Send ``mail``; ``before_dot``, if given, is awaited before its final dot goes out.
+    async def transact(
+        self, mail: Transaction, before_dot: Awaitable[None] | None = None
+    ) -> TransactionResult:
+        """Send ``mail``; ``before_dot``, if given, is awaited before the final dot is sent.
 
-        Raises SessionLost when the connection fails before the final dot. Whatever the iterator of
-        the body or ``before_dot`` raises is raised here too, with the connection aborted.
+        Raises SessionLost when the connection fails before the final dot. Exceptions of the body's
+        iterator and of ``before_dot`` abort the connection and propagate.
         """
         self._replies_owed = 2 * len(mail.recipients) + SPARE_REPLIES
         self.messages += 1
@@ -80,20 +84,22 @@ class SmtpSession(Dialogue):
             if self._replies or self._reader.midway:
                 self.usable = False
 
-    async def _transact(self, mail: Mail, before_dot: Awaitable[None] | None) -> Result:
+    async def _transact(
+        self, mail: Transaction, before_dot: Awaitable[None] | None
+    ) -> TransactionResult:
         answers, accepted, data = await self._envelope(mail)
-        result = Result(answers)
+        result = TransactionResult(answers)
         if data is None:
             return result
         if not accepted:
             if data.code == 354:
-                # Nobody is to get it, yet the peer wants a body: an empty one, and no more trust.
+                # No recipient, but the peer expects a body: end it at once, use the session no more.
                 self._write(b".\r\n")
                 self.usable = False
                 try:
                     await self._reply(self._timeouts.dot)
                 except SessionLost:
-                    pass  # what it said of the recipients stands
+                    pass  # the replies to RCPT decide
             return result
         if data.code != 354:
             self._dirty = True
@@ -117,23 +123,20 @@ class SmtpSession(Dialogue):
         return result
 
     def _answered_together(self, accepted: list[int]) -> list[list[int]]:
-        """Which recipients share a reply to the final dot."""
+        """The groups of recipients that share a reply to the final dot."""
         return [accepted]
 
     @staticmethod
     def _answer(
-        answers: list[tuple[Phase, Reply] | None], accepted: Sequence[int], phase: Phase, reply: Reply
+        answers: _Answers, accepted: Sequence[int], phase: Phase, reply: Reply
     ) -> None:
         for index in accepted:
             answers[index] = (phase, reply)
 
     async def _envelope(
-        self, mail: Mail
-    ) -> tuple[list[tuple[Phase, Reply] | None], list[int], Reply | None]:
-        """MAIL, RCPT and DATA. Returns answers so far, accepted indexes, and the answer to DATA.
-
-        No answer to DATA: it was not sent.
-        """
+        self, mail: Transaction
+    ) -> tuple[_Answers, list[int], Reply | None]:
+        """Send MAIL, RCPT and DATA. Returns answers, accepted indexes and the reply to DATA, None if not sent."""
         commands = [self._mail_command(mail), *_rcpt_commands(mail)]
         reset = [b"RSET\r\n"] if self._dirty else []
         pipelined = self.offers("pipelining")
@@ -165,24 +168,24 @@ class SmtpSession(Dialogue):
             return self._cut_short(mail, replies, exc), [], None
 
     def _cut_short(
-        self, mail: Mail, replies: Sequence[Reply], lost: SessionLost
-    ) -> list[tuple[Phase, Reply] | None]:
-        """What the peer said before it left counts. Raises ``lost`` when it said nothing of weight."""
+        self, mail: Transaction, replies: Sequence[Reply], lost: SessionLost
+    ) -> _Answers:
+        """The answers when the connection is lost after ``replies``. Raises ``lost`` if all of those are 2xx."""
         self.usable = False
         if all(reply.completed for reply in replies):
             raise lost
         answers, _ = self._judge(len(mail.recipients), replies)
-        rest = replies[-1] if replies[-1].code == 421 else Reply(0, "4.4.2", str(lost))
+        default = replies[-1] if replies[-1].code == 421 else Reply(0, "4.4.2", str(lost))
         answers += [None] * (len(mail.recipients) - len(answers))
-        return [answer or (Phase.RCPT, rest) for answer in answers]
+        return [answer or (Phase.RCPT, default) for answer in answers]
 
     def _judge(
         self, count: int, replies: Sequence[Reply]
-    ) -> tuple[list[tuple[Phase, Reply] | None], list[int]]:
+    ) -> tuple[_Answers, list[int]]:
         mail, *rcpts = replies
         if not mail.completed:
             return [(Phase.MAIL, mail)] * count, []
-        answers: list[tuple[Phase, Reply] | None] = []
+        answers: _Answers = []
         accepted: list[int] = []
         for index, reply in enumerate(rcpts):
             if reply.completed:
@@ -195,7 +198,7 @@ class SmtpSession(Dialogue):
                 answers.append((Phase.RCPT, reply))
         return answers, accepted
 
-    def _mail_command(self, mail: Mail) -> bytes:
+    def _mail_command(self, mail: Transaction) -> bytes:
         parameters = ""
         if self.offers("size"):
             parameters += f" SIZE={mail.size}"
@@ -207,38 +210,38 @@ class SmtpSession(Dialogue):
             parameters += mail.dsn.mail
         return f"MAIL FROM:<{mail.sender}>{parameters}\r\n".encode()
 
-    async def _body(self, mail: Mail, before_dot: Awaitable[None] | None) -> Reply | None:
-        """Send the message and its final dot; an answer that comes before the dot ends it."""
+    async def _body(self, mail: Transaction, before_dot: Awaitable[None] | None) -> Reply | None:
+        """Send the message and the final dot. Returns a reply that arrived before the dot, which is not sent then."""
         encoder = DotEncoder()
         if isinstance(mail.body, bytes):
-            rest = encoder.feed(b"".join((mail.header, b"\r\n", mail.body))) + encoder.finish()
+            unsent = encoder.feed(b"".join((mail.header, b"\r\n", mail.body))) + encoder.finish()
         else:
-            rest = encoder.feed(mail.header + b"\r\n")
+            unsent = encoder.feed(mail.header + b"\r\n")
             async for chunk in mail.body:
-                if len(rest) > WRITE_AT_ONCE:
-                    self._write(rest)
-                    rest = b""
+                if len(unsent) > WRITE_AT_ONCE:
+                    self._write(unsent)
+                    unsent = b""
                     await self._drained()
                     if self._replies:
                         return self._replies.popleft()
-                rest += encoder.feed(chunk)
-            rest += encoder.finish()
+                unsent += encoder.feed(chunk)
+            unsent += encoder.finish()
         if before_dot is not None:
             await before_dot
         if self._replies:
             return self._replies.popleft()
-        self._write(rest)
+        self._write(unsent)
         return None
 
 
 class LmtpSession(SmtpSession):
-    """The same in LMTP: the final dot is answered once for each recipient (RFC 2033 section 4.2)."""
+    """A session in LMTP, where each recipient has a reply to the final dot. Source: RFC 2033 section 4.2."""
 
     def _answered_together(self, accepted: list[int]) -> list[list[int]]:
         return [[index] for index in accepted]
 
 
-def _rcpt_commands(mail: Mail) -> list[bytes]:
+def _rcpt_commands(mail: Transaction) -> list[bytes]:
     if mail.dsn is None:
         return [b"RCPT TO:<%b>\r\n" % address.encode() for address in mail.recipients]
     pairs = zip(mail.recipients, mail.dsn.rcpts, strict=False)

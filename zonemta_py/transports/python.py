@@ -1,7 +1,7 @@
-"""Delivery by a Python function of the operator's: ``package.module.function``.
+"""Delivery by a Python function of the user, named ``package.module.function`` in the configuration.
 
-It is called with a ``Parcel`` and returns a ``Reply``, or None for delivered; it may be a coroutine
-function, else it runs in a thread. What it raises is a defect of its own: the recipient is tried again.
+The function gets a ``LocalMessage`` and returns a ``Reply``, or None for delivered. A coroutine function runs
+on the event loop, any other function in a thread. When it raises, the recipient is tried again later.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ import inspect
 import logging
 from collections.abc import Awaitable
 
-from zonemta_py.config.functions import named_function
+from zonemta_py.config.references import named_function
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.interface import DELIVERED, Parcel
+from zonemta_py.transports.interface import DELIVERED, LocalMessage
 
 log = logging.getLogger(__name__)
 
 
-class Routine:
-    """Calls ``function``, which may take ``timeout_s``."""
+class PythonTransport:
+    """Calls the function ``name`` for each recipient, for at most ``timeout_s``. Raises ConfigError."""
 
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
@@ -25,29 +25,29 @@ class Routine:
         self._timeout_s = timeout_s
 
     def close(self) -> None:
-        """As ``LocalTransport``: nothing rests here."""
+        """See ``LocalTransport``; there is nothing to release."""
 
-    async def deliver(self, parcel: Parcel) -> Reply:
-        """As ``LocalTransport``."""
-        await parcel.begin()
+    async def deliver(self, message: LocalMessage) -> Reply:
+        """See ``LocalTransport``."""
+        await message.begin()
         try:
             async with asyncio.timeout(self._timeout_s):
-                said = await self._call(parcel)
+                returned = await self._call(message)
         except TimeoutError:
-            return Reply(451, "4.4.7", f"{self._name} was not done after {self._timeout_s:g} s")
+            return Reply(451, "4.4.7", f"{self._name} did not return within {self._timeout_s:g} s")
         except Exception as exc:
-            log.exception("%s failed on %s", self._name, parcel.message)
+            log.exception("%s failed on %s", self._name, message.message)
             return Reply(451, "4.3.0", f"{self._name} failed: {type(exc).__name__}")
-        if said is None:
+        if returned is None:
             return DELIVERED
-        if isinstance(said, Reply):
-            return said
+        if isinstance(returned, Reply):
+            return returned
         return Reply(
-            451, "4.3.5", f"{self._name} returned {type(said).__name__}, expected a Reply or None"
+            451, "4.3.5", f"{self._name} returned {type(returned).__name__}, expected a Reply or None"
         )
 
-    async def _call(self, parcel: Parcel) -> object:
+    async def _call(self, message: LocalMessage) -> object:
         if inspect.iscoroutinefunction(self._function):
-            said: Awaitable[object] = self._function(parcel)
-            return await said
-        return await asyncio.to_thread(self._function, parcel)
+            returned: Awaitable[object] = self._function(message)
+            return await returned
+        return await asyncio.to_thread(self._function, message)

@@ -1,0 +1,264 @@
+"""YAML nodes to the typed values of ``config.schema``, with the line of each key for errors.
+
+A mapping becomes a dataclass, a list a tuple, a scalar what the parsers of ``config.units`` return. No tag
+of a file is executed and no key is ignored. Old keys (``RENAMED`` of a class) are accepted with a warning.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, fields, is_dataclass, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from zonemta_py.config.units import (
+    HostPort,
+    NameServer,
+    Percent,
+    ProcessCount,
+    Rate,
+    Seconds,
+    Size,
+    duration,
+    host_port,
+    percent,
+    process_count,
+    rate,
+    size,
+)
+from zonemta_py.core.errors import ConfigError
+
+_PARSERS: dict[Any, Any] = {
+    Seconds: duration,
+    Size: size,
+    Rate: rate,
+    HostPort: host_port,
+    NameServer: lambda value: host_port(value, 53),
+    ProcessCount: process_count,
+    Percent: percent,
+}
+
+_NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
+
+_Pair = tuple[str, yaml.Node, yaml.Node]  # a key, its node and the node of its value
+
+
+class Reader:
+    """Converts nodes to typed values and remembers the line of each key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.deprecated: list[str] = []
+        self._lines: dict[str, int] = {}
+        self._old_names: dict[str, str] = {}  # keys by their new name, where the file has the old one
+
+    def fail(self, node: yaml.Node, key: str, text: str) -> NoReturn:
+        """Refuse ``key`` because of its value, ``node``. Raises ConfigError."""
+        self._refuse(node.start_mark.line + 1, key, text)
+
+    def complain(self, key: str, text: str) -> NoReturn:
+        """Refuse ``key`` for a reason that involves other keys. Raises ConfigError."""
+        line, parent = 1, key
+        while parent:
+            if parent in self._lines:
+                line = self._lines[parent]
+                break
+            parent = parent.rpartition(".")[0]
+        self._refuse(line, key, text)
+
+    def _refuse(self, line: int, key: str, text: str) -> NoReturn:
+        for new, old in self._old_names.items():
+            if key == new or key.startswith(f"{new}."):
+                key = old + key[len(new) :]
+        raise ConfigError(f"{self.path}:{line}: {key or 'the document'}: {text}")
+
+    def read(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
+        """The value of ``node`` as a ``kind``; keys that a mapping lacks come from ``base``. Raises ConfigError."""
+        self._lines.setdefault(key, node.start_mark.line + 1)
+        if is_dataclass(kind):
+            return self._dataclass(node, kind, base, key)
+        origin = typing.get_origin(kind)
+        if origin in (types.UnionType, typing.Union):
+            return self._union(node, kind, base, key)
+        if origin is tuple:
+            item = typing.get_args(kind)[0]
+            if not isinstance(node, yaml.SequenceNode):
+                self.fail(node, key, f"found {_shown(node)}, expected a list")
+            return tuple(
+                self.read(n, item, _default_of(item), f"{key}[{i}]") for i, n in enumerate(node.value)
+            )
+        if origin is dict:
+            return self._named(node, kind, base, key)
+        return self._scalar(node, kind, key)
+
+    def _pairs(self, node: yaml.Node, key: str) -> list[_Pair]:
+        if not isinstance(node, yaml.MappingNode):
+            self.fail(node, key, f"found {_shown(node)}, expected a mapping of keys to values")
+        pairs, seen = [], set()
+        for name_node, value in node.value:
+            name = name_node.value
+            if not isinstance(name, str):
+                self.fail(name_node, key, "a key must be a word")
+            if name in seen:
+                self.fail(name_node, _under(key, name), "appears twice")
+            seen.add(name)
+            pairs.append((name, name_node, value))
+        return pairs
+
+    def _dataclass(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
+        if node.tag == _NULL:
+            return base  # `bulk:` without a value inherits everything
+        known: dict[str, Field[Any]] = {
+            f.name.rstrip("_"): f for f in fields(kind) if not f.metadata.get("hidden")
+        }
+        hints = typing.get_type_hints(kind)
+        changes = {}
+        pairs = self._pairs(node, key)
+        if hasattr(kind, "RENAMED"):
+            pairs = self._with_new_names(pairs, kind.RENAMED, key)
+        for name, name_node, value_node in pairs:
+            where = _under(key, name)
+            if name not in known:
+                self.fail(name_node, where, f"unknown key; {_suggest(name, known)}")
+            field = known[name]
+            value = self.read(value_node, hints[field.name], getattr(base, field.name), where)
+            self._limits(value_node, field, value, where)
+            changes[field.name] = value
+        return replace(base, **changes)
+
+    def _with_new_names(self, pairs: list[_Pair], renamed: Mapping[str, str], key: str) -> list[_Pair]:
+        """``pairs`` with each old key under its new name, in a section where the new name has a dot."""
+        found = {pair[0]: pair for pair in pairs if pair[0] not in renamed}
+        for name, name_node, value in pairs:
+            if name not in renamed:
+                continue
+            old, new = _under(key, name), _under(key, renamed[name])
+            section, _, inner = renamed[name].partition(".")
+            current = found[section][2] if section in found else None
+            if not inner:
+                added, taken = value, current is not None
+            else:
+                given = [] if current is None or current.tag == _NULL else self._pairs(current, new)
+                taken = any(each == inner for each, _, _ in given)
+                word = yaml.ScalarNode(_STR, inner, name_node.start_mark)
+                items = [*((each, item) for _, each, item in given), (word, value)]
+                added = yaml.MappingNode(_MAP, items, name_node.start_mark)
+            if taken:
+                self.fail(name_node, old, f"is the old name of {new}, which is set too")
+            found[section] = (section, name_node, added)
+            self._old_names[new] = old
+            line = name_node.start_mark.line + 1
+            self.deprecated.append(f"{self.path}:{line}: {old} is deprecated: use {new}")
+        return list(found.values())
+
+    def _named(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
+        """A mapping whose names the user chooses. Dataclass values inherit from ``default``."""
+        item = typing.get_args(kind)[1]
+        pairs = self._pairs(node, key)
+        result = dict(base)
+        if is_dataclass(item):
+            pairs.sort(key=lambda pair: pair[0] != "default")
+        for name, _, value in pairs:
+            inherited = result["default"] if is_dataclass(item) else None
+            result[name] = self.read(value, item, inherited, _under(key, name))
+        return result
+
+    def _union(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
+        options = typing.get_args(kind)
+        if type(None) in options and node.tag == _NULL:
+            return None
+        kinds = [option for option in options if option is not type(None)]
+        if IPv4Network in kinds and IPv6Network in kinds:
+            return self._network(node, key)
+        return self.read(node, kinds[0], base, key)
+
+    def _network(self, node: yaml.Node, key: str) -> Any:
+        try:
+            return ip_network(str(node.value), strict=False)
+        except ValueError:
+            self.fail(
+                node, key, f"found {_shown(node)}, expected a network such as 10.0.0.0/8 or ::1/128"
+            )
+
+    def _scalar(self, node: yaml.Node, kind: Any, key: str) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            self.fail(node, key, f"found {_shown(node)}, expected {_expected(kind)}")
+        try:
+            value = _plain(node)
+        except (
+            yaml.YAMLError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ):  # what PyYAML raises for odd tags
+            self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_expected(kind)}")
+        if kind in _PARSERS:
+            try:
+                return _PARSERS[kind](value)
+            except ValueError as exc:
+                self.fail(node, key, f"found {_shown(node)}, expected {exc}")
+        if kind is str and value is False and node.value.lower() == "off":
+            return "off"  # a boolean in YAML 1.1, a word in `tls: off`
+        if kind is Path and isinstance(value, str) and value:
+            return Path(value)
+        if type(value) is kind:
+            return value
+        self.fail(node, key, f"found {_shown(node)}, expected {_expected(kind)}")
+
+    def _limits(self, node: yaml.Node, spec: Field[Any], value: Any, key: str) -> None:
+        limits = spec.metadata
+        if "choices" in limits and value not in limits["choices"]:
+            if value in limits["later"]:
+                self.fail(node, key, f"'{value}' is not available in this version")
+            self.fail(node, key, f"found '{value}', allowed: {', '.join(limits['choices'])}")
+        if "least" in limits and not limits["least"] <= value <= limits["most"]:
+            self.fail(node, key, f"found {value}, allowed: {limits['least']} to {limits['most']}")
+
+
+def anchored(value: Any, directory: Path) -> Any:
+    """``value`` with every relative path in it put under ``directory``."""
+    if isinstance(value, Path):
+        return directory / value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: anchored(getattr(value, f.name), directory) for f in fields(value)}
+        )
+    if isinstance(value, dict):
+        return {name: anchored(item, directory) for name, item in value.items()}
+    if type(value) is tuple:
+        return tuple(anchored(item, directory) for item in value)
+    return value
+
+
+def _plain(node: yaml.ScalarNode) -> Any:
+    """The scalar as YAML resolves it: text, number, boolean or None."""
+    return yaml.SafeLoader("").construct_object(node)
+
+
+def _default_of(kind: Any) -> Any:
+    """The value that an item of a list inherits from."""
+    return kind() if isinstance(kind, type) and is_dataclass(kind) else None
+
+
+def _under(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _shown(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return f"'{node.value}'" if node.value else "nothing"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+def _expected(kind: Any) -> str:
+    names = {str: "text", int: "a whole number", bool: "true or false", Path: "a path"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(sorted(known))}"
