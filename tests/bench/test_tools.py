@@ -53,7 +53,7 @@ async def test_a_large_message_in_small_pieces() -> None:
         writer.write(piece)
         await writer.drain()
     await reader.read()
-    assert sink.tally.octets == 300 * len(body)
+    assert sink.tally.size_bytes == 300 * len(body)
     writer.close()
     await sink.close()
 

@@ -8,6 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.relay import staged
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import SummaryRequest
 from zonemta_py.bench.process import CommandProcess, rss_anon_bytes
 
 MIB = 1 << 20
@@ -42,7 +43,7 @@ async def test_100_mib_in_and_out_within_16_mib(folder: Path) -> None:
             for warm in range(3):
                 await _send(port, 24 * MIB)
                 await until(lambda warm=warm: sink.tally.messages > warm, "the warm-up", 60)
-            await until(lambda: not list(ask(folder / "queue", "summary", {})), "an empty queue")
+            await until(lambda: not list(ask(folder / "queue", SummaryRequest())), "an empty queue")
             before = peak = rss_anon_bytes(relay.pid)
             sending = asyncio.ensure_future(_send(port, 100 * MIB))
 
@@ -53,7 +54,7 @@ async def test_100_mib_in_and_out_within_16_mib(folder: Path) -> None:
 
             await until(arrived, "the large message", 90)
             await sending
-            assert sink.tally.octets >= 100 * MIB
+            assert sink.tally.size_bytes >= 100 * MIB
             assert peak - before <= 16 * MIB, f"{(peak - before) / MIB:.1f} MiB more"
             assert relay.stop() == 0
         finally:

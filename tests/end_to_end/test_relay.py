@@ -15,6 +15,13 @@ from tests.kit.queue import everything
 from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
 from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.requests import (
+    FlushRequest,
+    HoldRequest,
+    ListRequest,
+    ReleaseRequest,
+    UnreachableRequest,
+)
 from zonemta_py.config.schema import Config
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError
@@ -316,7 +323,7 @@ async def test_sessions_are_reused_and_bounded(folder: Path) -> None:
                 await received(sink, n + 1)
             assert sink.tally.sessions == 3
             for session in list(sink.connections):
-                session.cut()
+                session.abort()
             await send(relay, ["again@a.example"])
             await received(sink, 13)
         assert facts(folder, "deferred") == []
@@ -410,7 +417,7 @@ async def test_flush_ends_rests(folder: Path) -> None:
             await back.start("127.0.2.2", stage.port)
             try:
                 operations = Operations(relay.queue, relay._zones)
-                rows = [row async for row in operations.run("flush", {"domain": "dead.example"})]
+                rows = [row async for row in operations.run(FlushRequest(domain="dead.example"))]
                 assert rows[0]["woken"] >= 1
                 await received(back, 3)
                 await empty(relay)
@@ -517,10 +524,10 @@ async def test_dead_addresses_are_skipped(folder: Path) -> None:
                 dead.timed_out("127.0.2.99", monotonic_s() + moment, 0)
             await send(relay, ["x@a.example"])
             await received(sink, 1)
-            rows = [row async for row in Operations(relay.queue, {}, dead).run("dead", {})]
+            rows = [row async for row in Operations(relay.queue, {}, dead).run(UnreachableRequest())]
             assert [row["ip"] for row in rows] == ["127.0.2.99"], "it was not even tried"
             cleared = [
-                row async for row in Operations(relay.queue, {}, dead).run("dead", {"clear": "all"})
+                row async for row in Operations(relay.queue, {}, dead).run(UnreachableRequest("all"))
             ]
             assert cleared == [{"cleared": 1}]
             await send(relay, ["y@a.example"])
@@ -543,10 +550,10 @@ async def test_hold_and_release(folder: Path) -> None:
                 1
             ]
             operations = Operations(relay.queue, {})
-            assert [row async for row in operations.run("hold", {"message": message})] == [
+            assert [row async for row in operations.run(HoldRequest(message))] == [
                 {"held": 1, "in_flight": 0}
             ]
-            assert [row async for row in operations.run("hold", {"message": message})] == [
+            assert [row async for row in operations.run(HoldRequest(message))] == [
                 {"held": 0, "in_flight": 0}
             ]
             await relay.flush()
@@ -554,10 +561,10 @@ async def test_hold_and_release(folder: Path) -> None:
             await received(sink, 1)
         async with relaying(config) as relay:
             await relay.flush()
-            rows = [row async for row in Operations(relay.queue, {}).run("list", {"state": "held"})]
+            rows = [row async for row in Operations(relay.queue, {}).run(ListRequest(state="held"))]
             assert [(row["recipient"], row["due_ms"]) for row in rows] == [("x@a.example", 0)]
             assert sound(relay)
-            run = Operations(relay.queue, {}).run("release", {"message": message})
+            run = Operations(relay.queue, {}).run(ReleaseRequest(message))
             assert [row async for row in run] == [{"released": 1}]
             await received(sink, 2)
             await empty(relay)

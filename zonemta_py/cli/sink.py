@@ -13,7 +13,7 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.sink.script import Script, load_script
-from zonemta_py.sink.server import Sink
+from zonemta_py.sink.server import Received, Sink
 
 
 @click.command()
@@ -33,9 +33,9 @@ from zonemta_py.sink.server import Sink
 @click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write every message into this folder.",
+    help="Write every message into this directory.",
 )
-@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this number of messages.")
 @json_option
 @reports_errors
 def sink(
@@ -54,7 +54,7 @@ def sink(
     if store is not None:
         store.mkdir(parents=True, exist_ok=True)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        tally = runner.run(_run(Sink(script, store=store), listen, count))
+        tally = runner.run(_run(script, store, listen, count))
     if as_json:
         print_json(tally)
     else:
@@ -62,19 +62,26 @@ def sink(
             click.echo(f"{name:<18} {value}")
 
 
-async def _run(sink: Sink, listen: HostPort, count: int | None) -> dict[str, object]:
+async def _run(
+    script: Script, store: Path | None, listen: HostPort, count: int | None
+) -> dict[str, object]:
+    """Receive until a signal or ``count`` messages. Raises ConfigError when the address is in use."""
     stop = asyncio.Event()
+
+    def on_message(message: Received) -> None:
+        if count is not None and server.tally.messages >= count:
+            stop.set()
+
+    server = Sink(script, store=store, on_message=on_message)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if count is not None:
-        sink.on_message = lambda _: stop.set() if sink.tally.messages >= count else None
     try:
-        port = await sink.start(listen.host, listen.port)
+        port = await server.start(listen.host, listen.port)
     except OSError as exc:
         raise ConfigError(f"cannot listen on {listen}: {exc}") from exc
     click.echo(f"ready {HostPort(listen.host, port)}", err=True)
     sys.stderr.flush()
     await stop.wait()
-    await sink.close()
-    return sink.tally.as_row()
+    await server.close()
+    return server.tally.as_row()

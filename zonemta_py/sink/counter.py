@@ -1,8 +1,8 @@
-"""The light sink of benchmarks, in a process of its own: counts every recipient, and when it came.
+"""The sink of benchmarks, in a process of its own: counts every recipient and records the time of its delivery.
 
-``counter PORT FOLDER [--delay-ms N] [--tls FILE]``. Recipients are numbers (``17@sink.example``), so that each can
-be counted once and timed. FOLDER/count grows while it runs; at the end FOLDER/deliveries holds what
-``Deliveries`` reads. With a delay every reply goes out so much later, as over a longer way.
+``counter PORT DIRECTORY [--delay-ms N] [--tls FILE]``. The local part of a recipient is its number
+(``17@sink.example``). DIRECTORY/count holds the number of deliveries while it runs; at the end
+DIRECTORY/deliveries holds what ``Deliveries.load`` reads. ``--delay-ms`` delays every reply.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from typing import cast
 from zonemta_py.core.clock import wait_event
 from zonemta_py.core.loop import loop_factory
 
-EVERY_S = 0.01
+WRITE_INTERVAL_S = 0.01
 _GREETING = b"220 sink.example ESMTP\r\n"
 _EHLO = b"250-sink.example\r\n%b250-PIPELINING\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 SIZE 0\r\n"
 
 
 class Deliveries:
-    """How often each recipient number came, and when first (monotonic seconds)."""
+    """The number of deliveries of each recipient, and the time of the first (monotonic seconds)."""
 
     def __init__(self) -> None:
         self.recipients = 0
@@ -32,7 +32,7 @@ class Deliveries:
         self.counts = bytearray()
 
     def add(self, numbers: list[int], now_s: float) -> None:
-        """A message for these recipients is here."""
+        """Count one message for the recipients ``numbers``."""
         self.recipients += len(numbers)
         for number in numbers:
             if number >= len(self.counts):
@@ -44,12 +44,12 @@ class Deliveries:
             self.counts[number] = min(255, self.counts[number] + 1)
 
     def save(self, path: Path) -> None:
-        """Counts, then times."""
+        """Write the number of recipients (8 bytes, big-endian), a byte for each count, a float64 for each time."""
         path.write_bytes(len(self.counts).to_bytes(8) + bytes(self.counts) + self.times.tobytes())
 
     @classmethod
     def load(cls, path: Path) -> "Deliveries":
-        """What ``save`` wrote."""
+        """Read what ``save`` wrote."""
         data = path.read_bytes()
         length = int.from_bytes(data[:8])
         found = cls()
@@ -59,12 +59,12 @@ class Deliveries:
 
 
 class CountingSession(asyncio.Protocol):
-    """One connection: pipelined commands answered in one write, nothing kept, nothing checked."""
+    """One connection: pipelined commands are answered in one write; no message is kept, no syntax checked."""
 
     def __init__(
         self, deliveries: Deliveries, delay_s: float, tls: ssl.SSLContext | None = None
     ) -> None:
-        self._tls = tls  # to begin with STARTTLS
+        self._tls = tls  # for STARTTLS; None once encrypted
         self._deliveries = deliveries
         self._delay_s = delay_s
         self._buffer = b""
@@ -72,12 +72,12 @@ class CountingSession(asyncio.Protocol):
         self._in_data = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
+        """Send the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self._answer(_GREETING)
 
     def data_received(self, data: bytes) -> None:
-        """Commands and messages, as many as came."""
+        """Process all complete commands and message data."""
         buffer = self._buffer + data if self._buffer else data
         out = []
         while buffer:
@@ -92,10 +92,10 @@ class CountingSession(asyncio.Protocol):
                 self._numbers = []
                 out.append(b"250 2.0.0 Ok\r\n")
             else:
-                line, end_of_line, rest = buffer.partition(b"\n")
+                line, end_of_line, remaining = buffer.partition(b"\n")
                 if not end_of_line:
                     break
-                buffer = rest
+                buffer = remaining
                 out.append(self._command(line))
         self._buffer = buffer
         self._answer(b"".join(out))
@@ -142,7 +142,7 @@ class CountingSession(asyncio.Protocol):
             self._transport.write(replies)
 
 
-async def run(port: int, folder: Path, delay_s: float, tls: ssl.SSLContext | None) -> None:
+async def run(port: int, directory: Path, delay_s: float, tls: ssl.SSLContext | None) -> None:
     """Count until SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -153,22 +153,24 @@ async def run(port: int, folder: Path, delay_s: float, tls: ssl.SSLContext | Non
     )
     print("ready", flush=True)
     shown = -1
-    handle = os.open(folder / "count", os.O_WRONLY | os.O_CREAT, 0o644)
+    handle = os.open(directory / "count", os.O_WRONLY | os.O_CREAT, 0o644)
     while not stop.is_set():
         if deliveries.recipients != shown:
             shown = deliveries.recipients
-            os.pwrite(handle, b"%d" % shown, 0)  # counts only grow, so no shorter text is left over
-        await wait_event(stop, EVERY_S)
+            os.pwrite(
+                handle, b"%d" % shown, 0
+            )  # the count only grows, so that no shorter text is overwritten
+        await wait_event(stop, WRITE_INTERVAL_S)
     os.close(handle)
     server.close()
-    deliveries.save(folder / "deliveries")
+    deliveries.save(directory / "deliveries")
 
 
 def main() -> None:
-    """The command line."""
+    """Run the sink of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--tls", help="offer STARTTLS, with TLS.pem and TLS.key")
     options = parser.parse_args()
@@ -177,7 +179,7 @@ def main() -> None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(f"{options.tls}.pem", f"{options.tls}.key")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(run(options.port, options.folder, options.delay_ms / 1000, tls))
+        runner.run(run(options.port, options.directory, options.delay_ms / 1000, tls))
 
 
 if __name__ == "__main__":

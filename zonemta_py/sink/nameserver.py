@@ -1,4 +1,4 @@
-"""A small authoritative name server on loopback, for demos and tests. It speaks real DNS over UDP."""
+"""A small authoritative name server (DNS over UDP) for demonstrations and tests."""
 
 import asyncio
 from collections import Counter
@@ -19,10 +19,10 @@ Records = Mapping[str, Mapping[str, Sequence[str]] | str]
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers from ``records``: name → type → values in zone-file form, or SERVFAIL, or SILENT.
+    """Answers from ``records``: name → type → values as in a zone file, or SERVFAIL, or SILENT (no answer).
 
-    A name that is not there does not exist; one without the type asked for has no such record.
-    CNAMEs are answered with their target's records. ``queries`` counts (name, type).
+    A name that is missing is answered with NXDOMAIN, a missing type with an empty answer, a CNAME with the
+    records of its target. ``queries`` counts (name, type).
     """
 
     def __init__(self, records: Records, ttl_s: int = 60) -> None:
@@ -31,7 +31,7 @@ class NameServer(asyncio.DatagramProtocol):
         self.queries: Counter[tuple[str, str]] = Counter()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; returns the port."""
+        """Listen; returns the port. Raises OSError when the address is in use."""
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
         bound: int = self._transport.get_extra_info("sockname")[1]
@@ -42,7 +42,7 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport.close()
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Answer one query; what is no query is not answered."""
+        """Answer one query; ignore any other datagram."""
         try:
             query = dns.message.from_wire(data)
             question = query.question[0]

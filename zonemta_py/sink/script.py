@@ -1,13 +1,13 @@
-"""What a sink does differently: rules in YAML, first match wins.
+"""Rules by which a sink refuses, stalls or drops, in YAML. The first matching rule applies.
 
 - at: rcpt                      # connect, ehlo, mail, rcpt, data or dot
-  recipient: "*@slow.example"   # glob on the recipient (rcpt: this one; data, dot: the first)
-  sender: "*"                   # glob on the sender
+  recipient: "*@slow.example"   # glob; at rcpt the recipient of the command, at data and dot the first one
+  sender: "*"                   # glob
   local: 127.0.0.11             # only on connections to this address
-  reply: 451 4.7.1 Greylisted   # what is answered instead
-  times: 1                      # only so often for each recipient (or connection address), then as usual
-  stall: 5s                     # wait before answering
-  drop: true                    # cut the connection instead of answering
+  reply: 451 4.7.1 Greylisted   # the reply; default: the usual one
+  times: 1                      # apply at most this often to each recipient (at connect: local address)
+  stall: 5s                     # delay of the reply
+  drop: true                    # close the connection instead of replying
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule; what is None or empty matches everything."""
+    """One rule. A field that is None matches everything."""
 
     at: Step
     recipient: str | None = None
@@ -49,7 +49,7 @@ class Rule:
 
 
 class Script:
-    """Rules, and how often each was applied to whom."""
+    """Rules, and how often each was applied to a recipient."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules: dict[Step, list[tuple[int, Rule]]] = {}
@@ -60,7 +60,7 @@ class Script:
     def match(
         self, step: Step, argument: str, sender: str, recipients: Sequence[str], local: str
     ) -> Rule | None:
-        """The rule for this step, counted as applied; None: as usual."""
+        """The rule to apply, which is counted; None for the usual reply."""
         rules = self._rules.get(step)
         if not rules:
             return None
@@ -82,7 +82,7 @@ class Script:
 
 
 def load_script(path: Path) -> Script:
-    """The rules in a YAML file. Raises ConfigError naming file and rule."""
+    """Read rules from a YAML file. Raises ConfigError, which names file and rule."""
     document = load_plain(path)
     if not isinstance(document, list):
         raise ConfigError(f"{path}: expected a list of rules")

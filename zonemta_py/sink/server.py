@@ -1,10 +1,7 @@
-"""What a receiving server got: its messages, and its counts.
+"""A receiving SMTP server that counts sessions, messages, recipients and bytes.
 
-A receiving server for tests and benchmarks: fast, and as unkind as its script says.
-
-It counts sessions, messages, recipients and octets; it can keep what it gets; and it answers,
-stalls or drops as told by rules (``bench.script``). It finds the end of DATA by itself and trusts
-nobody: a bare line end around a dot does not end a message here either.
+It can keep messages in memory or in files, and refuses, stalls or drops by the rules of ``sink.script``. Only
+CRLF.CRLF ends a message.
 """
 
 import asyncio
@@ -21,7 +18,7 @@ from zonemta_py.sink.script import Rule, Script, Step
 
 @dataclass(slots=True)
 class Received:
-    """One message as it arrived. ``data`` has its dots unstuffed; it is empty when not kept."""
+    """A message as received. ``data`` is without dot-stuffing, and empty when messages are not kept."""
 
     sender: str
     recipients: list[str]
@@ -34,12 +31,12 @@ class Received:
 
 @dataclass(slots=True)
 class Tally:
-    """What a sink has seen. ``by_recipient`` counts deliveries, to find losses and repeats."""
+    """The counts of a sink. ``by_recipient`` counts deliveries, to find lost and repeated ones."""
 
     sessions: int = 0
     messages: int = 0
     recipients: int = 0
-    octets: int = 0
+    size_bytes: int = 0  # of message data as on the wire, dot-stuffing included
     refused: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
@@ -48,14 +45,15 @@ class Tally:
     by_peer: Counter[str] = field(default_factory=Counter)
 
     def as_row(self) -> dict[str, object]:
-        """For programs."""
+        """The counts as a dictionary, for JSON. ``octets`` is the former name of ``bytes``."""
         return {
             "sessions": self.sessions,
             "messages": self.messages,
             "recipients": self.recipients,
             "unique_recipients": len(self.by_recipient),
             "repeated": sum(count - 1 for count in self.by_recipient.values()),
-            "octets": self.octets,
+            "bytes": self.size_bytes,
+            "octets": self.size_bytes,
             "refused": self.refused,
             "seconds": round(self.last_s - self.first_s, 3),
             "by_domain": dict(self.by_domain),
@@ -67,7 +65,11 @@ EXTENSIONS = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES", "SIZE
 
 
 class Sink:
-    """A listening sink. ``keep``: hold messages in memory; ``store``: write each as JSON and .eml."""
+    """A listening sink.
+
+    ``keep``: keep messages in memory. ``store``: write each into this directory, as .eml and .json.
+    ``on_message`` is called with each message.
+    """
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class Sink:
         store: Path | None = None,
         extensions: tuple[str, ...] = EXTENSIONS,
         hostname: str = "sink.example",
+        on_message: Callable[[Received], None] | None = None,
     ) -> None:
         self.script = script or Script(())
         self.keep = keep
@@ -85,28 +88,28 @@ class Sink:
         self.store = store
         self.extensions = extensions
         self.hostname = hostname
+        self._on_message = on_message
         self.tally = Tally()
         self.messages: list[Received] = []
-        self.on_message: Callable[[Received], None] | None = None
         self._server: asyncio.Server | None = None
         self.connections: set[SinkSession] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; returns the port."""
+        """Listen; returns the port. Raises OSError when the address is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: SinkSession(self), host, port, backlog=1024)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     async def close(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening and abort every connection."""
         if self._server is not None:
             self._server.close()
         for session in list(self.connections):
-            session.cut()
+            session.abort()
 
     def received(self, message: Received) -> None:
-        """Count a finished message, and keep it if asked to."""
+        """Count a complete message, and keep or write it."""
         tally = self.tally
         now_s = clock.monotonic_s()
         tally.first_s = tally.first_s or now_s
@@ -121,31 +124,31 @@ class Sink:
             self.messages.append(message)
         if self.store is not None:
             self._write(message, self.store)
-        if self.on_message is not None:
-            self.on_message(message)
+        if self._on_message is not None:
+            self._on_message(message)
 
-    def _write(self, message: Received, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def _write(self, message: Received, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         name = f"{self.tally.messages:06d}"
-        (folder / f"{name}.eml").write_bytes(message.data)
+        (directory / f"{name}.eml").write_bytes(message.data)
         envelope = {
             "sender": message.sender,
             "recipients": message.recipients,
             "helo": message.helo,
             "peer": message.peer,
         }
-        (folder / f"{name}.json").write_bytes(to_json(envelope) + b"\n")
+        (directory / f"{name}.json").write_bytes(to_json(envelope) + b"\n")
 
 
 class SinkSession(asyncio.Protocol):
-    """One connection. Commands are handled one by one, so that a rule may stall any of them."""
+    """One connection. Commands are handled one at a time, so that a rule can stall each."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._buffer = bytearray()
         self._searched = 0
         self._in_data = False
-        self._data_octets = 0
+        self._data_bytes = 0
         self._stalled = False
         self._out: list[bytes] = []
         self._commands: deque[str] = deque()
@@ -153,7 +156,7 @@ class SinkSession(asyncio.Protocol):
         self._recipients: list[str] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
+        """Send the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = str(transport.get_extra_info("peername")[0])
         self.local = str(transport.get_extra_info("sockname")[0])
@@ -163,15 +166,15 @@ class SinkSession(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left."""
+        """Forget the session."""
         self._sink.connections.discard(self)
 
-    def cut(self) -> None:
-        """Drop the connection now."""
+    def abort(self) -> None:
+        """Close the connection without a reply."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Commands, or the message."""
+        """Process commands or message data, unless a reply is stalled."""
         self._buffer += data
         if not self._stalled:
             self._advance()
@@ -191,30 +194,30 @@ class SinkSession(asyncio.Protocol):
         self._flush()
 
     def _take_data(self) -> bool:
-        """Look for the final dot; True when the message is complete."""
+        """Search for the final dot; True when the message is complete."""
         buffer = self._buffer
-        if buffer.startswith(b".\r\n") and not self._data_octets:
-            end, cut = 0, 3
+        if buffer.startswith(b".\r\n") and not self._data_bytes:
+            end, after = 0, 3
         else:
             at = buffer.find(b"\r\n.\r\n", max(0, self._searched - 4))
             if at < 0:
                 self._searched = len(buffer)
-                self._drop_unkept()
+                self._discard_data()
                 return False
-            end, cut = at + 2, at + 5
+            end, after = at + 2, at + 5
         body = bytes(buffer[:end])
-        del buffer[:cut]
-        self._data_octets += end
+        del buffer[:after]
+        self._data_bytes += end
         self._searched = 0
         self._in_data = False
         self._finish(body)
         return True
 
-    def _drop_unkept(self) -> None:
-        """A message that nobody keeps need not be held either; its last octets decide where it ends."""
+    def _discard_data(self) -> None:
+        """Discard the data of a message that is not kept, but for the bytes that may begin its end."""
         if not self._sink.keep and self._sink.store is None and len(self._buffer) > 65_536:
             drop = len(self._buffer) - 4
-            self._data_octets += drop
+            self._data_bytes += drop
             del self._buffer[:drop]
             self._searched = 4
 
@@ -226,7 +229,7 @@ class SinkSession(asyncio.Protocol):
                 body = body.replace(b"\r\n.", b"\r\n")[2:]
             else:
                 body = b""
-            sink.tally.octets += self._data_octets
+            sink.tally.size_bytes += self._data_bytes
             sink.received(
                 Received(
                     self._sender,
@@ -238,7 +241,7 @@ class SinkSession(asyncio.Protocol):
                     self._parameters,
                 )
             )
-        self._data_octets = 0
+        self._data_bytes = 0
         self._recipients = []
         self._sender = ""
 
@@ -274,17 +277,17 @@ class SinkSession(asyncio.Protocol):
             self._recipients = []
             self._reply("250 2.0.0 Ok")
         else:
-            self._reply("502 5.5.2 Not here")
+            self._reply("502 5.5.2 Not implemented")
 
     def _answer(self, step: Step, argument: str, usual: str) -> bool:
-        """Answer as the script says, or as usual; True when the answer was positive."""
+        """Reply by the script, else with ``usual``; True when the reply is positive."""
         rule = self._sink.script.match(step, argument, self._sender, self._recipients, self.local)
         if rule is None:
             self._reply(usual)
             return True
-        return self._follow(rule, usual)
+        return self._apply(rule, usual)
 
-    def _follow(self, rule: Rule, usual: str) -> bool:
+    def _apply(self, rule: Rule, usual: str) -> bool:
         reply = rule.reply or usual
         if rule.drop:
             self._flush()
@@ -320,6 +323,6 @@ class SinkSession(asyncio.Protocol):
 
 
 def _path(argument: str) -> tuple[str, str]:
-    """The address between the brackets, and the parameters behind it."""
+    """The address between the brackets and the parameters after it."""
     start, end = argument.find("<"), argument.rfind(">")
     return argument[start + 1 : end], argument[end + 1 :].strip()
