@@ -12,6 +12,7 @@ from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.relay import Stage, staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.sink.script import Rule, Step
 
@@ -44,7 +45,7 @@ class Served:
             assert (await client.message(data, recipient)).startswith("250")
 
     def rows(self) -> list[dict[str, object]]:
-        return list(ask(self.folder / "queue", "list", {}))
+        return list(ask(self.folder / "queue", ListRequest()))
 
 
 async def test_alarm_makes_everything_due(folder: Path) -> None:

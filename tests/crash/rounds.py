@@ -15,6 +15,8 @@ from tests.kit.load import DOMAINS, Load, recipients_of
 from tests.kit.queue import everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.operations import parse_request
+from zonemta_py.admin.requests import AuditRequest, ListRequest, ReleaseRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core import faults
@@ -48,7 +50,7 @@ class Verdict:
 def _answers(queue: Path, command: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of a command, none when the message or the relay is gone."""
     try:
-        return list(ask(queue, command, arguments))
+        return list(ask(queue, parse_request(command, arguments)))
     except (LocalError, OSError, ValueError):
         return []
 
@@ -179,12 +181,12 @@ class Rounds:
             await asyncio.to_thread(relay.wait_ready)
             await self.load.stop()
             queue = self.folder / "queue"
-            for row in list(ask(queue, "list", {"state": "held"})):
-                list(ask(queue, "release", {"message": row["message"]}))
+            for row in list(ask(queue, ListRequest(state="held"))):
+                list(ask(queue, ReleaseRequest(row["message"])))
 
             # From one moment: a list reads state after state, and may miss who moves between them.
             def places(queue: Path = queue) -> bool:
-                return any("places" in row for row in ask(queue, "places", {}))
+                return any("recipients" in row for row in ask(queue, AuditRequest()))
 
             await until(lambda: not places(), "an empty queue", 120)
             code = relay.stop()

@@ -9,6 +9,7 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.relay import facts, staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.core.errors import LocalError
 
@@ -47,7 +48,7 @@ class Case:
 
     def held(self) -> list[str]:
         try:
-            return [row["recipient"] for row in ask(self.folder / "queue", "list", {"state": "held"})]
+            return [row["recipient"] for row in ask(self.folder / "queue", ListRequest(state="held"))]
         except (OSError, ValueError, LocalError):
             return []
 

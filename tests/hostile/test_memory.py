@@ -9,6 +9,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import staged
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import AuditRequest, CheckRequest
 from zonemta_py.bench.process import CommandProcess, free_port, rss_anon_bytes
 
 ROUNDS = 60
@@ -57,10 +58,10 @@ async def test_no_growth(folder: Path) -> None:
             grown = rss_anon_bytes(relay.pid) - memory
             assert grown < GROWTH_MAX_BYTES, f"{grown} bytes more"
             await until(
-                lambda: not any("places" in row for row in ask(folder / "queue", "places", {})),
+                lambda: not any("recipients" in row for row in ask(folder / "queue", AuditRequest())),
                 "an empty queue",
             )
-            assert list(ask(folder / "queue", "check", {})) == [{"problems": 0}]
+            assert list(ask(folder / "queue", CheckRequest())) == [{"problems": 0}]
             assert relay.stop() == 0
         finally:
             relay.kill()

@@ -11,6 +11,7 @@ from tests.kit.queue import events
 from tests.kit.relay import Stage
 from tests.kit.smtp_client import Raw
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import SubmissionKey
 from zonemta_py.config.units import Seconds
@@ -125,6 +126,6 @@ async def test_a_retry_after_a_lost_250(folder: Path) -> None:
         async with await Raw.connect(port) as client:
             await client.ehlo()
             assert "duplicate" in await client.message(data, "a@x.example")
-        assert len(list(ask(folder / "queue", "list", {}))) == 1
+        assert len(list(ask(folder / "queue", ListRequest()))) == 1
     finally:
         relay.kill()

@@ -1,8 +1,8 @@
 """The control socket: JSON lines over a Unix socket in the queue directory, for its owner only.
 
-A request is one line, ``{"command": …, "arguments": {…}}``. The answer is one line per row, then
-``{"end": true}`` or ``{"error": …}``. The socket is reached through the directory's descriptor,
-because the path of a Unix socket may not be longer than 107 octets.
+A request is one line, ``{"operation": …, "arguments": {…}}``. The answer is one line per row, then
+``{"end": true}`` or ``{"error": …}``. The socket is addressed through the descriptor of the directory,
+because the path of a Unix socket is limited to 107 bytes.
 """
 
 import asyncio
@@ -14,14 +14,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.admin.operations import Operations
-from zonemta_py.core.codec import from_json, to_json
+from zonemta_py.admin.operations import Operations, Row, operation_of, parse_request
+from zonemta_py.admin.requests import Request
+from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError
 
 SOCKET_NAME = "control.sock"
-REQUEST_MAX = 65_536
+REQUEST_MAX_BYTES = 65_536
 
 log = logging.getLogger(__name__)
+
+
+class _Line(Struct, frozen=True, forbid_unknown_fields=True):
+    """A request as it is sent."""
+
+    operation: str
+    arguments: dict[str, Any] | None = None
 
 
 @contextmanager
@@ -34,7 +42,7 @@ def _short_path(directory: Path) -> Iterator[str]:
 
 
 class ControlServer:
-    """Answers operators of this relay."""
+    """Executes the requests of operators of this relay."""
 
     def __init__(self, directory: Path, operations: Operations) -> None:
         self._directory = directory
@@ -43,42 +51,39 @@ class ControlServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. A socket left by a dead relay is replaced: the database's lock says it is dead."""
+        """Listen. Replaces the socket of a relay that was killed: the lock of the queue excludes another."""
         path = self._directory / SOCKET_NAME
         path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _short_path(self._directory) as short:
             sock.bind(short)
         path.chmod(0o600)
-        self._server = await asyncio.start_unix_server(self._accept, sock=sock, limit=REQUEST_MAX)
+        self._server = await asyncio.start_unix_server(self._accept, sock=sock, limit=REQUEST_MAX_BYTES)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         try:
-            line = await reader.readline()
-            if line:
-                await self._answer(line, writer)
-        except (ConnectionError, ValueError, asyncio.CancelledError):
-            pass  # whoever asked has left, or asked what is no request
+            await self._answer(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the client has disconnected, or the relay stops
         finally:
             self._connections.discard(task)
             writer.close()
 
-    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            request = from_json(line)
-            async for row in self._operations.run(request["command"], request.get("arguments", {})):
+            async for row in self._operations.run(await _read_request(reader)):
                 writer.write(to_json(row) + b"\n")
                 await writer.drain()
             writer.write(b'{"end":true}\n')
-        except (LocalError, KeyError, TypeError) as exc:
+        except LocalError as exc:
             writer.write(to_json({"error": str(exc)}) + b"\n")
         await writer.drain()
 
     async def close(self) -> None:
-        """Stop answering."""
+        """Stop listening, and cancel the requests under way."""
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):
@@ -86,11 +91,30 @@ class ControlServer:
         try:
             (self._directory / SOCKET_NAME).unlink(missing_ok=True)
         except OSError as exc:
-            log.warning("%s stays: %s", self._directory / SOCKET_NAME, exc)
+            log.warning("%s is not removed: %s", self._directory / SOCKET_NAME, exc)
 
 
-def ask(directory: Path, command: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a running relay's answer. Raises ConnectionError when none runs, LocalError when it refuses."""
+async def _read_request(reader: asyncio.StreamReader) -> Request:
+    """The next request. Raises LocalError when the line is not one, ConnectionError without a line."""
+    try:
+        text = await reader.readline()
+    except ValueError as exc:
+        raise LocalError(f"the request is longer than {REQUEST_MAX_BYTES} bytes") from exc
+    if not text:
+        raise ConnectionError("the client sent no request")
+    try:
+        line = from_plain(from_json(text), _Line)
+    except ValueError as exc:
+        raise LocalError(f"not a request: {exc}") from exc
+    return parse_request(line.operation, line.arguments or {})
+
+
+def ask(directory: Path, request: Request) -> Iterator[Row]:
+    """The rows of a running relay's answer.
+
+    Raises ConnectionRefusedError when no relay runs; LocalError when it refuses the request, when the
+    operation fails, or when the relay stops before the end of its answer.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(directory) as short:
@@ -107,13 +131,13 @@ def ask(directory: Path, command: str, arguments: dict[str, Any]) -> Iterator[di
         sock.close()
         raise
     with sock, sock.makefile("rwb") as stream:
-        stream.write(to_json({"command": command, "arguments": arguments}) + b"\n")
+        stream.write(to_json({"operation": operation_of(request).name, "arguments": request}) + b"\n")
         stream.flush()
         for line in stream:
-            row = from_json(line)
+            row: Row = from_json(line)
             if row.get("end"):
                 return
             if "error" in row:
                 raise LocalError(row["error"])
             yield row
-    raise LocalError("the relay stopped in the middle of its answer")
+    raise LocalError("the relay stopped before the end of its answer")

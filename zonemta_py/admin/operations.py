@@ -1,14 +1,32 @@
-"""What an operator may ask of a queue, in one place for the control socket and the offline tools.
+"""The operations on a queue, in one table for the control socket and the commands.
 
-Every operation is an async generator of plain rows. Each lets others run between slices.
+An operation has a name (that of its command), a request type and a handler. A handler is an async
+generator of plain rows, and lets other tasks run between slices of its work.
 """
 
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from zonemta_py.admin.requests import (
+    AuditRequest,
+    BodyRequest,
+    CheckRequest,
+    DeleteRequest,
+    FlushRequest,
+    HoldRequest,
+    ListRequest,
+    ReleaseRequest,
+    Request,
+    ShowRequest,
+    StateRequest,
+    StatsRequest,
+    SummaryRequest,
+    UnreachableRequest,
+)
 from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
@@ -17,171 +35,147 @@ from zonemta_py.queue.upkeep.inspect import Summary, body_of, message_row, recip
 from zonemta_py.queue.upkeep.state import state_of_message
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
-ROWS_AT_ONCE = 500
+SLICE_ROWS = 500
+ALL = "all"
 
 Row = dict[str, Any]
 
 
 class ZoneView(Protocol):
-    """What is asked of a running zone."""
+    """A running zone, as an operator sees it."""
 
     def describe(self, destination: str) -> str:
-        """Why its mail is not moving; empty when nothing is known to be wrong."""
+        """Why mail for ``destination`` is not sent now; empty when it is."""
 
     def probe(self, destination: str | None) -> None:
-        """Try a resting destination now, or all of them."""
+        """Try a suspended destination now; None: every one."""
 
 
 class Operations:
-    """Operations on ``queue``; ``zones`` are the running ones, none when the relay is down.
+    """The operations on ``queue``.
 
-    ``dead`` are the addresses that time out, as a running relay knows them.
+    ``zones`` are those of the running relay, empty when it is down. ``unreachable`` are the addresses
+    it knows as unreachable.
     """
 
     def __init__(
-        self, queue: Queue, zones: Mapping[str, ZoneView], dead: UnreachableHosts | None = None
+        self,
+        queue: Queue,
+        zones: Mapping[str, ZoneView],
+        unreachable: UnreachableHosts | None = None,
     ) -> None:
         self._queue = queue
         self._zones = zones
-        self._dead_addresses = dead
+        self._unreachable = unreachable
 
-    def run(self, command: str, arguments: Row) -> AsyncIterator[Row]:
-        """The rows of ``command``. Raises LocalError for one that is not known."""
-        operations: dict[str, Callable[..., AsyncIterator[Row]]] = {
-            "summary": self._summary,
-            "list": self._list,
-            "show": self._show,
-            "body": self._body,
-            "flush": self._flush,
-            "delete": self._delete,
-            "hold": self._hold,
-            "release": self._release,
-            "state": self._state,
-            "places": self._places,
-            "dead": self._dead,
-            "check": self._check,
-            "stats": self._stats,
-        }
-        operation = operations.get(command)
-        if operation is None:
-            raise LocalError(f"the relay knows no command '{command}'")
-        return operation(**arguments)
+    def run(self, request: Request) -> AsyncIterator[Row]:
+        """The rows of the answer. They raise LocalError when the operation fails."""
+        rows: AsyncIterator[Row] = operation_of(request).handler(self, request)
+        return rows
 
-    async def _summary(self) -> AsyncIterator[Row]:
+    async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
+        """A row for each zone."""
         summary = Summary()
         for number, row in enumerate(recipient_rows(self._queue.store)):
             summary.add(row)
-            if number % ROWS_AT_ONCE == 0:
+            if number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
         for row in summary.rows():
-            resting = {d: self._resting(row["zone"], d) for d in row["domains"]}
-            yield {**row, "resting": {domain: why for domain, why in resting.items() if why}}
+            reasons = {domain: self._suspension(row["zone"], domain) for domain in row["domains"]}
+            yield {**row, "resting": {domain: reason for domain, reason in reasons.items() if reason}}
 
-    def _resting(self, zone: str, domain: str) -> str:
+    def _suspension(self, zone: str, domain: str) -> str:
+        """Why the destination of ``domain`` is suspended; empty when it is not."""
         view = self._zones.get(zone)
         return view.describe(self._queue.windows.destination_of(zone, domain)) if view else ""
 
-    async def _list(
-        self,
-        zone: str | None = None,
-        domain: str | None = None,
-        state: str | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[Row]:
+    async def list(self, request: ListRequest) -> AsyncIterator[Row]:
+        """A row for each recipient."""
         found = 0
-        for number, row in enumerate(recipient_rows(self._queue.store, zone)):
-            if number % ROWS_AT_ONCE == 0:
+        for number, row in enumerate(recipient_rows(self._queue.store, request.zone)):
+            if number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
-            if domain not in (None, row["domain"]) or state not in (None, row["state"]):
+            if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             if row["state"] == "waiting":
-                row["reply"] = row["reply"] or self._resting(row["zone"], row["domain"])
+                row["reply"] = row["reply"] or self._suspension(row["zone"], row["domain"])
             yield row
             found += 1
-            if found == limit:
+            if found == request.limit:
                 return
 
-    async def _show(self, message: str) -> AsyncIterator[Row]:
+    async def show(self, request: ShowRequest) -> AsyncIterator[Row]:
+        """One row. Raises LocalError when there is no such message."""
         with self._queue.store.frozen() as view:
-            row = message_row(view, message)
+            row = message_row(view, request.message)
         if row is None:
-            raise LocalError(f"no message {message} in the queue")
+            raise _no_message(request.message)
         yield row
 
-    async def _body(self, message: str) -> AsyncIterator[Row]:
+    async def body(self, request: BodyRequest) -> AsyncIterator[Row]:
+        """Rows with ``chunk``. Raises LocalError when there is no such message or it is damaged."""
         try:
-            for chunk in body_of(self._queue.store, message):
+            for chunk in body_of(self._queue.store, request.message):
                 yield {"chunk": base64.b64encode(chunk).decode()}
                 await asyncio.sleep(0)
         except QueueCorrupt as exc:
-            if self._queue.store.get(mark_key(message)) is None:
-                raise LocalError(f"no message {message} in the queue") from exc
+            if self._queue.store.get(mark_key(request.message)) is None:
+                raise _no_message(request.message) from exc
             raise LocalError(str(exc)) from exc
 
-    async def _flush(
-        self, zone: str | None = None, domain: str | None = None, message: str | None = None
-    ) -> AsyncIterator[Row]:
-        if message is not None:
-            self._must_exist(message)
-        woken = await self._queue.deferral.flush(zone, domain, message)
+    async def state(self, request: StateRequest) -> AsyncIterator[Row]:
+        """One row."""
+        with self._queue.store.frozen() as view:
+            yield state_of_message(view, request.message)
+
+    async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:
+        """One row with ``woken``, a number of recipients. Raises LocalError when there is no such message."""
+        if request.message is not None:
+            self._require(request.message)
+        woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
+        destination_of = self._queue.windows.destination_of
         for name, view in self._zones.items():
-            if zone in (None, name):
-                view.probe(self._queue.windows.destination_of(name, domain) if domain else None)
+            if request.zone in (None, name):
+                view.probe(destination_of(name, request.domain) if request.domain else None)
         yield {"woken": woken}
 
-    async def _delete(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
-        deleted, busy = await self._queue.operator.delete(message, recipient)
+    async def delete(self, request: DeleteRequest) -> AsyncIterator[Row]:
+        """One row with ``deleted`` and ``in_flight``. Raises LocalError when both are 0."""
+        deleted, busy = await self._queue.operator.delete(request.message, request.recipient)
         if not deleted and not busy:
-            what = f"{message} to {recipient}" if recipient else message
-            raise LocalError(f"no message {what} in the queue")
+            to = f" to {request.recipient}" if request.recipient else ""
+            raise _no_message(request.message + to)
         yield {"deleted": deleted, "in_flight": busy}
 
-    async def _hold(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
-        self._must_exist(message)
-        held, busy = await self._queue.operator.hold(message, recipient)
+    async def hold(self, request: HoldRequest) -> AsyncIterator[Row]:
+        """One row with ``held`` and ``in_flight``. Raises LocalError when there is no such message."""
+        self._require(request.message)
+        held, busy = await self._queue.operator.hold(request.message, request.recipient)
         yield {"held": held, "in_flight": busy}
 
-    async def _release(self, message: str, recipient: str | None = None) -> AsyncIterator[Row]:
-        self._must_exist(message)
-        yield {"released": await self._queue.operator.release(message, recipient)}
+    async def release(self, request: ReleaseRequest) -> AsyncIterator[Row]:
+        """One row with ``released``. Raises LocalError when there is no such message."""
+        self._require(request.message)
+        released = await self._queue.operator.release(request.message, request.recipient)
+        yield {"released": released}
 
-    def _must_exist(self, message: str) -> None:
+    def _require(self, message: str) -> None:
         if self._queue.store.get(mark_key(message)) is None:
-            raise LocalError(f"no message {message} in the queue")
+            raise _no_message(message)
 
-    async def _state(self, message: str) -> AsyncIterator[Row]:
-        with self._queue.store.frozen() as view:
-            yield state_of_message(view, message)
-
-    async def _places(self) -> AsyncIterator[Row]:
-        """Every recipient and what is in the outbox, from one moment; for ``zonemta audit``.
-
-        ``seq`` is the last group of facts that this moment knows.
-        """
-        rows: list[Row] = []
-        with self._queue.store.frozen() as view:
-            last = self._queue.commits.written_seq
-            for key, value in view.scan(OUTBOX, end_of(OUTBOX)):
-                last = max(last, parse_outbox(key))
-                rows.append({"facts": value.decode()})
-            places = [[r["message"], r["index"], r["zone"]] for r in recipient_rows(view)]
-        yield {"seq": last, "node": self._queue.node}
-        for row in rows:
-            yield row
-        for at in range(0, len(places), ROWS_AT_ONCE):
-            yield {"places": places[at : at + ROWS_AT_ONCE]}
-
-    async def _dead(self, clear: str | None = None) -> AsyncIterator[Row]:
-        """Addresses that timed out; ``clear`` forgets one, or ``all``."""
-        if self._dead_addresses is None:
+    async def unreachable(self, request: UnreachableRequest) -> AsyncIterator[Row]:
+        """A row for each address; with ``clear`` one row with ``cleared``. No row when no relay runs."""
+        if self._unreachable is None:
             return
-        if clear is not None:
-            yield {"cleared": self._dead_addresses.clear(None if clear == "all" else clear)}
+        if request.clear is not None:
+            ip = None if request.clear == ALL else request.clear
+            yield {"cleared": self._unreachable.clear(ip)}
             return
-        for row in self._dead_addresses.rows(monotonic_s()):
+        for row in self._unreachable.rows(monotonic_s()):
             yield row
 
-    async def _check(self) -> AsyncIterator[Row]:
+    async def check(self, request: CheckRequest) -> AsyncIterator[Row]:
+        """Rows with ``problem``, then one with ``problems``, their number."""
         problems = 0
         for problem in check_queue(self._queue.store):
             if problem:
@@ -191,7 +185,27 @@ class Operations:
                 await asyncio.sleep(0)
         yield {"problems": problems}
 
-    async def _stats(self) -> AsyncIterator[Row]:
+    async def audit(self, request: AuditRequest) -> AsyncIterator[Row]:
+        """``seq`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.
+
+        ``seq`` is the number of the last group of events before the snapshot. A recipient is
+        [message, index, zone].
+        """
+        events: list[Row] = []
+        with self._queue.store.frozen() as view:
+            last = self._queue.commits.written_seq
+            for key, value in view.scan(OUTBOX, end_of(OUTBOX)):
+                last = max(last, parse_outbox(key))
+                events.append({"events": value.decode()})
+            recipients = [[r["message"], r["index"], r["zone"]] for r in recipient_rows(view)]
+        yield {"seq": last, "node": self._queue.node}
+        for row in events:
+            yield row
+        for at in range(0, len(recipients), SLICE_ROWS):
+            yield {"recipients": recipients[at : at + SLICE_ROWS]}
+
+    async def stats(self, request: StatsRequest) -> AsyncIterator[Row]:
+        """One row."""
         commits = self._queue.commits
         yield {
             "fsyncs": commits.groups,
@@ -200,3 +214,52 @@ class Operations:
             "writable": commits.failure is None,
             "scanning": self._queue.scanning,
         }
+
+
+def _no_message(text: str) -> LocalError:
+    return LocalError(f"no message {text} in the queue")
+
+
+class Operation(NamedTuple):
+    """An entry of the table."""
+
+    name: str
+    request: type[Request]
+    handler: Callable[[Operations, Any], AsyncIterator[Row]]
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("summary", SummaryRequest, Operations.summary),
+        Operation("list", ListRequest, Operations.list),
+        Operation("show", ShowRequest, Operations.show),
+        Operation("body", BodyRequest, Operations.body),
+        Operation("state", StateRequest, Operations.state),
+        Operation("flush", FlushRequest, Operations.flush),
+        Operation("delete", DeleteRequest, Operations.delete),
+        Operation("hold", HoldRequest, Operations.hold),
+        Operation("release", ReleaseRequest, Operations.release),
+        Operation("unreachable", UnreachableRequest, Operations.unreachable),
+        Operation("check", CheckRequest, Operations.check),
+        Operation("audit", AuditRequest, Operations.audit),
+        Operation("stats", StatsRequest, Operations.stats),
+    )
+}
+_BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()}
+
+
+def operation_of(request: Request) -> Operation:
+    """The operation that executes ``request``."""
+    return _BY_REQUEST[type(request)]
+
+
+def parse_request(name: str, arguments: object) -> Request:
+    """The request of operation ``name``. Raises LocalError for an unknown operation or a wrong argument."""
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise LocalError(f"unknown operation '{name}'; operations: {', '.join(OPERATIONS)}")
+    try:
+        return from_plain(arguments, operation.request)
+    except ValueError as exc:
+        raise LocalError(f"{name}: {exc}") from exc

@@ -1,5 +1,6 @@
-"""What the commands share: how they fail, how they read a configuration, how they print rows."""
+"""Exit codes, error reports, output and the options that most commands have."""
 
+import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
@@ -16,6 +19,8 @@ from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 111  # qmail's exit code for "already running"
+PIPE_WIDTH = 200  # columns of a table that is not printed on a terminal
+_WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,17 +36,19 @@ config_option = click.option(
     help="The configuration file.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines for programs.")
+zone_option = click.option("--zone", metavar="NAME", help="Only this zone.")
+domain_option = click.option("--domain", help="Only this recipient domain.")
 
 
 def fail(text: str, code: int = EXIT_FAILED) -> NoReturn:
-    """Say what is wrong on stderr, and end."""
+    """Print ``text`` on stderr and exit with ``code``."""
     click.secho("error: ", fg="red", err=True, nl=False)
     click.echo(text, err=True)
     sys.exit(code)
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn our errors into one line and an exit code; anything else is a defect and shows itself."""
+    """Print an expected error in one line and exit with its code; any other exception is a defect and is raised."""
 
     @wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -58,7 +65,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         except OSError as exc:
             if exc.filename is None:
                 raise
-            fail(f"{exc.filename}: {exc.strerror}", EXIT_USAGE)
+            code = EXIT_USAGE if exc.errno in _WRONG_PATH else EXIT_FAILED
+            fail(f"{exc.filename}: {exc.strerror}", code)
 
     return wrapper
 
@@ -69,5 +77,10 @@ def read_config(path: Path) -> Config:
 
 
 def print_json(row: Any) -> None:
-    """One JSON document on a line of stdout."""
+    """Print ``row`` as one line of JSON."""
     click.echo(to_json(row).decode())
+
+
+def print_table(table: Table, width: int = PIPE_WIDTH) -> None:
+    """Print ``table`` as wide as the terminal, or ``width`` columns when stdout is not one."""
+    Console(highlight=False, width=None if sys.stdout.isatty() else width).print(table)

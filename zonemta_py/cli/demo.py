@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import SummaryRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
 from zonemta_py.cli.progress import progress_bar
@@ -233,7 +234,7 @@ async def _drain(stage: Stage, accepted: int) -> None:
             got += stage.sinks["harbour.example"].tally.recipients
             advance(min(got, accepted) - shown)
             shown = min(got, accepted)
-            rows = await asyncio.to_thread(lambda: list(ask(stage.folder / "queue", "summary", {})))
+            rows = await asyncio.to_thread(lambda: list(ask(stage.folder / "queue", SummaryRequest())))
             if not rows:
                 return
             await asyncio.sleep(0.1)

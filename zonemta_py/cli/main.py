@@ -1,4 +1,4 @@
-"""The command ``zonemta``: one file per command group."""
+"""The command ``zonemta``."""
 
 import click
 
@@ -10,9 +10,7 @@ from zonemta_py.cli.demo import demo
 from zonemta_py.cli.dkim import dkim
 from zonemta_py.cli.password import password
 from zonemta_py.cli.pipeline.group import pipeline
-from zonemta_py.cli.queue import change as queue_change
-from zonemta_py.cli.queue import transfer as queue_move
-from zonemta_py.cli.queue.inspect import queue
+from zonemta_py.cli.queue.group import queue
 from zonemta_py.cli.serve import serve
 from zonemta_py.cli.sink import sink
 from zonemta_py.cli.submit import submit
@@ -24,16 +22,14 @@ def main() -> None:
     """An outbound SMTP relay for bulk mail.
 
     \b
-    Start it:     zonemta serve -c config/zonemta.yaml
-    Give it mail: zonemta submit list.csv --message letter.eml --from news@example.com
-    Look inside:  zonemta queue summary -c config/zonemta.yaml
-    See it work:  zonemta demo
+    Start:   zonemta serve -c config/zonemta.yaml
+    Submit:  zonemta submit list.csv --message letter.eml --from news@example.com
+    Inspect: zonemta queue summary -c config/zonemta.yaml
+    Try it:  zonemta demo
 
     Shell completion: eval "$(_ZONEMTA_COMPLETE=bash_source zonemta)" (or zsh_source, fish_source).
     """
 
 
-for adds_to_queue in (queue_change, queue_move):
-    assert adds_to_queue
-for command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
-    main.add_command(command)
+for _command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
+    main.add_command(_command)

@@ -53,3 +53,8 @@ def unpacker(kind: type[T]) -> Callable[[bytes | memoryview], T]:
 def from_json(data: bytes | str) -> Any:
     """Plain values from one JSON document. Raises ValueError when it is not one."""
     return msgspec.json.decode(data)
+
+
+def from_plain(value: object, kind: type[T]) -> T:
+    """``value``, decoded from JSON, as ``kind``. Raises ValueError that names the wrong field."""
+    return msgspec.convert(value, kind)

@@ -15,8 +15,8 @@ from zonemta_py.config.units import Percent
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery import bounces as report
-from zonemta_py.delivery.request import DeliveryContext
+from zonemta_py.delivery.bounces import settle_effects
+from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
@@ -139,11 +139,11 @@ class Channel:
         ended = self._outcomes(lease, verdicts, now_ms)
         deferred = sum(1 for outcome in ended if outcome.kind is OutcomeKind.DEFERRED)
         if not 0 < deferred < len(ended):
-            return ended, report.aftermath(self.channels.context, self.settings, active, ended)
+            return ended, settle_effects(self.channels.context, self.settings, active, ended)
         writer = await copied(queue, active)
         try:
             again, ended = requeued(writer, active, ended, now_ms)
-            after = report.aftermath(self.channels.context, self.settings, active, ended)
+            after = settle_effects(self.channels.context, self.settings, active, ended)
             if after.warned:
                 again = replace(again, meta=again.meta._replace(warned=True))
             return ended, replace(after, reports=[*after.reports, again])

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.delivery import outcome as settle
+from zonemta_py.delivery.outcome import RetryRules, decide_outcome, requested_priority
 from zonemta_py.dequeue.errors import BadArgument
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.submitter_queues import QueuedRecipient as Leased
@@ -70,8 +70,9 @@ def outcomes(
     now_ms: int,
     spread: float,
 ) -> list[Outcome]:
-    """An outcome for every leased recipient; one without a verdict is deferred. Arguments: see ``settle.decide``."""
-    urgency = settle.priority(active.meta.header, retry.policy)
+    """An outcome for every leased recipient; one without a verdict is deferred. Arguments: see ``decide_outcome``."""
+    priority = requested_priority(active.meta.header, retry.policy)
+    rules = RetryRules(retry, policy)
     unsaid = RecipientVerdict(Disposition.DEFERRED, "the program did not finish the message")
     found = []
     for recipient in leased:
@@ -81,7 +82,7 @@ def outcomes(
             found.append(Outcome(recipient, OutcomeKind.EXPIRED, attempt))
         else:
             found.append(
-                settle.decide(active.meta, urgency, recipient, attempt, retry, policy, now_ms, spread)
+                decide_outcome(active.meta, priority, recipient, attempt, rules, now_ms, spread)
             )
     return found
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
+from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.open_queue import open_queue
-from zonemta_py.delivery.request import DeliveryContext
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
 from zonemta_py.intake.inject import Injector, enqueue

@@ -5,22 +5,22 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
+from zonemta_py.cli.options import EXISTING_FILE, FILE
 from zonemta_py.cli.progress import progress_bar
-from zonemta_py.cli.queue.inspect import queue
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
 from zonemta_py.storage.open import open_store
 
 
-@queue.command("export")
+@click.command("export")
 @config_option
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 @json_option
 @reports_errors
 def export_(config_path: Path, file: Path, as_json: bool) -> None:
-    """Write the whole queue into FILE, to bring it into another store or another machine.
+    """Write the whole queue to FILE, to move it to another store or machine.
 
-    The relay must be down. Broken off, run it again and it goes on. The queue stays as it is: start only
-    one of the two, or everybody gets the mail twice.
+    The relay must be down. Run an interrupted export again to continue it. The queue itself does not
+    change: start a relay on only one of the two, or every recipient gets the mail twice.
 
     \b
     Example:
@@ -32,19 +32,20 @@ def export_(config_path: Path, file: Path, as_json: bool) -> None:
             records = export_queue(store, file, advance)
     finally:
         store.close()
-    _told(records, file, "in", as_json=as_json)
+    _print_count(records, file, "to", as_json=as_json)
 
 
-@queue.command("import")
+@click.command("import")
 @config_option
-@click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.argument("file", type=EXISTING_FILE)
 @json_option
 @reports_errors
 def import_(config_path: Path, file: Path, as_json: bool) -> None:
-    """Bring a queue that was exported into the empty store of this configuration.
+    """Read an exported queue from FILE into the empty store of this configuration.
 
-    The relay must be down. Broken off, run it again and it goes on; until it is done no relay opens the
-    queue. Ids, ages, attempts, submission keys and facts that are not yet in the event log come with it.
+    The relay must be down. Run an interrupted import again to continue it; until it is complete no relay
+    opens the queue. Ids, ages, attempts, submission keys, and events that are not yet in the event log,
+    are imported too.
 
     \b
     Example:
@@ -56,11 +57,11 @@ def import_(config_path: Path, file: Path, as_json: bool) -> None:
             records = import_queue(store, file, advance)
     finally:
         store.close()
-    _told(records, file, "from", as_json=as_json)
+    _print_count(records, file, "from", as_json=as_json)
 
 
-def _told(records: int, file: Path, word: str, *, as_json: bool) -> None:
+def _print_count(records: int, file: Path, preposition: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"records": records, "file": str(file)})
     else:
-        click.echo(f"{records:,} records {word} {file}")
+        click.echo(f"{records:,} records {preposition} {file}")

@@ -1,0 +1,85 @@
+"""The requests of the operations: a struct for each, with its arguments as fields."""
+
+from zonemta_py.core.codec import Struct
+
+
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of an operation. Subclasses without fields have none."""
+
+
+class SummaryRequest(Request, frozen=True):
+    """Count recipients per zone."""
+
+
+class ListRequest(Request, frozen=True):
+    """List recipients; None: do not filter. ``state``: waiting, deferred or held."""
+
+    zone: str | None = None
+    domain: str | None = None
+    state: str | None = None
+    limit: int | None = None
+
+
+class ShowRequest(Request, frozen=True):
+    """Show a message without its body."""
+
+    message: str
+
+
+class BodyRequest(Request, frozen=True):
+    """Read a message: rows with ``chunk``, base64."""
+
+    message: str
+
+
+class StateRequest(Request, frozen=True):
+    """Classify a message by the states of qmail and Kannader."""
+
+    message: str
+
+
+class FlushRequest(Request, frozen=True):
+    """Make deferred recipients due now; None: do not filter."""
+
+    zone: str | None = None
+    domain: str | None = None
+    message: str | None = None
+
+
+class DeleteRequest(Request, frozen=True):
+    """Remove a message, or only ``recipient``."""
+
+    message: str
+    recipient: str | None = None
+
+
+class HoldRequest(Request, frozen=True):
+    """Hold a message, or only ``recipient``."""
+
+    message: str
+    recipient: str | None = None
+
+
+class ReleaseRequest(Request, frozen=True):
+    """Release a held message, or only ``recipient``."""
+
+    message: str
+    recipient: str | None = None
+
+
+class UnreachableRequest(Request, frozen=True):
+    """List addresses whose connections timed out; ``clear`` removes one, or ``all``, from the list."""
+
+    clear: str | None = None
+
+
+class CheckRequest(Request, frozen=True):
+    """Verify the queue: a row for each problem, then their number."""
+
+
+class AuditRequest(Request, frozen=True):
+    """Read every recipient and the outbox in one snapshot, for ``zonemta audit``."""
+
+
+class StatsRequest(Request, frozen=True):
+    """Read the counters of the running relay."""

@@ -1,0 +1,41 @@
+"""Executes an operation: through the control socket of a running relay, or on the queue when none runs."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+from zonemta_py.admin.control import ask
+from zonemta_py.admin.operations import Operations, Row
+from zonemta_py.admin.requests import Request
+from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
+from zonemta_py.config.schema import Config
+from zonemta_py.delivery.open_queue import open_queue
+
+
+def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) -> Iterator[Row]:
+    """The rows of the answer to ``request``. ``relay_only``: a running relay is required.
+
+    Raises ConfigError, QueueLocked, LocalError.
+    """
+    config = read_config(config_path)
+    directory = config.queue.directory
+    if not directory.is_dir():
+        fail(f"{directory}: there is no queue yet; the first `zonemta serve` creates it")
+    zone = getattr(request, "zone", None)
+    if zone is not None and zone not in config.zones:
+        fail(f"no zone '{zone}'; zones: {', '.join(sorted(config.zones))}", EXIT_USAGE)
+    try:
+        yield from ask(directory, request)
+    except ConnectionRefusedError:
+        if relay_only:
+            fail(f"{directory}: no relay is running")
+        yield from asyncio.run(_offline(config, request))
+
+
+async def _offline(config: Config, request: Request) -> list[Row]:
+    queue = open_queue(config)
+    queue.commits.start()
+    try:
+        return [row async for row in Operations(queue, {}).run(request)]
+    finally:
+        await queue.close()
