@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
@@ -83,7 +84,7 @@ class CommandProcess:
 def wait_empty(queue: Path, timeout_s: float) -> None:
     """Wait until the queue of a running relay is empty. Raises LocalError after ``timeout_s``."""
     end_s = monotonic_s() + timeout_s
-    while any("places" in row for row in ask(queue, "places", {})):
+    while any("recipients" in row for row in ask(queue, AuditRequest())):
         if monotonic_s() > end_s:
             raise LocalError(f"{queue}: not empty after {timeout_s:.0f} s")
         time.sleep(POLL_S)

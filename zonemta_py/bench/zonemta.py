@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.requests import StatsRequest
 from zonemta_py.bench.process import CommandProcess
 from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.bench.setup import churn_queue, fill_queue, make_dkim_key
@@ -74,12 +75,12 @@ class ZonemtaRelay:
 
     def fsyncs(self) -> int:
         """The number of group commits so far."""
-        return int(next(iter(ask(self._directory / "queue", "stats", {})))["fsyncs"])
+        return int(next(iter(ask(self._directory / "queue", StatsRequest())))["fsyncs"])
 
     def wait_settled(self) -> None:
         """Wait for the end of the start-up scan, so that it is not measured. Raises LocalError when it hangs."""
         end_s = monotonic_s() + SETTLE_TIMEOUT_S
-        while next(iter(ask(self._directory / "queue", "stats", {})))["scanning"]:
+        while next(iter(ask(self._directory / "queue", StatsRequest())))["scanning"]:
             if monotonic_s() > end_s:
                 raise LocalError("the start-up scan does not end")
             time.sleep(0.1)

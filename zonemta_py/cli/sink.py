@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.parameters import HOST_PORT
+from zonemta_py.cli.options import HOST_PORT
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
