@@ -82,7 +82,7 @@ def dots(data: bytes) -> None:
     assert sent.count(b"\r\n.\r\n") + sent.startswith(b".\r\n") == 1
     assert decoder.feed(sent + b"NOOP\r\n") == text
     assert decoder.done
-    assert decoder.rest == b"NOOP\r\n"
+    assert decoder.trailing == b"NOOP\r\n"
     check = LineCheck(1000)
     check.feed(data)
     check.finish()

@@ -12,7 +12,7 @@ from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.suppression import read_suppression
-from zonemta_py.smtp.dsn import Failure, status_report
+from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,12 +26,13 @@ def quiet(text: str) -> None:
 
 def bounce(recipient: str, *, key: str = "", to: str = SENDER, status: str = "5.1.1") -> bytes:
     """A delivery status report as the relay, or a peer like it, writes one; dated today."""
-    failure = Failure("failed", recipient, status, "because", f"550 {status} no", "mx.example", "")
+    failure = RecipientReport("failed", recipient, status, "because", f"550 {status} no", "mx.example", "")
+    envid = f"submission-key-{key}" if key else ""
     report = status_report(
-        hostname="mx.example", message_id="1" * 24, report_id="2" * 24, sender=to, arrival_date="", date="",
-        failures=[failure], original_header=b"Subject: x\r\n", original_body=b"From here\r\n>From there\r\n",
-        envelope_id=f"submission-key-{key}" if key else "",
-    )  # fmt: skip
+        ReportHead("mx.example", "2" * 24, to, ""),
+        ReportedMessage("1" * 24, "", b"Subject: x\r\n", b"From here\r\n>From there\r\n", envid),
+        [failure],
+    )
     return report.header.replace(b"Date: \r\n", b"") + b"\r\n" + report.body
 
 

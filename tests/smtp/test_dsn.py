@@ -4,9 +4,9 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage, Message
 from typing import cast
 
-from zonemta_py.smtp.dsn import Failure, status_report
+from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
 
-FAILED = Failure(
+FAILED = RecipientReport(
     "failed",
     "a@b.example",
     "5.1.1",
@@ -15,7 +15,7 @@ FAILED = Failure(
     "mx.b.example",
     "Sat, 21 Nov 2026 08:00:00 +0000",
 )
-DELAYED = Failure(
+DELAYED = RecipientReport(
     "delayed",
     "c@b.example",
     "4.4.1",
@@ -27,12 +27,12 @@ DELAYED = Failure(
 )
 
 
-def _report(*failures: Failure, body: bytes | None = b"hello\r\n") -> EmailMessage:
+def _report(*failures: RecipientReport, body: bytes | None = b"hello\r\n") -> EmailMessage:
     report = status_report(
-        hostname="relay.example", message_id="m1", report_id="r1", sender="me@here.example",
-        arrival_date="Sat, 21 Nov 2026 07:00:00 +0000", date="Sat, 21 Nov 2026 08:00:00 +0000",
-        failures=failures, original_header=b"Subject: original\r\n", original_body=body,
-    )  # fmt: skip
+        ReportHead("relay.example", "r1", "me@here.example", "Sat, 21 Nov 2026 08:00:00 +0000"),
+        ReportedMessage("m1", "Sat, 21 Nov 2026 07:00:00 +0000", b"Subject: original\r\n", body),
+        failures,
+    )
     whole = report.header + b"\r\n" + report.body
     assert b"\n" not in whole.replace(b"\r\n", b"")
     assert max(len(line) for line in whole.split(b"\r\n")) <= 998

@@ -4,23 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.dsn import Failure, status_report
+from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
 from zonemta_py.smtp.reports import Notice, read_notices
 from zonemta_py.smtp.verp import contract, expand
 
 
-def ours(*failures: Failure, body: bytes | None = b"hi\r\n", envelope_id: str = "") -> bytes:
+def ours(*failures: RecipientReport, body: bytes | None = b"hi\r\n", envelope_id: str = "") -> bytes:
     found = status_report(
-        hostname="relay.example", message_id="1" * 24, report_id="2" * 24, sender="news@example.com",
-        arrival_date="Sat, 21 Nov 2026 09:00:00 +0000", date="Sat, 21 Nov 2026 10:00:00 +0000",
-        failures=failures, original_header=b"Subject: x\r\nX-Submission-Key: fromheader\r\n",
-        original_body=body, envelope_id=envelope_id,
-    )  # fmt: skip
+        ReportHead("relay.example", "2" * 24, "news@example.com", "Sat, 21 Nov 2026 10:00:00 +0000"),
+        ReportedMessage(
+            "1" * 24,
+            "Sat, 21 Nov 2026 09:00:00 +0000",
+            b"Subject: x\r\nX-Submission-Key: fromheader\r\n",
+            body,
+            envelope_id,
+        ),
+        failures,
+    )
     return found.header + b"\r\n" + found.body
 
 
-def failure(recipient: str, action: str = "failed", **changes: str) -> Failure:
-    return Failure(
+def failure(recipient: str, action: str = "failed", **changes: str) -> RecipientReport:
+    return RecipientReport(
         action, recipient, "5.1.1", "because", changes.get("diagnostic", "550 5.1.1 no such user"), "mx.x.example",
         "Sat, 21 Nov 2026 10:00:00 +0000",
     )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.smtp.proxy import SIGNATURE, NotProxied, Proxied, read_proxied
+from zonemta_py.smtp.proxy import SIGNATURE, InvalidProxyHeader, ProxyHeader, read_proxy_header
 
 
 def second(command: int, family: int, rest: bytes) -> bytes:
@@ -34,11 +34,11 @@ def test_a_header_cut_anywhere(client: str, version: int, after: bytes) -> None:
     """Until it is whole nothing is known; what follows it is not touched."""
     header = of(client, version)
     for cut in range(len(header)):
-        assert read_proxied(header[:cut]) is None
-    found = read_proxied(header + after)
+        assert read_proxy_header(header[:cut]) is None
+    found = read_proxy_header(header + after)
     assert found is not None
     mapped = IPv6Address(client).ipv4_mapped if ":" in client else None
-    assert found == Proxied(str(mapped or client), len(header))
+    assert found == ProxyHeader(str(mapped or client), len(header))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_header_cut_anywhere(client: str, version: int, after: bytes) -> None:
     [b"PROXY UNKNOWN\r\n", b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", second(0x20, 0, b""), second(0x21, 0x31, b"unix")],
 )  # fmt: skip
 def test_a_proxy_that_speaks_for_itself(header: bytes) -> None:
-    assert read_proxied(header + b"EHLO x\r\n") == Proxied("", len(header))
+    assert read_proxy_header(header + b"EHLO x\r\n") == ProxyHeader("", len(header))
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_a_proxy_that_speaks_for_itself(header: bytes) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_header(octets: bytes) -> None:
-    with pytest.raises(NotProxied):
-        read_proxied(octets)
+    with pytest.raises(InvalidProxyHeader):
+        read_proxy_header(octets)
 
 
 @given(st.binary(max_size=200))
 def test_any_octets(octets: bytes) -> None:
     for text in (octets, SIGNATURE + octets, b"PROXY TCP4 " + octets + b"\r\n"):
         try:
-            found = read_proxied(text)
-        except NotProxied:
+            found = read_proxy_header(text)
+        except InvalidProxyHeader:
             continue
-        assert found is None or found.used <= len(text)
+        assert found is None or found.size <= len(text)

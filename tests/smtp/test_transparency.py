@@ -31,7 +31,7 @@ def test_decode(wire: bytes, message: bytes, rest: bytes) -> None:
     decoder = DotDecoder()
     assert decoder.feed(wire) == message
     assert decoder.done
-    assert decoder.rest == rest
+    assert decoder.trailing == rest
 
     decoder, got = DotDecoder(), b""
     for at in range(len(wire) - len(rest)):
@@ -93,7 +93,7 @@ def test_any_split_decodes_the_same(given_lines: list[bytes], rest: bytes, data:
         else:
             out += decoder.feed(piece)
     assert decoder.done
-    assert (out, decoder.rest + after) == (message, rest)
+    assert (out, decoder.trailing + after) == (message, rest)
 
 
 @given(st.lists(st.sampled_from([b"", b".", b"..", b".x", b"a.b", b"x" * 30]), max_size=8), st.data())

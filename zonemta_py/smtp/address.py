@@ -1,4 +1,4 @@
-"""Mail addresses: parse, normalise, take apart.
+"""Mail addresses: parse, normalise, split. Pure.
 
 A normalised address is ``local@domain`` with the local part as given and the domain as lower-case
 A-labels, so that one mailbox has one spelling in keys and DNS. The null sender is ``""``.
@@ -12,30 +12,30 @@ from ipaddress import ip_address
 
 import idna
 
-LOCAL_MAX = 64  # octets, RFC 5321 4.5.3.1.1
+LOCAL_MAX = 64  # bytes, RFC 5321 section 4.5.3.1.1
 DOMAIN_MAX = 255
 PATH_MAX = 254  # 256 with the angle brackets
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]+"
 _DOT_LOCAL = re.compile(rf"{_ATOM}(?:\.{_ATOM})*\Z")
 _QUOTED_LOCAL = re.compile(r'"(?:[\x20\x21\x23-\x5b\x5d-\x7e\u0080-\U0010ffff]|\\[\x20-\x7e])*"\Z')
-# Nothing in a mailbox: C1 controls, line separators, marks that change the direction of writing.
+# Refused in a local part: C1 controls, line separators, marks of the direction of writing.
 _MISLEADING = re.compile("[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LABEL = r"[a-z0-9](?:[a-z0-9\-]{0,61}[a-z0-9])?"
 _ASCII_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z")
 _LITERAL = re.compile(r"\[(?:\d{1,3}(?:\.\d{1,3}){3}|ipv6:[0-9a-f:.]+)\]\Z")
-# The common address, settled by one match; everything else takes the slow road.
+# The common address needs one match; every other address takes the slow path.
 _PLAIN = re.compile(rf"[A-Za-z0-9._+=\-]{{1,64}}@{_LABEL}(?:\.{_LABEL})+\Z")
 
 
 class AddressError(ValueError):
-    """Not an address; the text says what is wrong with it."""
+    """Not an address; the text says why."""
 
 
 def normalise(text: str) -> str:
-    """The one spelling of a mailbox, or AddressError.
+    """The normal form of an address without angle brackets. Raises AddressError.
 
-    ``text`` has no angle brackets and is not empty. A domain with U-labels becomes A-labels.
+    A domain with U-labels is converted to A-labels.
     """
     if _PLAIN.match(text) and len(text) <= PATH_MAX:
         local = text[: text.index("@")]
@@ -47,20 +47,20 @@ def normalise(text: str) -> str:
     if not (_DOT_LOCAL.match(local) or _QUOTED_LOCAL.match(local)) or _MISLEADING.search(local):
         raise AddressError("malformed local part")
     try:
-        octets = len(local.encode())
+        size = len(local.encode())
     except UnicodeEncodeError:
         raise AddressError("the address is not valid UTF-8") from None
-    if octets > LOCAL_MAX:
-        raise AddressError(f"local part over {LOCAL_MAX} octets")
+    if size > LOCAL_MAX:
+        raise AddressError(f"local part over {LOCAL_MAX} bytes")
     address = f"{local}@{normalise_domain(domain)}"
     if len(address.encode()) > PATH_MAX:
-        raise AddressError(f"address over {PATH_MAX} octets")
+        raise AddressError(f"address over {PATH_MAX} bytes")
     return address
 
 
 @lru_cache(maxsize=4096)
 def normalise_domain(text: str) -> str:
-    """Lower-case A-labels, or an address literal in lower case; AddressError for anything else."""
+    """A domain in lower-case A-labels, or an address literal in lower case. Raises AddressError."""
     lower = text.lower()
     if lower.startswith("["):
         if _LITERAL.match(lower) and is_ip(lower[1:-1].removeprefix("ipv6:")):
@@ -91,5 +91,5 @@ def domain_of(address: str) -> str:
 
 
 def needs_smtputf8(address: str) -> bool:
-    """Whether this normalised address can only travel with SMTPUTF8 (its domain never needs it)."""
+    """Whether a normalised address requires SMTPUTF8, because of its local part."""
     return not address.isascii()

@@ -1,4 +1,4 @@
-"""From a reply to a verdict about a recipient.
+"""What a reply means for a recipient. Pure.
 
 Source: RFC 5321 sections 4.2.1 and 4.5.3.1.10 (552 to RCPT means 452), RFC 3463.
 """
@@ -9,7 +9,7 @@ from zonemta_py.smtp.reply import Reply
 
 
 class Phase(StrEnum):
-    """What the reply answered."""
+    """The step of the transaction that a reply belongs to."""
 
     CONNECT = "connect"
     MAIL = "mail"
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What becomes of the recipient."""
+    """The state of the recipient after the reply."""
 
     DELIVERED = "delivered"
     DEFERRED = "deferred"
@@ -27,11 +27,11 @@ class Verdict(StrEnum):
 
 
 def verdict(reply: Reply, phase: Phase) -> Verdict:
-    """The meaning of ``reply`` for the recipients it answers.
+    """The verdict on the recipients that ``reply`` is about.
 
-    2xx to the final dot alone delivers. 5xx is final, except 552 to RCPT without an enhanced code
-    of its own, which old servers send for "too many recipients", and 521/554 at connect time,
-    where another address of the sender or another day may help.
+    Only 2xx to the final dot means delivered. 5xx is final, with two exceptions: 552 to RCPT without an
+    enhanced status code, which old servers send for "too many recipients"; and any reply at connect
+    time, where another source address or a later attempt may succeed.
     """
     if phase is Phase.DOT and 200 <= reply.code < 300:
         return Verdict.DELIVERED
@@ -43,9 +43,10 @@ def verdict(reply: Reply, phase: Phase) -> Verdict:
 
 
 def limits_recipients(reply: Reply) -> bool:
-    """Whether this answer to RCPT is the peer's limit on one transaction and no verdict.
+    """Whether a reply to RCPT means that the transaction has too many recipients.
 
-    Meaningful only after the same transaction had recipients accepted. Source: RFC 5321 4.5.3.1.10.
+    Applies only when the peer has accepted other recipients of the transaction.
+    Source: RFC 5321 section 4.5.3.1.10.
     """
     return (reply.code == 452 and reply.status in ("", "4.5.3")) or (
         reply.code == 552 and not reply.status
@@ -53,5 +54,5 @@ def limits_recipients(reply: Reply) -> bool:
 
 
 def status_of(reply: Reply) -> str:
-    """An RFC 3463 status for a report: the peer's own, or the class with nothing more known."""
+    """The enhanced status code (RFC 3463) for a report; ``X.0.0`` of the reply's class if the peer sent none."""
     return reply.status or f"{str(reply.code)[0]}.0.0"

@@ -1,4 +1,4 @@
-"""MAIL and RCPT commands: from their text to values, or the reply that refuses them. Pure.
+"""Parser of MAIL and RCPT commands: values, or the reply that refuses the command. Pure.
 
 Source: RFC 5321 sections 4.1.1.2, 4.1.1.3 (and their old forms), RFC 1870 (SIZE), RFC 6152
 (8BITMIME), RFC 6531 (SMTPUTF8), RFC 3461 (DSN).
@@ -9,7 +9,7 @@ import re
 from zonemta_py.core.codec import Struct
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
-from zonemta_py.smtp.dsn_params import UNSAID, parse_notify, valid_envid, valid_orcpt
+from zonemta_py.smtp.dsn_params import UNSET, parse_notify, valid_envid, valid_orcpt
 
 _PATH = re.compile(
     r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
@@ -19,7 +19,7 @@ _PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+)
 
 
 class Refused(Exception):
-    """A command is refused; the text is the whole reply."""
+    """A command is refused; ``reply`` is the whole reply, without CRLF."""
 
     def __init__(self, reply: str) -> None:
         super().__init__(reply)
@@ -27,9 +27,9 @@ class Refused(Exception):
 
 
 class Mail(Struct, frozen=True):
-    """A MAIL command: ``sender`` normalised, ``""`` for ``<>``; ``size`` 0 when not said.
+    """A MAIL command. ``sender`` is normalised, ``""`` for ``<>``; ``size`` is 0 without SIZE.
 
-    ``ret`` (FULL, HDRS) and ``envid`` (xtext) are empty when not said.
+    ``ret`` (FULL or HDRS) and ``envid`` (xtext) are empty without the parameter.
     """
 
     sender: str
@@ -40,15 +40,15 @@ class Mail(Struct, frozen=True):
 
 
 class Rcpt(Struct, frozen=True):
-    """A RCPT command: ``address`` normalised, ``notify`` as in ``smtp.dsn_options``, ``orcpt`` as given."""
+    """A RCPT command. ``address`` is normalised, ``notify`` holds flags of ``dsn_params``, ``orcpt`` is xtext."""
 
     address: str
-    notify: int = UNSAID
+    notify: int = UNSET
     orcpt: str = ""
 
 
 def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
-    """The values of ``MAIL FROM:<…> …`` without its first word. Raises Refused."""
+    """Parse ``argument``, the text after ``MAIL``. ``extended``: the client sent EHLO. Raises Refused."""
     path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>")
     if parameters and not extended:
         raise Refused("555 5.5.4 Parameters need EHLO")
@@ -57,11 +57,11 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
         if name == "SIZE" and value.isascii() and value.isdigit() and len(value) <= 20:
             size = int(value)
         elif name == "BODY" and value.upper() in ("7BIT", "8BITMIME"):
-            pass  # the body itself is looked at: what it claims does not matter
+            pass  # the relay scans the body itself
         elif name == "SMTPUTF8" and not value:
             smtputf8 = True
         elif name == "AUTH" and value:
-            pass  # RFC 4954 section 5: taken, and believed as little as the section allows
+            pass  # accepted and ignored, as RFC 4954 section 5 permits
         elif name == "RET" and value.upper() in ("FULL", "HDRS"):
             ret = value.upper()
         elif name == "ENVID" and valid_envid(value):
@@ -76,7 +76,7 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
 
 
 def _sender(path: str, *, smtputf8: bool) -> str:
-    """The null sender, qmail's double bounce sender and its VERP form, or an address."""
+    """The null sender, qmail's double bounce sender, an address, or an address in qmail's VERP form."""
     if path in ("", verp.DOUBLE_BOUNCE):
         return path
     address = _address(verp.base(path), "5.1.7", smtputf8=smtputf8)
@@ -84,11 +84,11 @@ def _sender(path: str, *, smtputf8: bool) -> str:
 
 
 def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool, hostname: str = "") -> Rcpt:
-    """The values of ``RCPT TO:<…> …`` without its first word. Raises Refused."""
+    """Parse ``argument``, the text after ``RCPT``. ``hostname`` completes ``<postmaster>``. Raises Refused."""
     path, parameters = _split(argument, "TO:", "RCPT TO:<address>")
     if parameters and not extended:
         raise Refused("555 5.5.4 Parameters need EHLO")
-    notify, orcpt = UNSAID, ""
+    notify, orcpt = UNSET, ""
     for name, value in parameters:
         flags = parse_notify(value) if name == "NOTIFY" else None
         if flags is not None:
@@ -101,13 +101,13 @@ def parse_rcpt(argument: str, *, smtputf8: bool, extended: bool, hostname: str =
             raise Refused(f"555 5.5.4 Unsupported parameter {name}")
     if not path:
         raise Refused("501 5.1.3 A recipient is needed")
-    if path.lower() == "postmaster":  # RFC 5321 section 4.5.1: the one address without a domain
+    if path.lower() == "postmaster":  # RFC 5321 section 4.5.1: the only address without a domain
         path = f"postmaster@{hostname}"
     return Rcpt(_address(path, "5.1.3", smtputf8=smtputf8), notify, orcpt)
 
 
 def _split(argument: str, keyword: str, syntax: str) -> tuple[str, list[tuple[str, str]]]:
-    """The path inside the brackets, and the parameters as (UPPER-CASE NAME, value)."""
+    """The path between the brackets and the parameters as (NAME, value), the name in upper case."""
     if argument[: len(keyword)].upper() != keyword:
         raise Refused(f"501 5.5.4 Syntax: {syntax}")
     match = _PATH.match(argument[len(keyword) :])

@@ -1,4 +1,4 @@
-"""DKIM signatures, relaxed/relaxed: what is hashed, what is signed, how it is written. Pure, no keys.
+"""DKIM signatures, relaxed/relaxed: body hash, signed fields, the signature field. Pure, without keys.
 
 Source: RFC 6376 (sections 3.4.2, 3.4.4, 3.5, 3.7, 5.4.2), RFC 8463 (Ed25519), RFC 8301 (SHA-256 only).
 """
@@ -14,37 +14,37 @@ from zonemta_py.core.codec import Struct
 from zonemta_py.smtp.address import AddressError, domain_of, normalise
 from zonemta_py.smtp.headers import Field, field_value
 
-# The common form, a name without specials and one address; everything else takes the slow road.
+# The common form, a name without specials and one address; every other form takes the slow path.
 _PLAIN_FROM = re.compile(
     r'(?:[^<>@,;:"()\\]*<)?[^<>@,;:"()\\\s]+@([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>?\Z'
 )
 _CRLF = b"\r\n"
-EMPTY_LINES_AT_ONCE = 4096
+EMPTY_LINES_AT_ONCE = 4096  # bounds the memory for a long run of empty lines
 
 
 class BodyHash:
-    """SHA-256 of a body in relaxed form, at any split of the stream.
+    """SHA-256 of a body in relaxed form; the stream may be cut anywhere.
 
-    Runs of space become one, space at line ends and empty lines at the end go, and a last line
-    without CRLF gets one.
+    The relaxed form has one space for each run of white space, none at line ends, no empty lines at the
+    end of the body, and CRLF at the end of the last line. Source: RFC 6376 section 3.4.4.
     """
 
     __slots__ = ("_blank", "_empty_lines", "_held", "_sha")
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
-        self._held = b""  # space or CR at the end, which may belong to a line end
-        self._empty_lines = 0  # line ends not hashed yet: they may be the end of the body
+        self._held = b""  # white space or CR at the end of the data, which may belong to a line end
+        self._empty_lines = 0  # line ends that are not hashed yet, as the body may end here
         self._blank = True
 
     def feed(self, data: bytes) -> None:
-        """The next octets of the body."""
+        """Hash the next bytes of the body."""
         data = self._held + data if self._held else data
         kept = data.rstrip(b" \t\r")
         self._held = data[len(kept) :]
         if b"\t" in kept:
             kept = kept.replace(b"\t", b" ")
-        while b"  " in kept:  # log2 of the longest run: ten times as fast as a pattern
+        while b"  " in kept:  # log2 of the longest run; ten times faster than a regular expression
             kept = kept.replace(b"  ", b" ")
         if b" \r\n" in kept:
             kept = kept.replace(b" \r\n", _CRLF)
@@ -60,19 +60,19 @@ class BodyHash:
 
     def _end_lines(self) -> None:
         while self._empty_lines:
-            some = min(self._empty_lines, EMPTY_LINES_AT_ONCE)
-            self._sha.update(_CRLF * some)
-            self._empty_lines -= some
+            count = min(self._empty_lines, EMPTY_LINES_AT_ONCE)
+            self._sha.update(_CRLF * count)
+            self._empty_lines -= count
 
     def digest(self) -> bytes:
-        """The hash of all that was fed; nothing may be fed after it."""
+        """The hash of the whole body. Call it once, after the last ``feed``."""
         if not self._blank:
             self._sha.update(_CRLF)
         return self._sha.digest()
 
 
-class Terms(Struct, frozen=True):
-    """What a signature says of itself. ``algorithm``: rsa-sha256 or ed25519-sha256. Times are unix seconds."""
+class SignatureTerms(Struct, frozen=True):
+    """Parameters of a signature. ``algorithm``: rsa-sha256 or ed25519-sha256. Times are unix seconds."""
 
     algorithm: str
     domain: str
@@ -82,7 +82,7 @@ class Terms(Struct, frozen=True):
 
 
 def author_domain(header: bytes, fields: Iterable[Field]) -> str:
-    """The domain of the first author (From), normalised; empty when there is none to be found."""
+    """The normalised domain of the first author (From), or empty if no field has an address."""
     for field in fields:
         if field.name == b"from":
             plain = _PLAIN_FROM.match(field_value(header, field))
@@ -97,7 +97,7 @@ def author_domain(header: bytes, fields: Iterable[Field]) -> str:
 
 
 def signing_domain(author: str, domains: Collection[str]) -> str:
-    """Which of ``domains`` signs for an author's domain: itself or the nearest above it; empty: none."""
+    """The domain of ``domains`` that signs for the author: the same or the nearest parent domain, or empty."""
     while author:
         if author in domains:
             return author
@@ -108,8 +108,10 @@ def signing_domain(author: str, domains: Collection[str]) -> str:
 def signed_names(
     fields: Sequence[Field], names: Collection[str], oversign: Collection[str]
 ) -> list[str]:
-    """The h= list: every occurrence of ``names``, and those to ``oversign`` once more, so that adding one
-    breaks the signature."""
+    """The h= list: each of ``names`` once per occurrence, and those in ``oversign`` once more.
+
+    A field that is added later breaks the signature of an oversigned name.
+    """
     found = Counter(field.name.decode("ascii", "replace") for field in fields)
     listed: list[str] = []
     for name in names:
@@ -118,8 +120,8 @@ def signed_names(
     return listed
 
 
-def unsigned_field(terms: Terms, listed: Sequence[str], body_hash: bytes) -> bytes:
-    """The DKIM-Signature field up to and including ``b=``, folded, without CRLF at its end."""
+def unsigned_field(terms: SignatureTerms, listed: Sequence[str], body_hash: bytes) -> bytes:
+    """The DKIM-Signature field up to and including ``b=``, folded, without the final CRLF."""
     expires = f" x={terms.expires_s};" if terms.expires_s is not None else ""
     names = ":\r\n\t ".join(":".join(listed[at : at + 5]) for at in range(0, len(listed), 5))
     return (
@@ -132,14 +134,14 @@ def unsigned_field(terms: Terms, listed: Sequence[str], body_hash: bytes) -> byt
 
 
 def to_sign(header: bytes, fields: Sequence[Field], listed: Sequence[str], unsigned: bytes) -> bytes:
-    """The octets that the signature covers: the listed fields, from the last occurrence up, and ``unsigned``."""
-    left: dict[str, list[Field]] = {}
+    """The bytes to sign: the listed fields, the last occurrence of a name first, and ``unsigned``."""
+    remaining: dict[str, list[Field]] = {}
     for field in fields:
-        left.setdefault(field.name.decode("ascii", "replace"), []).append(field)
+        remaining.setdefault(field.name.decode("ascii", "replace"), []).append(field)
     parts: list[bytes] = []
     for name in listed:
-        if left.get(name):
-            field = left[name].pop()
+        if remaining.get(name):
+            field = remaining[name].pop()
             parts.append(_relaxed(field.name, header[field.value : field.end]))
     name_, _, value = unsigned.partition(b":")
     parts.append(_relaxed(name_.lower(), value).removesuffix(_CRLF))
@@ -154,6 +156,6 @@ def _relaxed(name: bytes, value: bytes) -> bytes:
 
 
 def signed_field(unsigned: bytes, signature: bytes) -> bytes:
-    """The whole field, ending in CRLF."""
+    """The complete DKIM-Signature field, with CRLF."""
     text = b64encode(signature)
     return unsigned + b"\r\n\t ".join(text[at : at + 70] for at in range(0, len(text), 70)) + _CRLF

@@ -1,7 +1,7 @@
-"""Delivery status notifications: the report about recipients, what became of them or did not yet.
+"""Delivery status notifications: reports about failed, delayed and delivered recipients. Pure.
 
 Source: RFC 3464 (the format), RFC 3462/6522 (multipart/report), RFC 3834 (Auto-Submitted), RFC 6533
-(UTF-8 addresses), RFC 3461 section 6 (what is reported of success).
+(UTF-8 addresses), RFC 3461 section 6 (reports of success).
 """
 
 import quopri
@@ -16,19 +16,19 @@ SUBJECTS = {
 }
 _SENTENCES = {
     "failed": "not delivered, and no further attempt will be made.",
-    "delayed": "delayed. Nothing is needed from you;",
+    "delayed": "delayed. You do not need to send it again;",
     "relayed": "handed to the next server, which does not report delivery.",
     "delivered": "delivered.",
 }
-_LINE_MAX = 900  # octets: keeps every line of a report within RFC 5322's 998
+_LINE_MAX = 900  # bytes: keeps every line of a report within RFC 5322's 998
 
 
-class Failure(NamedTuple):
-    """What is said of one recipient. ``diagnostic`` is the peer's reply, if one answered.
+class RecipientReport(NamedTuple):
+    """What a report says about one recipient.
 
-    ``action`` is failed, delayed (with ``retry_until`` a date), relayed or delivered.
-    ``explanation`` is for the human part; ``remote_mta`` is a host name or empty; ``original`` is the
-    ORCPT parameter (type;address, decoded) or empty.
+    ``action`` is failed, delayed, relayed or delivered. ``diagnostic`` is the reply of the peer, or empty.
+    ``explanation`` is for the human-readable part; ``remote_mta`` is a host name or empty. Times are dates of
+    RFC 5322; ``retry_until`` is set for delayed. ``original`` is the ORCPT parameter (type;address, decoded).
     """
 
     action: str
@@ -42,71 +42,83 @@ class Failure(NamedTuple):
     original: str = ""
 
 
+class ReportedMessage(NamedTuple):
+    """The message that a report is about.
+
+    ``message_id`` is its queue id, ``envelope_id`` the client's ENVID (decoded) or empty. With ``body`` None the
+    report returns only ``header`` (text/rfc822-headers).
+    """
+
+    message_id: str
+    arrival_date: str
+    header: bytes
+    body: bytes | None
+    envelope_id: str = ""
+
+
+class ReportHead(NamedTuple):
+    """The fields of the report itself: the host that sends it, its queue id, its recipient, its date."""
+
+    hostname: str
+    report_id: str
+    to: str
+    date: str
+
+
 class Report(NamedTuple):
-    """A finished report: its header block and its body."""
+    """A finished report. ``header`` ends with CRLF; ``body`` is what follows the empty line."""
 
     header: bytes
     body: bytes
 
 
 def status_report(
-    *,
-    hostname: str,
-    message_id: str,
-    report_id: str,
-    sender: str,
-    arrival_date: str,
-    date: str,
-    failures: Sequence[Failure],
-    original_header: bytes,
-    original_body: bytes | None,
-    envelope_id: str = "",
+    head: ReportHead, message: ReportedMessage, recipients: Sequence[RecipientReport]
 ) -> Report:
-    """A multipart/report to ``sender`` about ``failures``, 1 or more; actions may mix.
+    """A multipart/report about ``recipients``, 1 or more; their actions may differ.
 
-    ``original_body`` None returns only the header block (text/rfc822-headers), as does one with
-    8-bit octets: the report itself is 7-bit unless an address needs UTF-8. ``message_id`` and ``report_id`` are
-    queue ids of the message and of the report; ``envelope_id`` is the client's ENVID, decoded.
+    The report is 7-bit unless an address needs UTF-8, so a message with 8-bit bytes is returned as its
+    header only.
     """
-    utf8 = not all(f.recipient.isascii() for f in failures) or not sender.isascii()
-    boundary = f"{report_id}.report"
-    actions = {f.action for f in failures}
+    utf8 = not all(each.recipient.isascii() for each in recipients) or not head.to.isascii()
+    boundary = f"{head.report_id}.report"
+    actions = {each.action for each in recipients}
     subject = next(text for action, text in SUBJECTS.items() if action in actions)
     header = (
-        plain_header(hostname, report_id, sender, subject, date) + f"MIME-Version: 1.0\r\n"
+        plain_header(head, subject) + f"MIME-Version: 1.0\r\n"
         f"Content-Type: multipart/report; report-type=delivery-status;\r\n"
         f'\tboundary="{boundary}"\r\n'
     ).encode()
     kind = "message/global-delivery-status" if utf8 else "message/delivery-status"
     encoding = "Content-Transfer-Encoding: 8bit\r\n" if utf8 else ""
-    human = _human(hostname, message_id, failures).encode()
-    machine = _machine(hostname, message_id, arrival_date, envelope_id, failures, utf8=utf8)
+    human = _human(head.hostname, message.message_id, recipients).encode()
+    machine = _machine(head.hostname, message, recipients, utf8=utf8)
     parts = [
         b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
         + quopri.encodestring(human.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n"),
         f"Content-Type: {kind}\r\n{encoding}\r\n".encode()
         + (machine.encode() if utf8 else _ascii(machine)),
-        _original(original_header, original_body),
+        _original(message.header, message.body),
     ]
     limit = f"--{boundary}".encode()
     body = b"".join(limit + b"\r\n" + part + b"\r\n" for part in parts) + limit + b"--\r\n"
     return Report(header, body)
 
 
-def plain_header(hostname: str, report_id: str, to: str, subject: str, date: str) -> str:
-    """The fields that every report has."""
+def plain_header(head: ReportHead, subject: str) -> str:
+    """The header fields that every report has."""
     return (
-        f"Date: {date}\r\n"
-        f"From: Mail Delivery System <MAILER-DAEMON@{hostname}>\r\n"
-        f"To: <{to}>\r\n"
+        f"Date: {head.date}\r\n"
+        f"From: Mail Delivery System <MAILER-DAEMON@{head.hostname}>\r\n"
+        f"To: <{head.to}>\r\n"
         f"Subject: {subject}\r\n"
-        f"Message-ID: <{report_id}@{hostname}>\r\n"
+        f"Message-ID: <{head.report_id}@{head.hostname}>\r\n"
         f"Auto-Submitted: auto-replied\r\n"
     )
 
 
 def _original(header: bytes, body: bytes | None) -> bytes:
-    """The part that returns the message; what is not ASCII is not returned, so any server takes it."""
+    """The part with the returned message; all of it is ASCII, so every server accepts it."""
     if body is not None and header.isascii() and body.isascii():
         part = b"Content-Type: message/rfc822\r\n\r\n" + header + b"\r\n" + body
     else:
@@ -115,61 +127,57 @@ def _original(header: bytes, body: bytes | None) -> bytes:
 
 
 def _ascii(text: str) -> bytes:
-    """``text`` with a question mark for everything that 7-bit mail cannot carry."""
+    """``text`` with a question mark for each character that is not ASCII."""
     return text.encode("ascii", "replace")
 
 
-def _human(hostname: str, message_id: str, failures: Sequence[Failure]) -> str:
+def _human(hostname: str, message_id: str, recipients: Sequence[RecipientReport]) -> str:
     lines = [f"This is the mail relay at {hostname}, about the message {message_id}.", ""]
-    for failure in failures:
-        lines.append(f"<{failure.recipient}>: {_SENTENCES[failure.action]}")
-        if failure.retry_until:
-            lines.append(f"    delivery is attempted until {failure.retry_until}.")
-        lines.append(f"    {failure.explanation}")
-        if failure.diagnostic:
-            where = failure.remote_mta or "The receiving server"
-            lines.append(f"    {where} said: {failure.diagnostic}")
+    for each in recipients:
+        lines.append(f"<{each.recipient}>: {_SENTENCES[each.action]}")
+        if each.retry_until:
+            lines.append(f"    delivery is attempted until {each.retry_until}.")
+        lines.append(f"    {each.explanation}")
+        if each.diagnostic:
+            server = each.remote_mta or "The receiving server"
+            lines.append(f"    {server} said: {each.diagnostic}")
         lines.append("")
     return "".join(_cut(line) + "\r\n" for line in lines)
 
 
 def _machine(
-    hostname: str,
-    message_id: str,
-    arrival_date: str,
-    envelope_id: str,
-    failures: Sequence[Failure],
-    *,
-    utf8: bool,
+    hostname: str, message: ReportedMessage, recipients: Sequence[RecipientReport], *, utf8: bool
 ) -> str:
-    of_message = [f"Original-Envelope-Id: {envelope_id}"] if envelope_id else []
-    of_message += [
+    """The body of the delivery-status part. Source: RFC 3464 section 2."""
+    envelope_id = message.envelope_id
+    per_message = [f"Original-Envelope-Id: {envelope_id}"] if envelope_id else []
+    per_message += [
         f"Reporting-MTA: dns; {hostname}",
-        f"X-Queue-ID: {message_id}",
-        f"Arrival-Date: {arrival_date}",
+        f"X-Queue-ID: {message.message_id}",
+        f"Arrival-Date: {message.arrival_date}",
     ]
-    groups = ["".join(_cut(field) + "\r\n" for field in of_message)]
-    for failure in failures:
-        kind = "utf-8" if utf8 and not failure.recipient.isascii() else "rfc822"
-        fields = [f"Original-Recipient: {failure.original}"] if failure.original else []
+    groups = [per_message]
+    for each in recipients:
+        kind = "utf-8" if utf8 and not each.recipient.isascii() else "rfc822"
+        fields = [f"Original-Recipient: {each.original}"] if each.original else []
         fields += [
-            f"Final-Recipient: {kind}; {failure.recipient}",
-            f"Action: {failure.action}",
-            f"Status: {failure.status}",
+            f"Final-Recipient: {kind}; {each.recipient}",
+            f"Action: {each.action}",
+            f"Status: {each.status}",
         ]
-        if failure.remote_mta:
-            fields.append(f"Remote-MTA: dns; {failure.remote_mta}")
-        if failure.diagnostic:
-            fields.append(f"Diagnostic-Code: smtp; {failure.diagnostic}")
-        fields.append(f"Last-Attempt-Date: {failure.last_attempt}")
-        if failure.retry_until:
-            fields.append(f"Will-Retry-Until: {failure.retry_until}")
-        groups.append("".join(_cut(field) + "\r\n" for field in fields))
-    return "\r\n".join(groups)
+        if each.remote_mta:
+            fields.append(f"Remote-MTA: dns; {each.remote_mta}")
+        if each.diagnostic:
+            fields.append(f"Diagnostic-Code: smtp; {each.diagnostic}")
+        fields.append(f"Last-Attempt-Date: {each.last_attempt}")
+        if each.retry_until:
+            fields.append(f"Will-Retry-Until: {each.retry_until}")
+        groups.append(fields)
+    return "\r\n".join("".join(_cut(field) + "\r\n" for field in group) for group in groups)
 
 
 def _cut(line: str) -> str:
-    """``line`` without line ends of its own, short enough for one line of mail."""
+    """``line`` without line ends, cut to _LINE_MAX bytes."""
     flat = line.replace("\r", " ").replace("\n", " ")
     while len(flat.encode()) > _LINE_MAX:
         flat = flat[: _LINE_MAX // 2 if len(flat) > _LINE_MAX else len(flat) - 32]

@@ -1,4 +1,4 @@
-"""What a client asks about reports: NOTIFY, ORCPT, RET, ENVID. Pure.
+"""The DSN parameters of a client: NOTIFY, ORCPT, ENVID. Pure.
 
 Source: RFC 3461 sections 4 and 5; RFC 6533 section 3 (utf-8 addresses in ORCPT).
 """
@@ -6,7 +6,7 @@ Source: RFC 3461 sections 4 and 5; RFC 6533 section 3 (utf-8 addresses in ORCPT)
 import re
 
 NEVER, SUCCESS, FAILURE, DELAY = 1, 2, 4, 8
-UNSAID = 0
+UNSET = 0
 
 _NAMES = {"NEVER": NEVER, "SUCCESS": SUCCESS, "FAILURE": FAILURE, "DELAY": DELAY}
 _XTEXT = re.compile(r"(?:[\x21-\x2a\x2c-\x3c\x3e-\x7e]|\+[0-9A-F]{2})+\Z")
@@ -18,7 +18,7 @@ ORCPT_MAX = 500
 
 
 def parse_notify(value: str) -> int | None:
-    """The flags of a NOTIFY parameter, or None when it is malformed."""
+    """The flags of a NOTIFY parameter, or None if it is malformed."""
     words = value.upper().split(",")
     if any(word not in _NAMES for word in words) or len(set(words)) != len(words):
         return None
@@ -27,38 +27,38 @@ def parse_notify(value: str) -> int | None:
 
 
 def write_notify(flags: int) -> str:
-    """The parameter's value for ``flags``, which must not be UNSAID."""
+    """The NOTIFY parameter of ``flags``, which must not be UNSET."""
     return ",".join(name for name, flag in _NAMES.items() if flags & flag)
 
 
 def wants_failure(flags: int) -> bool:
-    """Whether a report of failure is wanted; one is when nothing was said."""
-    return flags == UNSAID or bool(flags & FAILURE)
+    """Whether the sender gets a report of failure, as without NOTIFY."""
+    return flags == UNSET or bool(flags & FAILURE)
 
 
 def wants_delay(flags: int) -> bool:
-    """Whether a report of delay is wanted; one is when nothing was said."""
-    return flags == UNSAID or bool(flags & DELAY)
+    """Whether the sender gets a report of delay, as without NOTIFY."""
+    return flags == UNSET or bool(flags & DELAY)
 
 
 def wants_success(flags: int) -> bool:
-    """Whether a report of success is wanted."""
+    """Whether the sender gets a report of success."""
     return bool(flags & SUCCESS)
 
 
 def valid_envid(value: str) -> bool:
-    """Whether ``value`` may stand after ENVID=."""
+    """Whether ``value`` is a valid ENVID parameter."""
     return len(value) <= ENVID_MAX and _XTEXT.match(value) is not None
 
 
 def valid_orcpt(value: str) -> bool:
-    """Whether ``value`` may stand after ORCPT=: an address type, a semicolon, xtext."""
+    """Whether ``value`` is a valid ORCPT parameter: an address type, a semicolon, xtext."""
     match = _ORCPT.match(value)
     return len(value) <= ORCPT_MAX and match is not None and _XTEXT.match(match[2]) is not None
 
 
 def decode_xtext(value: str) -> str:
-    """What xtext stands for, with everything that is not printable replaced."""
-    octets = _ENCODED.sub(lambda match: chr(int(match[1], 16)), value).encode("latin-1", "replace")
-    text = octets.decode("utf-8", "replace")
+    """The text that xtext encodes; characters that are not printable become question marks."""
+    data = _ENCODED.sub(lambda match: chr(int(match[1], 16)), value).encode("latin-1", "replace")
+    text = data.decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,4 +1,4 @@
-"""The header block: cut off the message, looked at once, edited without touching other octets.
+"""The header block of a message: split off, scanned, and edited without changing other bytes. Pure.
 
 Source: RFC 5322 sections 2.2 and 3.6; RFC 5321 section 4.4 (trace).
 """
@@ -6,10 +6,10 @@ Source: RFC 5322 sections 2.2 and 3.6; RFC 5321 section 4.4 (trace).
 from collections.abc import Iterable
 from typing import NamedTuple
 
-HEADER_MAX = 1 << 20  # octets: larger header blocks are refused
-FIELDS_MAX = 2000  # fields: a block of tiny ones would take fifty times its size in memory
+HEADER_MAX = 1 << 20  # bytes; larger header blocks are refused
+FIELDS_MAX = 2000  # a block of tiny fields would take fifty times its size in memory
 
-_NAME_OCTETS = bytes(range(0x21, 0x7F)).replace(b":", b"")
+_NAME_BYTES = bytes(range(0x21, 0x7F)).replace(b":", b"")
 
 
 class HeaderTooLarge(ValueError):
@@ -17,10 +17,10 @@ class HeaderTooLarge(ValueError):
 
 
 class Field(NamedTuple):
-    """One header field: lower-case name, and where it stands in its block.
+    """One header field: its name in lower case and its offsets in the block.
 
-    ``start`` is its first octet, ``value`` the one behind the colon, ``end`` the one behind its
-    last CRLF.
+    ``start`` is the offset of its first byte, ``value`` of the byte after the colon, ``end`` of the
+    byte after its last CRLF.
     """
 
     name: bytes
@@ -30,10 +30,10 @@ class Field(NamedTuple):
 
 
 def scan(block: bytes) -> tuple[list[Field], int]:
-    """The fields of ``block`` in order, and where they stop.
+    """The fields of ``block`` in order, and the offset where they end.
 
-    The second value is the offset of the first line that is neither a field nor the continuation
-    of one, or the length of the block. The block consists of whole lines, its last may lack CRLF.
+    The offset is that of the first line that is neither a field nor a continuation line, or the
+    length of the block. The block consists of whole lines; the last may lack CRLF.
     Raises HeaderTooLarge.
     """
     fields: list[Field] = []
@@ -50,7 +50,7 @@ def scan(block: bytes) -> tuple[list[Field], int]:
                     raise HeaderTooLarge(f"more than {FIELDS_MAX} header fields")
             head, colon, _ = line.partition(b":")
             name = head.rstrip(b" \t").lower()
-            if not colon or not name or name.translate(None, _NAME_OCTETS):
+            if not colon or not name or name.translate(None, _NAME_BYTES):
                 return fields, at
             start, value = at, at + len(head) + 1
         elif value < 0:
@@ -63,15 +63,15 @@ def scan(block: bytes) -> tuple[list[Field], int]:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether ``block`` is nothing but fields that end in CRLF."""
+    """Whether ``block`` consists of fields only, each with CRLF at its end."""
     return not block or (block.endswith(b"\r\n") and scan(block)[1] == len(block))
 
 
 class HeaderSplitter:
-    """Cuts a message into its header block and its body, at any split of the stream.
+    """Splits a message into header block and body; the stream may be cut anywhere.
 
     The block ends at the first empty line, which belongs to neither part, or before the first line
-    that is no header field. When ``done``, ``header`` is empty or ends with CRLF, and ``fields``
+    that is not a header field. When ``done``, ``header`` is empty or ends with CRLF, and ``fields``
     are its fields.
     """
 
@@ -85,14 +85,14 @@ class HeaderSplitter:
         self.fields: list[Field] = []
 
     def feed(self, data: bytes) -> bytes:
-        """The octets of the body that are now known. Raises HeaderTooLarge."""
+        """Add ``data``; returns the bytes that belong to the body. Raises HeaderTooLarge."""
         if self.done:
             return data
         self._held += data
         return self._advance(at_end=False)
 
     def finish(self) -> bytes:
-        """The message ends here; what is still held becomes header or body."""
+        """End of the message; returns the remaining bytes of the body. Raises HeaderTooLarge."""
         return b"" if self.done else self._advance(at_end=True)
 
     def _advance(self, *, at_end: bool) -> bytes:
@@ -116,11 +116,11 @@ class HeaderSplitter:
             return self._cut(end + 2, end + 4)
         if at_end:
             return self._cut(len(held), len(held))
-        raise HeaderTooLarge(f"header block over {HEADER_MAX} octets")
+        raise HeaderTooLarge(f"header block over {HEADER_MAX} bytes")
 
     def _cut(self, header_end: int, body_start: int) -> bytes:
         if header_end > HEADER_MAX:
-            raise HeaderTooLarge(f"header block over {HEADER_MAX} octets")
+            raise HeaderTooLarge(f"header block over {HEADER_MAX} bytes")
         self.done = True
         self.header, body = self._held[:header_end], self._held[body_start:]
         if self.header and not self.header.endswith(b"\r\n"):
@@ -130,13 +130,13 @@ class HeaderSplitter:
 
 
 def field_value(block: bytes, field: Field) -> str:
-    """The unfolded, trimmed value of a field as text; undecodable octets are replaced."""
+    """The unfolded, trimmed value of a field as text; bytes that are not UTF-8 are replaced."""
     raw = block[field.value : field.end]
     return raw.replace(b"\r\n", b"").decode("utf-8", "replace").strip()
 
 
 def without(block: bytes, fields: Iterable[Field]) -> bytes:
-    """``block`` without these fields of it."""
+    """``block`` without ``fields``."""
     kept, at = [], 0
     for field in sorted(fields, key=lambda f: f.start):
         kept.append(block[at : field.start])
@@ -148,7 +148,7 @@ def without(block: bytes, fields: Iterable[Field]) -> bytes:
 def received(
     *, helo: str, client_ip: str, by: str, protocol: str, message_id: str, recipient: str, date: str
 ) -> bytes:
-    """A trace field, folded, with CRLF. ``recipient`` is empty when there are several.
+    """A Received field, folded, with CRLF. ``recipient`` is empty for a message with several recipients.
 
     Source: RFC 5321 section 4.4, RFC 3848 (the protocol names).
     """

@@ -1,4 +1,4 @@
-"""An SMTP reply in a header field of HTTP, as python-slimta's edge and relay write it. Pure.
+"""SMTP replies and envelopes in HTTP header fields, in the form of python-slimta's edge and relay. Pure.
 
     X-Smtp-Reply: 250; message="2.0.0 Ok: queued as 019a…"
 
@@ -16,23 +16,23 @@ SENDER_FIELD = "X-Envelope-Sender"
 RECIPIENT_FIELD = "X-Envelope-Recipient"
 EHLO_FIELD = "X-Ehlo"
 
-UNUSABLE = frozenset(
-    (401, 403, 404, 405, 407, 415)
-)  # a wrong address or token: ours to mend, no recipient's fault
+# A wrong URL or token: an error of configuration, not of the recipient.
+UNUSABLE = frozenset((401, 403, 404, 405, 407, 415))
+_RETRY = frozenset((408, 429))
 
 _FIELD = re.compile(r"\s*([2-5]\d\d)\s*(?:;(.*))?\Z", re.DOTALL)
 _MESSAGE = re.compile(r"\s*message\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
 
 def write_reply(reply: Reply) -> str:
-    """The field's value; characters that a header field cannot hold are replaced."""
+    """The value of X-Smtp-Reply for ``reply``; characters that are not ASCII are replaced."""
     text = " ".join(part for part in (reply.status, reply.text) if part)
     quoted = text.encode("ascii", "replace").decode().replace("\\", "\\\\").replace('"', '\\"')
     return f'{reply.code}; message="{quoted}"'
 
 
 def read_reply(value: str) -> Reply | None:
-    """The reply in a field's value; None when it is none."""
+    """The reply in the value of X-Smtp-Reply, or None if it is malformed."""
     match = _FIELD.match(value)
     if match is None:
         return None
@@ -42,7 +42,7 @@ def read_reply(value: str) -> Reply | None:
 
 
 def status_of(reply: Reply) -> int:
-    """The HTTP status that goes with a reply to a message."""
+    """The HTTP status of a response with ``reply``."""
     if reply.completed:
         return 204
     if reply.code < 500:
@@ -51,22 +51,22 @@ def status_of(reply: Reply) -> int:
 
 
 def reply_of(status: int, reason: str) -> Reply:
-    """What a server meant that said nothing but an HTTP status."""
+    """The reply for a response without X-Smtp-Reply."""
     text = printable(f"the HTTP server answered {status} {reason}")
     if 200 <= status < 300:
         return Reply(250, "2.0.0", text)
-    if 400 <= status < 500 and status not in UNUSABLE | {408, 429}:  # the latter two: ask again
+    if 400 <= status < 500 and status not in UNUSABLE | _RETRY:
         return Reply(550, "5.0.0", text)
     return Reply(451, "4.0.0", text)
 
 
 def encode_address(address: str) -> str:
-    """An address in an envelope field."""
+    """An address in the encoding of envelope fields, base64."""
     return base64.b64encode(address.encode()).decode()
 
 
 def decode_address(value: str) -> str:
-    """The address in an envelope field. Raises ValueError."""
+    """The address in the value of an envelope field. Raises ValueError."""
     try:
         return base64.b64decode(value.strip(), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError) as exc:

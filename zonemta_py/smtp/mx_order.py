@@ -1,6 +1,6 @@
-"""In which order the hosts of a domain are tried. Pure.
+"""The order in which the hosts of a domain are tried, and which addresses are public. Pure.
 
-Source: RFC 5321 section 5.1: by preference, at random within one.
+Source: RFC 5321 section 5.1 (by preference, in random order among equals).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from typing import NamedTuple
 _NAT64 = IPv6Network("64:ff9b::/96")
 _COMPATIBLE = IPv6Network("::/96")
 _TRANSLATED = IPv6Network("::ffff:0:0:0/96")
-# Private by later RFCs than Python's tables: local NAT64 (8215), segment routing (9602), documentation (9637).
+# Private by RFCs that are newer than Python's tables: local NAT64 (8215), segment routing (9602), documentation (9637).
 _NOT_PUBLIC = tuple(map(IPv6Network, ("64:ff9b:1::/48", "5f00::/16", "3fff::/20")))
 
-TARGETS_MAX = 16  # addresses tried for one delivery
+TARGETS_MAX = 16  # addresses tried in one delivery attempt
 
 
 class Host(NamedTuple):
@@ -27,7 +27,7 @@ class Host(NamedTuple):
 
 
 def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
-    """(host name, IP) pairs in the order to try them, TARGETS_MAX at most."""
+    """(host name, IP) pairs in the order of attempts, at most TARGETS_MAX."""
     pairs: list[tuple[str, str]] = []
     for preference in sorted({host.preference for host in hosts}):
         equal = [host for host in hosts if host.preference == preference]
@@ -41,22 +41,22 @@ def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=4096)
 def is_public(ip: str) -> bool:
-    """Whether mail may go there without ``allow_private_destinations``.
+    """Whether mail may be sent to ``ip`` without ``allow_private_destinations``.
 
-    An IPv6 address that carries an IPv4 one (mapped, 6to4, Teredo, NAT64, the old compatible form)
-    is as public as what it carries.
+    An IPv6 address that embeds an IPv4 address (mapped, 6to4, Teredo, NAT64, the old compatible
+    form) is as public as the embedded address.
     """
     address = ip_address(ip)
     if isinstance(address, IPv6Address):
         if address.is_site_local or any(address in network for network in _NOT_PUBLIC):
             return False
-        carried = _carried(address)
-        if carried is not None:
-            return is_public(str(carried))
+        embedded = _embedded(address)
+        if embedded is not None:
+            return is_public(str(embedded))
     return address.is_global and not address.is_multicast
 
 
-def _carried(address: IPv6Address) -> IPv4Address | None:
+def _embedded(address: IPv6Address) -> IPv4Address | None:
     mapped = address.ipv4_mapped or address.sixtofour
     if mapped is not None:
         return mapped
@@ -68,5 +68,5 @@ def _carried(address: IPv6Address) -> IPv4Address | None:
 
 
 def allowed(pairs: Sequence[tuple[str, str]], *, private: bool) -> list[tuple[str, str]]:
-    """``pairs`` without private and loopback addresses, unless those are allowed."""
+    """``pairs`` without private and loopback addresses, or all of them if ``private``."""
     return [pair for pair in pairs if private or is_public(pair[1])]

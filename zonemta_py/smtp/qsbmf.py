@@ -1,11 +1,11 @@
-"""qmail-send's bounce message format: a report that people and old list software read. Pure.
+"""The bounce message format of qmail-send, for people and old mailing list software. Pure.
 
 Source: D. J. Bernstein, The qmail-send Bounce Message Format (QSBMF), 1997.
 """
 
 from collections.abc import Sequence
 
-from zonemta_py.smtp.dsn import Failure, Report, plain_header
+from zonemta_py.smtp.dsn import RecipientReport, Report, ReportHead, plain_header
 
 INTRO = (
     "I'm afraid I wasn't able to deliver your message to the following addresses.\n"
@@ -18,27 +18,24 @@ STRIPPED = b"\r\n\r\n--- End of message stripped.\r\n"
 
 
 def bounce_report(
+    head: ReportHead,
+    recipients: Sequence[RecipientReport],
     *,
-    hostname: str,
-    report_id: str,
     sender: str,
-    to: str,
-    date: str,
-    failures: Sequence[Failure],
     original: bytes,
     stripped: bool,
 ) -> Report:
-    """A report to ``to`` about ``failures``, 1 or more, with ``original``, a message or its beginning.
+    """A report about ``recipients``, 1 or more, with ``original``: the message, or its beginning (``stripped``).
 
-    ``sender`` is the envelope sender of the original, empty when it was a report itself.
+    ``sender`` is the envelope sender of the original, empty if the original is a report.
     """
-    header = plain_header(hostname, report_id, to, "failure notice", date)
-    if not original.isascii() or not all(f.recipient.isascii() for f in failures):
+    header = plain_header(head, "failure notice")
+    if not original.isascii() or not all(each.recipient.isascii() for each in recipients):
         header += "MIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n"
     intro = INTRO if sender else DOUBLE_INTRO
-    lines = [f"Hi. This is the zonemta program at {hostname}.", *intro.splitlines(), ""]
-    for failure in failures:
-        lines += [f"<{_one_line(failure.recipient)}>:", *_paragraph(failure), ""]
+    lines = [f"Hi. This is the zonemta program at {head.hostname}.", *intro.splitlines(), ""]
+    for each in recipients:
+        lines += [f"<{_one_line(each.recipient)}>:", *_paragraph(each), ""]
     lines += [BREAK if sender else DOUBLE_BREAK, "", f"Return-Path: <{sender}>"]
     body = "".join(line + "\r\n" for line in lines).encode() + original
     if stripped:
@@ -46,13 +43,13 @@ def bounce_report(
     return Report(header.encode(), body if body.endswith(b"\r\n") else body + b"\r\n")
 
 
-def _paragraph(failure: Failure) -> list[str]:
-    """The human part: no empty line, no line that begins with a space or a number sign's code."""
-    lines = [failure.explanation]
-    if failure.diagnostic:
-        where = failure.remote_mta or "The receiving server"
-        lines.append(f"{where} said: {failure.diagnostic}")
-    lines[-1] += f" (#{failure.status})"
+def _paragraph(recipient: RecipientReport) -> list[str]:
+    """The explanation: no empty line, no line that begins with a space or a number sign."""
+    lines = [recipient.explanation]
+    if recipient.diagnostic:
+        server = recipient.remote_mta or "The receiving server"
+        lines.append(f"{server} said: {recipient.diagnostic}")
+    lines[-1] += f" (#{recipient.status})"
     found = []
     for line in "\n".join(lines).splitlines():
         text = line.strip()

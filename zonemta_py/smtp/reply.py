@@ -1,4 +1,4 @@
-"""SMTP replies as values, and an incremental reader of them.
+"""SMTP replies as values, and an incremental reader of replies. Pure.
 
 Source: RFC 5321 section 4.2 (replies), RFC 2034 and 3463 (enhanced status codes).
 """
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from zonemta_py.core.errors import SessionLost
 
-LINE_MAX = 8192  # RFC 5321 says 512; real servers send more, hostile ones without end
+LINE_MAX = 8192  # RFC 5321 allows 512, but real servers send more
 REPLY_LINES_MAX = 128
-COMMON_MAX = 48  # octets of a reply line that is worth remembering
-TEXT_MAX = 1024  # what is kept of a reply: enough for any operator, a bound for records and reports
+COMMON_MAX = 48  # bytes of a reply line that is cached
+TEXT_MAX = 1024  # characters kept of a reply: bounds records and reports
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])([ -]?)(.*)\Z", re.DOTALL)
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|\Z)")
@@ -27,17 +27,17 @@ class Reply(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """Whether the command succeeded (2xx) or may go on (3xx)."""
+        """Whether the command succeeded (2xx) or continues (3xx)."""
         return 200 <= self.code < 400
 
     @property
     def completed(self) -> bool:
-        """Whether the command succeeded (2xx): all that MAIL and RCPT can be answered with."""
+        """Whether the command succeeded (2xx), which excludes 3xx."""
         return 200 <= self.code < 300
 
     @property
     def permanent(self) -> bool:
-        """Whether asking again is pointless (5xx)."""
+        """Whether the failure is permanent (5xx)."""
         return self.code >= 500
 
     def __str__(self) -> str:
@@ -45,9 +45,9 @@ class Reply(NamedTuple):
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, valid UTF-8, TEXT_MAX characters at most: fit for logs, records, reports."""
+    """``text`` on one line, valid UTF-8, at most TEXT_MAX characters, for logs, records and reports."""
     if not text.isprintable():
-        # Controls, line separators, marks of direction, unassigned code points, surrogates: a space each.
+        # Controls, line separators, marks of direction, unassigned code points and surrogates become spaces.
         text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text.strip()[:TEXT_MAX]
 
@@ -55,8 +55,8 @@ def printable(text: str) -> str:
 def make_reply(code: int, text: str) -> Reply:
     """A reply from its code and its text, which may begin with an enhanced status code.
 
-    Control characters become spaces (log and report injection), the rest is cut at TEXT_MAX. An
-    enhanced code of another class than the reply code is left in the text: it cannot be trusted.
+    The text is cleaned by ``printable``. An enhanced code of another class than the reply code is not
+    trusted and stays in the text.
     """
     clean = printable(text)
     match = _ENHANCED.match(clean)
@@ -66,10 +66,7 @@ def make_reply(code: int, text: str) -> Reply:
 
 
 class ReplyReader:
-    """Replies out of whatever the socket gave, at any split.
-
-    ``feed`` raises SessionLost when the peer does not speak SMTP or sends without end.
-    """
+    """Reads replies from a stream that may be cut anywhere."""
 
     __slots__ = ("_buffer", "_lines")
 
@@ -78,10 +75,10 @@ class ReplyReader:
         self._lines: list[str] = []
 
     def feed(self, data: bytes) -> list[Reply]:
-        """The replies that are now complete, in order."""
+        """The replies that are now complete, in order. Raises SessionLost for data that are not replies."""
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > LINE_MAX:
-            raise SessionLost("the peer's reply line has no end")
+            raise SessionLost("the peer's reply line is too long")
         replies = []
         for line in lines:
             if len(line) < COMMON_MAX and not self._lines:
@@ -95,7 +92,7 @@ class ReplyReader:
             self._lines.append(match[3].decode("utf-8", "replace"))
             if match[2] == b"-":
                 if len(self._lines) > REPLY_LINES_MAX:
-                    raise SessionLost("the peer's reply has no end")
+                    raise SessionLost("the peer's reply has too many lines")
                 continue
             replies.append(make_reply(int(match[1]), _join(self._lines)))
             self._lines = []
@@ -103,13 +100,13 @@ class ReplyReader:
 
     @property
     def midway(self) -> bool:
-        """Whether part of a reply is still held."""
+        """Whether a reply has begun and is not complete."""
         return bool(self._buffer or self._lines)
 
 
 @lru_cache(maxsize=1024)
 def _single(line: bytes) -> Reply | None:
-    """A reply of one line; None when it is not one. Peers say the same few things all day."""
+    """A reply of one line, or None if it is not one. Cached: peers repeat few replies."""
     match = _LINE.match(line.rstrip(b"\r"))
     if match is None or match[2] == b"-":
         return None
@@ -117,11 +114,11 @@ def _single(line: bytes) -> Reply | None:
 
 
 def _join(lines: list[str]) -> str:
-    """One text of a multi-line reply, its enhanced code once."""
+    """The text of a multi-line reply, with its enhanced code once."""
     if len(lines) == 1:
         return lines[0]
     first = _ENHANCED.match(lines[0])
     if first is None:
         return " ".join(line.strip() for line in lines)
-    rest = [line.removeprefix(first[1]).strip() for line in lines[1:]]
-    return " ".join([lines[0].strip(), *rest])
+    others = [line.removeprefix(first[1]).strip() for line in lines[1:]]
+    return " ".join([lines[0].strip(), *others])

@@ -1,7 +1,7 @@
-"""Reading what others report about our mail: delivery status and feedback reports. Pure.
+"""Reader of reports from other servers: delivery status and feedback reports. Pure.
 
 Source: RFC 3464 and RFC 6533 (delivery status), RFC 5965 and RFC 6591 (feedback), RFC 6522
-(multipart/report). Whatever is no report is nothing; malformed parts are read as far as they go.
+(multipart/report). Of a malformed part, the fields that can be parsed are read.
 """
 
 import email
@@ -14,20 +14,20 @@ from typing import NamedTuple
 from zonemta_py.smtp.verp import contract
 
 COMPLAINT = "complaint"
-NOT_SPAM = "not-spam"  # the one kind of feedback that is no complaint
-TEXT_MAX = 1000  # characters kept of what a peer says
+NOT_SPAM = "not-spam"  # the only kind of feedback that is not a complaint
+TEXT_MAX = 1000  # characters kept of a field
 _ENVID_KEY = re.compile(r"submission-key-([\w-]+)")
 _KEY_FIELD = "X-Submission-Key"
 _TO = ("Delivered-To", "X-Original-To", "To")
 
 
 class Notice(NamedTuple):
-    """What a report says of one recipient; empty text where it does not say.
+    """What a report says about one recipient; a missing field is an empty text or 0.
 
-    ``kind``: failed, delayed, delivered, relayed, expanded, ``complaint`` or ``not-spam``.
+    ``kind``: failed, delayed, delivered, relayed, expanded, complaint or not-spam.
     ``key``: the submission key, from the envelope id or from the returned header.
-    ``by_verp``: the recipient that the address names to which the report was sent.
-    ``time_ms``: when the report was written; 0 unknown.
+    ``by_verp``: the recipient that the address of the report names by VERP.
+    ``time_ms``: the date of the report.
     """
 
     kind: str
@@ -41,12 +41,12 @@ class Notice(NamedTuple):
     time_ms: int
 
 
-def read_notices(octets: bytes, senders: Iterable[str] = ()) -> list[Notice]:
-    """Every recipient a report speaks of; none when ``octets`` are no report.
+def read_notices(data: bytes, senders: Iterable[str] = ()) -> list[Notice]:
+    """A notice for each recipient of the report in ``data``; none if ``data`` is not a report.
 
-    ``senders`` are envelope senders of ours, whose variable forms (``verp.expand``) are understood.
+    ``senders`` are the relay's envelope senders whose VERP forms (``verp.expand``) are recognised.
     """
-    message = email.message_from_bytes(octets)
+    message = email.message_from_bytes(data)
     if message.get_content_type() != "multipart/report" or not message.is_multipart():
         return []
     by_verp = _by_verp(message, senders)
@@ -64,10 +64,10 @@ def read_notices(octets: bytes, senders: Iterable[str] = ()) -> list[Notice]:
 def _delivery(blocks: list[Message], key: str, by_verp: str, time_ms: int) -> Iterator[Notice]:
     if not blocks:
         return
-    of_message, *of_recipients = blocks
-    named = _ENVID_KEY.search(of_message.get("Original-Envelope-Id", ""))
+    per_message, *per_recipient = blocks
+    named = _ENVID_KEY.search(per_message.get("Original-Envelope-Id", ""))
     key = named[1] if named else key
-    for block in of_recipients:
+    for block in per_recipient:
         recipient = _typed(block, "Original-Recipient") or _typed(block, "Final-Recipient")
         if not recipient and "Action" not in block:
             continue
@@ -80,7 +80,7 @@ def _delivery(blocks: list[Message], key: str, by_verp: str, time_ms: int) -> It
             status=_text(block, "Status").split(" ")[0],
             code=int(code[0]) if code else 0,
             diagnostic=diagnostic,
-            reporter=_typed(of_message, "Reporting-MTA"),
+            reporter=_typed(per_message, "Reporting-MTA"),
             by_verp=by_verp,
             time_ms=time_ms,
         )
@@ -108,7 +108,7 @@ def _feedback(
 
 
 def _blocks(part: Message) -> list[Message]:
-    """The groups of fields of a machine-readable part: the parser of MIME splits only some of them."""
+    """The groups of fields of a machine-readable part, some of which the MIME parser does not split."""
     payload = part.get_payload()
     if isinstance(payload, list):
         groups = [each.as_bytes() for each in payload if isinstance(each, Message)]
@@ -128,14 +128,14 @@ def _text(block: Message, name: str) -> str:
 
 
 def _typed(block: Message, name: str) -> str:
-    """The value of ``type; value``; an address without its brackets."""
+    """The value in a field ``type; value``; an address without brackets."""
     text = _text(block, name)
     _, separator, value = text.partition(";")
     return (value if separator else text).strip().strip("<>")
 
 
 def _returned_key(message: Message) -> str:
-    """The key in the header of the message that is returned."""
+    """The submission key in the header of the returned message."""
     for part in message.walk():
         if part.get_content_type() in ("text/rfc822-headers", "text/rfc822-header"):
             decoded = part.get_payload(decode=True)

@@ -1,9 +1,9 @@
-"""The exchanges of AUTH: what is asked, and what the answers come to. Pure.
+"""The SASL mechanisms of AUTH. Pure.
 
-An exchange is a generator: it yields challenges (base64), is sent the client's lines, and returns
-name and password, or None when the client gives up or answers nonsense.
+An exchange is a generator: it yields challenges (base64), receives the client's lines, and returns name
+and password, or None when the client cancels or sends a malformed response.
 
-Source: RFC 4954 (AUTH), RFC 4616 (PLAIN); LOGIN as everybody does it.
+Source: RFC 4954 (AUTH), RFC 4616 (PLAIN), draft-murchison-sasl-login (LOGIN).
 """
 
 from base64 import b64decode, b64encode
@@ -14,14 +14,14 @@ Exchange = Generator[str, str | None, Credentials | None]
 
 
 def plain(initial: str) -> Exchange:
-    """PLAIN: authorisation identity (not used), name and password at once."""
+    """PLAIN: authorisation identity (ignored), name and password in one response."""
     response = _decoded(initial or ((yield "") or ""))
     parts = response.split("\0") if response is not None else []
     return (parts[1], parts[2]) if len(parts) == 3 else None
 
 
 def login(initial: str) -> Exchange:
-    """LOGIN: name and password one after the other."""
+    """LOGIN: name and password in two responses."""
     name = _decoded(initial or ((yield _encoded("Username:")) or ""))
     if name is None:
         return None
@@ -36,12 +36,12 @@ def _encoded(text: str) -> str:
     return b64encode(text.encode()).decode()
 
 
-def _decoded(answer: str) -> str | None:
-    """The text of an answer or initial response (``=``: empty); None: given up, or not base64."""
-    answer = answer.strip()
-    if answer == "*":
+def _decoded(response: str) -> str | None:
+    """The text of a response (``=``: empty), or None if it cancels (``*``) or is not base64."""
+    response = response.strip()
+    if response == "*":
         return None
     try:
-        return b64decode("" if answer == "=" else answer, validate=True).decode("utf-8", "replace")
+        return b64decode("" if response == "=" else response, validate=True).decode("utf-8", "replace")
     except ValueError:
         return None

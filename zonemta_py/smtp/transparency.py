@@ -1,8 +1,8 @@
-"""The transparency procedure of DATA, both ways, at any split of the stream.
+"""The transparency procedure of DATA in both directions; the stream may be cut anywhere. Pure.
 
-In: the receiver removes any leading dot of a line, not only of two; only ``CRLF . CRLF`` ends the
-data. Whatever surrounds a bare CR or LF is never an end, and is counted so that it can be refused
-(SMTP smuggling, CVE-2023-51764 and its kin). Out: a dot is put before every leading dot.
+Receiving: the first dot of every line is removed, and only ``CRLF . CRLF`` ends the data. A dot next to a
+bare CR or LF never ends the data; LineCheck finds bare CR and LF so that the message can be refused
+(SMTP smuggling, CVE-2023-51764 and similar). Sending: a dot is inserted before every leading dot.
 
 Source: RFC 5321 sections 2.3.8, 4.1.1.4, 4.5.2.
 """
@@ -11,31 +11,31 @@ import re
 
 _DOT_LINE = re.compile(rb"\r\n\.")
 _END = b"\r\n.\r\n"
-_NO_LINE_END = bytes(octet for octet in range(256) if octet not in b"\r\n")
+_NO_LINE_END = bytes(byte for byte in range(256) if byte not in b"\r\n")
 
 
 class DotDecoder:
-    """DATA as it came off the wire, to the message it carries.
+    """Decodes the stream of DATA to the message.
 
-    After ``done``, ``rest`` is what followed the final dot: the client's next commands.
+    When ``done``, ``trailing`` are the bytes after the final dot: the client's next commands.
     """
 
-    __slots__ = ("_held", "_skip", "done", "rest")
+    __slots__ = ("_held", "_skip", "done", "trailing")
 
     def __init__(self) -> None:
-        self._held = b"\r\n"  # as if a line had just ended: the data may begin with the final dot
-        self._skip = 2  # octets of that pretence that are not part of the message
+        self._held = b"\r\n"  # a virtual line end: the data may begin with the final dot
+        self._skip = 2  # bytes of the virtual line end, which are not part of the message
         self.done = False
-        self.rest = b""
+        self.trailing = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The octets of the message that are now certain."""
+        """The bytes of the message that are now certain."""
         window = self._held + data if self._held else data
-        dots = _DOT_LINE.search(window)  # rare, and without one there is no end either
+        dots = _DOT_LINE.search(window)  # rare; without it there is no end of data either
         end = window.find(_END, dots.start()) if dots else -1
         if end >= 0:
             self.done = True
-            self.rest = window[end + 5 :]
+            self.trailing = window[end + 5 :]
             certain = window[: end + 2]
             self._held = b""
         else:
@@ -52,7 +52,7 @@ class DotDecoder:
 
 
 def _undecided(window: bytes) -> int:
-    """How many octets at the end may yet turn out to be the final dot or a stuffed one."""
+    """The number of bytes at the end that may begin a final or a stuffed dot."""
     for size in (4, 3, 2, 1):
         if window.endswith(_END[:size]):
             return size
@@ -60,9 +60,9 @@ def _undecided(window: bytes) -> int:
 
 
 class DotEncoder:
-    """A message to what DATA sends; ``finish`` gives the final dot.
+    """Encodes a message for DATA; ``finish`` returns the final dot.
 
-    The message has no bare CR or LF (refused at intake), so state is one fact: whether the octets
+    The message has no bare CR or LF (intake refuses them), so the only state is whether the bytes
     so far end in CR, in CRLF or in neither.
     """
 
@@ -72,7 +72,7 @@ class DotEncoder:
         self._tail = b"\r\n"  # a message that begins with a dot is at a line start
 
     def feed(self, data: bytes) -> bytes:
-        """``data``, of any length, with every leading dot doubled."""
+        """``data``, of any length, with each leading dot doubled."""
         if not data:
             return data
         out = data
@@ -89,27 +89,27 @@ class DotEncoder:
         return out
 
     def finish(self) -> bytes:
-        """The final dot, after a line end if the message lacks its last one."""
+        """The final dot, after CRLF if the message does not end with it."""
         return b".\r\n" if self._tail == b"\r\n" else b"\r\n.\r\n"
 
 
 class LineCheck:
-    """What is wrong with the octets of a message, found once, at intake, at memory speed.
+    """Scans the bytes of a message once, at intake, at memory speed.
 
-    ``bare``: a CR or LF alone. ``nul``: a NUL octet. ``long``: a line over ``line_max`` octets.
-    ``eight_bit``: an octet over 127, which needs 8BITMIME onwards.
+    ``bare``: a CR or LF alone. ``nul``: a NUL byte. ``long``: a line over ``line_max`` bytes.
+    ``eight_bit``: a byte over 127, which requires 8BITMIME from the next server.
     """
 
     __slots__ = ("_cr_pending", "_line", "_line_max", "bare", "eight_bit", "long", "nul")
 
     def __init__(self, line_max: int) -> None:
         self._line_max = line_max
-        self._line = 0  # octets since the last LF
+        self._line = 0  # bytes since the last LF
         self._cr_pending = False
         self.bare = self.nul = self.long = self.eight_bit = False
 
     def feed(self, data: bytes) -> None:
-        """Look at the next octets; blocks may be cut anywhere."""
+        """Scan the next bytes."""
         if not data:
             return
         if not data.isascii():
@@ -131,15 +131,17 @@ class LineCheck:
         self.long = self.long or self._line > self._line_max
 
     def _has_long_line(self, data: bytes, first: int, last: int) -> bool:
-        """Whether a line between these line ends is too long. It would hold half of its length in one
-        aligned stretch without a line end, which is quickly ruled out."""
+        """Whether a line between these two line ends is too long.
+
+        Such a line covers an aligned block of half its length without a line end, which is quick to rule out.
+        """
         half = self._line_max // 2
         if all(data.find(b"\n", at, at + half) >= 0 for at in range(first, last - half, half)):
             return False
         return any(len(line) > self._line_max for line in data[first:last].split(b"\n"))
 
     def _count_line_ends(self, data: bytes) -> None:
-        """Find bare CR and LF by two passes at memory speed.
+        """Find bare CR and LF in two passes at memory speed.
 
         c CRs and f LFs, p of them in pairs, end c + f - p lines. Where that is (c + f) / 2, then
         p = (c + f) / 2, and since p is neither over c nor over f, all three are equal.
@@ -156,6 +158,6 @@ class LineCheck:
             self.bare = True
 
     def finish(self) -> None:
-        """The message ends here."""
+        """End of the message."""
         if self._cr_pending:
             self.bare = True

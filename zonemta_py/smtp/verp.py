@@ -1,27 +1,27 @@
-"""Senders that name the recipient, so that a bounce says by itself whom it is about. Pure.
+"""VERP: envelope senders that contain the recipient, so that a bounce identifies it. Pure.
 
 Source: qmail's addresses(5) (``owner-@host-@[]``) and its double bounce sender ``#@[]``.
 """
 
-DOUBLE_BOUNCE = "#@[]"  # the sender of a report about a report; nothing is ever sent to it
+DOUBLE_BOUNCE = "#@[]"  # the sender of a report about a report; mail is never sent to it
 _SUFFIX = "-@[]"
 
 
 def base(sender: str) -> str:
-    """Who is meant: ``owner-@host`` for ``owner-@host-@[]``, every other sender itself."""
+    """``owner-@host`` for ``owner-@host-@[]``; any other sender unchanged."""
     return sender[: -len(_SUFFIX)] if is_verp(sender) else sender
 
 
 def is_verp(sender: str) -> bool:
-    """Whether ``sender`` asks by itself to be expanded for each recipient."""
+    """Whether ``sender`` has qmail's form for expansion, ``owner-@host-@[]``."""
     return len(sender) > len(_SUFFIX) and sender.endswith(_SUFFIX)
 
 
 def expand(sender: str, recipient: str) -> str:
-    """The sender of a transaction for ``recipient`` alone.
+    """The sender of a transaction with the single recipient ``recipient``.
 
     ``owner-@host-@[]`` becomes ``owner-user=domain@host``; any other address ``local@host``
-    becomes ``local+user=domain@host``. The null sender and DOUBLE_BOUNCE stay what they are.
+    becomes ``local+user=domain@host``. The null sender and DOUBLE_BOUNCE are not changed.
     """
     if sender in ("", DOUBLE_BOUNCE):
         return sender
@@ -32,7 +32,7 @@ def expand(sender: str, recipient: str) -> str:
 
 
 def contract(address: str, sender: str) -> str:
-    """The recipient that ``address`` names, if it is what ``expand`` makes of ``sender``; else empty."""
+    """The recipient in ``address``, if ``address`` is an expansion of ``sender``; else empty."""
     if sender in ("", DOUBLE_BOUNCE):
         return ""
     local, _, host = base(sender).rpartition("@")
