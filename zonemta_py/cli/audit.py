@@ -46,19 +46,19 @@ def audit(config_path: Path, as_json: bool) -> None:
         limit, node = _add_queue(found, config_path)
         for record in read_events(config.events.directory):
             if record["node"] != node or record["seq"] <= limit:
-                found.add(record)
+                found.history.add(record)
     problems = list(found.problems())
     rows = list(found.rows())
     if as_json:
         for row in rows:
             print_json(row)
-        for record in found.uncertain:
+        for record in found.history.uncertain:
             print_json({"uncertain": record})
         for problem in problems:
             print_json({"problem": problem})
-        print_json({"problems": len(problems), "uncertain": len(found.uncertain)})
+        print_json({"problems": len(problems), "uncertain": len(found.history.uncertain)})
     else:
-        _print(rows, found.uncertain, problems)
+        _print(rows, found.history.uncertain, problems)
     if problems:
         sys.exit(EXIT_FAILED)
 
@@ -70,7 +70,7 @@ def _add_queue(found: Audit, config_path: Path) -> tuple[float, str]:
         if "seq" in row:
             limit, node = row["seq"] or float("inf"), row["node"]
         for line in row.get("events", "").splitlines():
-            found.add(from_json(line))
+            found.history.add(from_json(line))
         for message, index, zone in row.get("recipients", ()):
             found.add_place(message, index, zone)
     return limit, node

@@ -6,8 +6,10 @@ import re
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,6 +22,7 @@ from zonemta_py.bench.scenarios import SCENARIOS, STANDARD, Scenario
 from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.cli.bench_table import print_results
 from zonemta_py.cli.common import json_option, print_json, reports_errors
+from zonemta_py.cli.options import DIRECTORY, FILE
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.clock import now_ms, utc
 from zonemta_py.core.codec import to_json
@@ -28,8 +31,26 @@ from zonemta_py.core.errors import LocalError
 Make = Callable[[Path, int, Scenario], RelayUnderTest]
 
 
-def _arrangements(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[str]:
-    """Each as ``receivers/senders``, ``auto`` for both or either."""
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The command line."""
+
+    scenarios: tuple[str, ...]
+    runs: int
+    scale: float
+    vs: tuple[str, ...]
+    processes: list[str]
+    no_fsync: bool
+    directory: Path | None
+    output: Path | None
+    plot: Path | None
+    as_json: bool
+
+
+def _process_counts(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> list[str]:
+    """Each as ``receivers/senders``; a plain ``auto`` stands for both."""
     found = ["auto/auto" if value == "auto" else value for value in values]
     for value in found:
         if re.fullmatch(r"(auto|\d+)/(auto|\d+)", value) is None:
@@ -49,80 +70,65 @@ def _arrangements(context: click.Context, option: click.Parameter, values: tuple
     type=click.IntRange(1, 20),
     default=3,
     show_default=True,
-    help="Runs of each; the median counts.",
+    help="Runs of each relay; the median is reported.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(0.001, 1000),
     default=1.0,
     show_default=True,
-    help="So many times as many messages.",
+    help="Multiply the number of messages by this factor.",
 )
 @click.option(
     "--vs",
     type=click.Choice(sorted(PEERS)),
     multiple=True,
-    help="Run this peer beside it, in turn; may be given more than once. none: source and sink alone.",
+    help="Also measure this relay, in turn with ours; may be given more than once. none: source and sink alone.",
 )
 @click.option(
     "--processes",
-    callback=_arrangements,
+    callback=_process_counts,
     multiple=True,
     default=["auto"],
     show_default=True,
     metavar="RECEIVERS/SENDERS",
-    help="The relay's processes: 0/0, 2/2, auto; may be given more than once, to compare.",
+    help="Processes of our relay: 0/0, 2/2, auto; may be given more than once, to compare.",
 )
 @click.option("--no-fsync", is_flag=True, help="Also measure with durability: none.")
 @click.option(
     "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where the queues lie; the disk matters.  [default: a temporary folder]",
+    type=DIRECTORY,
+    help="Create the queues in this directory; its disk matters.  [default: a temporary directory]",
 )
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write every run, and the machine, as JSON into this file.",
-)
+@click.option("--output", type=FILE, help="Also write every run, and the machine, as JSON to this file.")
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Also draw the medians into this file (.png, .svg); needs the extra 'bench'.",
 )
 @json_option
 @reports_errors
-def bench(
-    scenarios: tuple[str, ...],
-    runs: int,
-    scale: float,
-    vs: tuple[str, ...],
-    processes: list[str],
-    no_fsync: bool,
-    directory: Path | None,
-    output: Path | None,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
+def bench(**values: Any) -> None:
     """Measure source → relay → sink on this machine.
 
-    Everything on: fsync before 250, headers, ledger. Source and sink share the machine, so compare
-    relays within one run, and by CPU per delivery rather than by time. Each run has a fresh queue,
-    and fails unless the receiver counted every recipient exactly once. Without SCENARIO the
-    standard five are run: kept, connect, list50, 64k, 20m.
+    Nothing is switched off: fsync before 250, header fields, event log. Source and sink share the
+    machine, so compare relays within one run, and by CPU per delivery rather than by time. Each run
+    has a new queue, and fails unless the sink counted every recipient exactly once. The default are
+    the five standard scenarios: kept, connect, list50, 64k, 20m.
 
     \b
     SCENARIO:
-      kept, connect      4 KB messages on kept sessions, or one connection each
-      list50, list1000   so many recipients a message
+      kept, connect      4 KB messages on persistent sessions, or on a connection each
+      list50, list1000   50 or 1,000 recipients per message
       64k, 20m           larger messages
       dkim               signed with RSA-2048
-      tls, tls-connect   encrypted on both sides, on kept sessions or with a handshake each
-      delay              the receiver answers 20 ms later
-      idle, mixed        single messages alone, and beside another submitter's flood
-      deep               beside a million waiting recipients, most for a domain that does not answer
-      churned            after five million recipients came and went
+      tls, tls-connect   encrypted on both sides, on persistent sessions or with a handshake each
+      delay              the sink replies 20 ms later
+      idle, mixed        single messages alone, or with a flood of another submitter
+      deep               with a million waiting recipients, most for a domain that does not answer
+      churned            after five million recipients were queued and delivered
       soak               1,000 a second for a minute (--scale 60: an hour), memory, files, disk and latency over time
-      standard, all      several of them
+      standard, all      the five standard scenarios, or every one
 
     \b
     Examples:
@@ -131,44 +137,47 @@ def bench(
       zonemta bench kept --processes 0/0 --processes 1/0 --processes 2/2
       zonemta bench idle mixed --output latency.json
     """
-    makers = _makers(processes, vs, no_fsync=no_fsync)
-    chosen = [s.scaled(scale) for s in SCENARIOS if _is_chosen(s.name, scenarios)]
-    every: list[Measurement] = []
-    results = [
-        median
-        for each in chosen
-        for median in _compare(each, makers, runs, directory, every, as_json=as_json)
-    ]
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_bytes(to_json({"machine": _machine(), "runs": [m.row() for m in every]}) + b"\n")
-    titles = {s.name: s.title for s in SCENARIOS}
-    if plot is not None:
-        note = f"{_machine()['system']}, {os.cpu_count()} cores, Python {platform.python_version()}, median of {runs}"
-        save_picture(plot, results, titles, note)
-    if not as_json:
-        print_results(results, chosen, runs)
+    options = _Options(**values)
+    makers = _makers(options)
+    chosen = [s.scaled(options.scale) for s in SCENARIOS if _is_chosen(s.name, options.scenarios)]
+    runs: list[Measurement] = []
+    medians = [median for each in chosen for median in _compare(each, makers, options, runs)]
+    machine = _machine()
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_bytes(
+            to_json({"machine": machine, "runs": [m.row() for m in runs]}) + b"\n"
+        )
+    if options.plot is not None:
+        note = (
+            f"{machine['system']}, {machine['cores']} cores, Python {machine['python']}, "
+            f"median of {options.runs}"
+        )
+        save_picture(options.plot, medians, {s.name: s.title for s in SCENARIOS}, note)
+    if not options.as_json:
+        print_results(medians, chosen, options.runs)
 
 
-def _makers(processes: list[str], vs: tuple[str, ...], *, no_fsync: bool) -> dict[str, Make]:
-    """What takes turns, by name. A peer that cannot run here is left out, with a word."""
+def _makers(options: _Options) -> dict[str, Make]:
+    """What to measure, by name. A peer that cannot run here is reported and skipped."""
     makers: dict[str, Make] = {}
-    for each in processes:
-        name = "zonemta" if len(processes) == 1 else f"zonemta {each.replace('auto/auto', 'auto')}"
-        makers[name] = partial(ZonemtaRelay, name=name, processes=each)
-    if no_fsync:
+    for counts in options.processes:
+        several = len(options.processes) > 1
+        name = f"zonemta {counts.replace('auto/auto', 'auto')}" if several else "zonemta"
+        makers[name] = partial(ZonemtaRelay, name=name, processes=counts)
+    if options.no_fsync:
         name = "zonemta, no fsync"
-        makers[name] = partial(ZonemtaRelay, name=name, processes=processes[0], durable=False)
-    for peer in vs:
+        makers[name] = partial(ZonemtaRelay, name=name, processes=options.processes[0], durable=False)
+    for peer in options.vs:
         if missing := PEERS[peer].missing():
-            click.echo(f"{peer} is left out: {missing}", err=True)
+            click.echo(f"{peer} is skipped: {missing}", err=True)
         else:
             makers[peer] = partial(_peer, PEERS[peer])
     return makers
 
 
-def _peer(make: PeerMaker, folder: Path, sink_port: int, scenario: Scenario) -> RelayUnderTest:
-    return make(folder, sink_port)
+def _peer(make: PeerMaker, directory: Path, sink_port: int, scenario: Scenario) -> RelayUnderTest:
+    return make(directory, sink_port)
 
 
 def _is_chosen(name: str, scenarios: tuple[str, ...]) -> bool:
@@ -177,7 +186,7 @@ def _is_chosen(name: str, scenarios: tuple[str, ...]) -> bool:
 
 
 def _machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """The machine of the measurement."""
     return {
         "zonemta": __version__,
         "python": platform.python_version(),
@@ -188,39 +197,42 @@ def _machine() -> dict[str, object]:
 
 
 def _compare(
-    scenario: Scenario,
-    makers: dict[str, Make],
-    runs: int,
-    directory: Path | None,
-    every: list[Measurement],
-    *,
-    as_json: bool,
+    scenario: Scenario, makers: dict[str, Make], options: _Options, runs: list[Measurement]
 ) -> list[Measurement]:
-    """The median run of each relay; they take turns, so that the machine's moods hit all alike."""
+    """The median of each relay; every run is appended to ``runs``.
+
+    The relays take turns, so that changes in the load of the machine affect all of them.
+    """
     able = {name: make for name, make in makers.items() if scenario.for_peers or name not in PEERS}
     found: dict[str, list[Measurement]] = {name: [] for name in able}
-    total = scenario.messages * scenario.recipients * runs * len(able)
+    total = scenario.messages * scenario.recipients * options.runs * len(able)
     with progress_bar(scenario.title, total) as advance:
-        for _ in range(runs):
+        for _ in range(options.runs):
             for name, make in list(able.items()):
                 try:
-                    with tempfile.TemporaryDirectory(dir=directory, prefix="zonemta-bench-") as folder:
-                        one = measure(scenario, Path(folder), partial(_made, make, scenario), advance)
+                    run = _measure(scenario, make, options.directory, advance)
                 except LocalError as exc:
                     if name not in PEERS:
                         raise
-                    click.echo(f"{name} is left out of {scenario.name}: {exc}", err=True)
+                    click.echo(f"{name} is skipped for {scenario.name}: {exc}", err=True)
                     del able[name], found[name]
                     continue
-                found[name].append(one)
-                every.append(one)
-                if as_json:
-                    print_json(one.row())
+                found[name].append(run)
+                runs.append(run)
+                if options.as_json:
+                    print_json(run.row())
     return [_median(measurements) for measurements in found.values()]
 
 
-def _made(make: Make, scenario: Scenario, folder: Path, sink_port: int) -> RelayUnderTest:
-    return make(folder, sink_port, scenario)
+def _measure(
+    scenario: Scenario, make: Make, parent: Path | None, advance: Callable[[int], None]
+) -> Measurement:
+    with tempfile.TemporaryDirectory(dir=parent, prefix="zonemta-bench-") as directory:
+        return measure(scenario, Path(directory), partial(_made, make, scenario), advance)
+
+
+def _made(make: Make, scenario: Scenario, directory: Path, sink_port: int) -> RelayUnderTest:
+    return make(directory, sink_port, scenario)
 
 
 def _median(measurements: list[Measurement]) -> Measurement:

@@ -1,4 +1,4 @@
-"""What ``zonemta bench`` shows on a terminal."""
+"""The results of ``zonemta bench`` as a table, for a terminal."""
 
 import platform
 
@@ -14,7 +14,7 @@ WIDTH = 150
 
 
 def print_results(results: list[Measurement], chosen: list[Scenario], runs: int) -> None:
-    """The medians, and how the first relay compares with each other one."""
+    """Print the medians, and the comparison of the first relay with the others."""
     click.echo(f"{platform.machine()}, Python {platform.python_version()}, median of {runs} runs\n")
     table = Table(box=None, pad_edge=False)
     columns = (
@@ -51,8 +51,8 @@ def print_results(results: list[Measurement], chosen: list[Scenario], runs: int)
         )
     Console(highlight=False, width=WIDTH).print(table)
     click.echo(
-        "fsyncs and KB written are per message; p50 and p99 from the 250 to the receiver's final dot; "
-        "tools CPU is of source and sink, ms per delivery"
+        "fsyncs and KB written are per message; p50 and p99 are from the 250 to the final dot at the sink; "
+        "tools CPU is that of source and sink, in ms per delivery"
     )
     click.echo()
     for scenario in chosen:
@@ -71,7 +71,7 @@ def print_results(results: list[Measurement], chosen: list[Scenario], runs: int)
 
 
 def _over_time(measurement: Measurement) -> str:
-    """A long run, part by part."""
+    """The measurements of a long run over time."""
     head = f"{'from s':>8}{'RssAnon MB':>12}{'open files':>12}{'queue MB':>10}{'p50 ms':>8}{'p99 ms':>8}"
     rows = [
         f"{s.from_s:>8,.0f}{s.rss_anon_mb:>12.1f}{s.open_files:>12}{s.queue_mb:>10.1f}{s.p50_ms:>8.1f}{s.p99_ms:>8.1f}"

@@ -13,10 +13,10 @@ from zonemta_py.relay.preflight import verify
 @json_option
 @reports_errors
 def check(config_path: Path, as_json: bool) -> None:
-    """Validate a configuration, and the files, folders and addresses it names.
+    """Validate a configuration, and the files, directories and addresses it names.
 
-    Exits 0 when `zonemta serve` could start with it, 2 with file, line, key, what was found and
-    what is allowed when it could not.
+    Exits 0 when `zonemta serve` could start with it. Otherwise prints file, line, key, the value found
+    and the values allowed, and exits 2.
 
     \b
     Example:

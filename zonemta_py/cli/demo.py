@@ -1,4 +1,4 @@
-"""``zonemta demo``: the main job on this machine, from an empty folder to an empty queue."""
+"""``zonemta demo``: a bulk mailing on this machine, from an empty directory to an empty queue."""
 
 import asyncio
 import csv
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import SummaryRequest
 from zonemta_py.bench.process import CommandProcess, free_port
-from zonemta_py.cli.common import EXIT_FAILED, reports_errors
+from zonemta_py.cli.common import EXIT_FAILED, print_table, reports_errors
+from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
-from zonemta_py.events.accounting import Account, account_of
+from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.sink.server import Sink
@@ -37,6 +37,7 @@ RECEIVERS = {
 }
 POOLS = {"bulk": "127.0.0.2", "notices": "127.0.0.3"}
 TIMEOUT_S = 60.0
+TABLE_WIDTH = 120
 
 CONFIG = """\
 hostname: relay.sender.example
@@ -85,10 +86,10 @@ One message, many recipients.
 
 
 @dataclass(slots=True)
-class Stage:
-    """What the demo set up around the relay."""
+class Testbed:
+    """The relay of the demo, with its receivers and its name server."""
 
-    folder: Path
+    directory: Path
     sinks: dict[str, Sink]
     names: NameServer
     relay: CommandProcess
@@ -101,66 +102,71 @@ class Stage:
     type=click.IntRange(10, 1_000_000),
     default=2000,
     show_default=True,
-    help="Length of the bulk list.",
+    help="Recipients of the bulk list.",
 )
 @click.option(
     "--keep",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Leave configuration, queue and event log in this folder.",
+    type=DIRECTORY,
+    help="Create configuration, queue and event log in this directory, and keep them.",
 )
 @reports_errors
 def demo(recipients: int, keep: Path | None) -> None:
-    """Run the main job on this machine in under a minute.
+    """Run a bulk mailing on this machine, in less than a minute.
 
-    Starts a relay with two zones that send from 127.0.0.2 and 127.0.0.3, a name server, and
-    receivers for four domains. One receiver defers every recipient once, one refuses every tenth.
-    A personalised list goes through the zone "bulk", one message to many through "notices". At the
-    end the relay's ledger stands beside what the receivers counted, and the queue is empty.
+    Starts a relay with two zones that send from 127.0.0.2 and 127.0.0.3, a name server, and receivers
+    for four domains. One receiver defers every recipient once, one refuses every tenth. Personalised
+    messages are sent through the zone "bulk", one message to many through "notices". At the end the
+    event log is compared with the counts of the receivers, and the queue is empty.
 
     \b
     Example:
       zonemta demo --recipients 10000 --keep /tmp/demo
     """
-    folder = keep or Path(tempfile.mkdtemp(prefix="zonemta-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = keep or Path(tempfile.mkdtemp(prefix="zonemta-demo-"))
+    directory.mkdir(parents=True, exist_ok=True)
     try:
-        ok = asyncio.run(_demo(folder, recipients))
+        ok = asyncio.run(_demo(directory, recipients))
     finally:
         if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
     if not ok:
         sys.exit(EXIT_FAILED)
 
 
-async def _demo(folder: Path, recipients: int) -> bool:
-    if (folder / "queue").exists():
-        raise LocalError(f"{folder} holds the queue of an earlier run; choose another folder")
+async def _demo(directory: Path, recipients: int) -> bool:
+    if (directory / "queue").exists():
+        raise LocalError(f"{directory} holds the queue of an earlier run; choose an empty directory")
     began_s = monotonic_s()
-    stage = await _set_up(folder)
+    testbed = await _set_up(directory)
     try:
         click.echo(
-            f"relay      {stage.address}, zones bulk (from 127.0.0.2) and notices (from 127.0.0.3)"
+            f"relay      {testbed.address}, zones bulk (from 127.0.0.2) and notices (from 127.0.0.3)"
         )
         click.echo(f"receivers  {', '.join(f'{domain} at {ip}' for domain, ip in RECEIVERS.items())}")
-        letters = await _submit(stage, LETTER, _list(folder, recipients), "the letter, one for each")
+        letters = await _submit(
+            testbed, LETTER, _list(directory, recipients), "the letter, a message each"
+        )
         notices = await _submit(
-            stage, NOTICE, _list(folder, max(10, recipients // 4), "notice"), "the notice, 50 a message"
+            testbed,
+            NOTICE,
+            _list(directory, max(10, recipients // 4), "notice"),
+            "the notice, 50 per message",
         )
         accepted = letters.counts["accepted"] + notices.counts["accepted"]
-        await _drain(stage, accepted)
-        stage.relay.stop()
+        await _drain(testbed, accepted)
+        testbed.relay.stop()
     finally:
-        stage.relay.kill()
-        for sink in stage.sinks.values():
+        testbed.relay.kill()
+        for sink in testbed.sinks.values():
             await sink.close()
-        stage.names.close()
-    account = account_of(folder / "events")
-    ok = _report(stage, account, accepted)
+        testbed.names.close()
+    history = read_history(directory / "events")
+    ok = _report(testbed, history, accepted)
     click.echo(f"{'done' if ok else 'FAILED'} in {monotonic_s() - began_s:.1f} s")
     return ok
 
 
-async def _set_up(folder: Path) -> Stage:
+async def _set_up(directory: Path) -> Testbed:
     scripts = {
         "harbour.example": Script([Rule(Step.RCPT, reply="451 4.7.1 Greylisted, come back", times=1)]),
         "meadow.example": Script([Rule(Step.RCPT, recipient="*0@*", reply="550 5.1.1 No such mailbox")]),
@@ -176,16 +182,16 @@ async def _set_up(folder: Path) -> Stage:
         records[f"mx.{domain}"] = {"A": [ip]}
     names = NameServer(records)
     dns_port = await names.start()
-    config = folder / "zonemta.yaml"
+    config = directory / "zonemta.yaml"
     config.write_text(CONFIG.format(dns_port=dns_port, smtp_port=port))
-    relay = CommandProcess(["serve", "-c", str(config)], folder / "relay.log")
+    relay = CommandProcess(["serve", "-c", str(config)], directory / "relay.log")
     words = await asyncio.to_thread(relay.wait_ready)
     host, _, bound = words[0].rpartition(":")
-    return Stage(folder, sinks, names, relay, HostPort(host, int(bound)))
+    return Testbed(directory, sinks, names, relay, HostPort(host, int(bound)))
 
 
-def _list(folder: Path, recipients: int, name: str = "reader") -> Path:
-    path = folder / f"{name}s.csv"
+def _list(directory: Path, recipients: int, name: str = "reader") -> Path:
+    path = directory / f"{name}s.csv"
     domains = [domain for domain in RECEIVERS if domain != "sender.example"]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -196,12 +202,12 @@ def _list(folder: Path, recipients: int, name: str = "reader") -> Path:
     return path
 
 
-async def _submit(stage: Stage, letter: bytes, recipients: Path, title: str) -> SubmissionSummary:
+async def _submit(testbed: Testbed, letter: bytes, recipients: Path, title: str) -> SubmissionSummary:
     settings = SubmissionSettings(
         sender=SENDER,
         template=Template(letter),
-        relay=stage.address,
-        ip=stage.address.host,
+        relay=testbed.address,
+        ip=testbed.address.host,
         ehlo="demo.example",
         tls="off",
         credentials=None,
@@ -220,73 +226,87 @@ async def _submit(stage: Stage, letter: bytes, recipients: Path, title: str) -> 
     return summary
 
 
-async def _drain(stage: Stage, accepted: int) -> None:
-    """Watch until the queue is empty."""
+async def _drain(testbed: Testbed, accepted: int) -> None:
+    """Show progress until the queue is empty. Raises LocalError after TIMEOUT_S."""
     end_s = monotonic_s() + TIMEOUT_S
     shown = 0
     with progress_bar("delivering", accepted) as advance:
         while monotonic_s() < end_s:
             got = sum(
                 s.tally.recipients + s.tally.refused
-                for d, s in stage.sinks.items()
+                for d, s in testbed.sinks.items()
                 if d != "harbour.example"
             )
-            got += stage.sinks["harbour.example"].tally.recipients
+            got += testbed.sinks["harbour.example"].tally.recipients
             advance(min(got, accepted) - shown)
             shown = min(got, accepted)
-            rows = await asyncio.to_thread(lambda: list(ask(stage.folder / "queue", SummaryRequest())))
+            rows = await asyncio.to_thread(
+                lambda: list(ask(testbed.directory / "queue", SummaryRequest()))
+            )
             if not rows:
                 return
             await asyncio.sleep(0.1)
-    raise LocalError(f"the queue did not empty in {TIMEOUT_S:.0f} s; see {stage.relay.log}")
+    raise LocalError(f"the queue did not empty in {TIMEOUT_S:.0f} s; see {testbed.relay.log}")
 
 
-def _report(stage: Stage, account: Account, submitted: int) -> bool:
-    counted = sum(sink.tally.recipients for sink in stage.sinks.values())
-    repeated = sum(
-        sum(c - 1 for c in s.tally.by_recipient.values())
-        for d, s in stage.sinks.items()
-        if d != "sender.example"
-    )
-    sources = {peer for sink in stage.sinks.values() for peer in sink.tally.by_peer}
-    table = Table(box=None, pad_edge=False, title="the ledger, in recipients", title_justify="left")
-    columns = ("zone", "accepted", "delivered", "bounced", "expired", "deleted", "queued", "deferrals")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "zone" else "right")
-    for zone, counts in sorted(account.zones.items()):
-        if any(counts.values()):
-            values = [counts[c] for c in columns[1:6]]
-            table.add_row(zone, *map(str, values), str(account.queued(zone)), str(counts["deferred"]))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    receivers = Table(box=None, pad_edge=False, title="what the receivers counted", title_justify="left")
-    for column in ("domain", "delivered", "refused or deferred", "from"):
-        receivers.add_column(column, justify="right" if column[1] == "e" else "left")
-    for domain, sink in stage.sinks.items():
-        receivers.add_row(
-            domain,
-            str(sink.tally.recipients),
-            str(sink.tally.refused),
-            ", ".join(sorted(sink.tally.by_peer)),
-        )
-    console.print(receivers)
-    checks: list[tuple[str, bool]] = [
-        (
-            f"ledger: {account.total('delivered'):,} delivered; receivers: {counted:,}",
-            account.total("delivered") == counted,
-        ),
-        (
-            f"submitted {submitted:,} + reports {account.total('reports'):,} = accepted {account.total('accepted'):,}",
-            submitted + account.total("reports") == account.total("accepted"),
-        ),
-        (
-            "accepted = delivered + bounced, nothing left",
-            all(account.queued(z) == 0 for z in account.zones),
-        ),
-        ("nobody got a letter twice", repeated == 0),
-        (f"mail left from {', '.join(sorted(sources))}", sources == set(POOLS.values())),
-    ]
+def _report(testbed: Testbed, history: RecipientHistory, submitted: int) -> bool:
+    """Print the event log's counts, the receivers' counts and their comparison; returns whether they agree."""
+    print_table(_history_table(history), TABLE_WIDTH)
+    print_table(_receivers_table(testbed), TABLE_WIDTH)
+    checks = _checks(testbed, history, submitted)
     for text, good in checks:
         mark = click.style("ok  ", fg="green") if good else click.style("BAD ", fg="red")
         click.echo(mark + text)
     return all(good for _, good in checks)
+
+
+def _history_table(history: RecipientHistory) -> Table:
+    table = Table(box=None, pad_edge=False, title="event log, in recipients", title_justify="left")
+    columns = ("zone", "accepted", "delivered", "bounced", "expired", "deleted", "queued", "deferrals")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "zone" else "right")
+    for zone, counts in sorted(history.counts.items()):
+        if any(counts.values()):
+            values = [counts[column] for column in columns[1:6]]
+            table.add_row(zone, *map(str, values), str(history.queued(zone)), str(counts["deferred"]))
+    return table
+
+
+def _receivers_table(testbed: Testbed) -> Table:
+    table = Table(box=None, pad_edge=False, title="receivers, in recipients", title_justify="left")
+    for column in ("domain", "delivered", "refused or deferred", "from"):
+        table.add_column(column, justify="left" if column in ("domain", "from") else "right")
+    for domain, sink in testbed.sinks.items():
+        tally = sink.tally
+        table.add_row(
+            domain, str(tally.recipients), str(tally.refused), ", ".join(sorted(tally.by_peer))
+        )
+    return table
+
+
+def _checks(testbed: Testbed, history: RecipientHistory, submitted: int) -> list[tuple[str, bool]]:
+    """What must agree, in words, and whether it does."""
+    tallies = {domain: sink.tally for domain, sink in testbed.sinks.items()}
+    received = sum(tally.recipients for tally in tallies.values())
+    repeated = sum(
+        count - 1
+        for domain, tally in tallies.items()
+        if domain != "sender.example"
+        for count in tally.by_recipient.values()
+    )
+    sources = {peer for tally in tallies.values() for peer in tally.by_peer}
+    delivered, reports = history.total("delivered"), history.total("reports")
+    accepted = history.total("accepted")
+    return [
+        (f"event log: {delivered:,} delivered; receivers: {received:,}", delivered == received),
+        (
+            f"submitted {submitted:,} + reports {reports:,} = accepted {accepted:,}",
+            submitted + reports == accepted,
+        ),
+        (
+            "accepted = delivered + bounced, nothing queued",
+            all(history.queued(zone) == 0 for zone in history.counts),
+        ),
+        ("no recipient got a message twice", repeated == 0),
+        (f"mail left from {', '.join(sorted(sources))}", sources == set(POOLS.values())),
+    ]

@@ -13,7 +13,7 @@ from zonemta_py.delivery.dkim import load_keys
 @json_option
 @reports_errors
 def dkim(config_path: Path, as_json: bool) -> None:
-    """Print the DNS records that verifiers need: one TXT record for each key of the configuration.
+    """Print the DNS records of the DKIM keys: one TXT record for each key of the configuration.
 
     \b
     Example:
@@ -30,4 +30,4 @@ def dkim(config_path: Path, as_json: bool) -> None:
                 parts = " ".join(f'"{text[at : at + 255]}"' for at in range(0, len(text), 255))
                 click.echo(f"{name}. TXT {parts}")
     if not config.dkim.keys and not as_json:
-        click.echo(f"{config_path} names no keys (dkim.keys)")
+        click.echo(f"{config_path} has no DKIM keys (dkim.keys)")

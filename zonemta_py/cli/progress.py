@@ -1,4 +1,4 @@
-"""Progress on a terminal, silence elsewhere."""
+"""Progress indicators on stderr, shown only on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from rich.progress import (
 
 @contextmanager
 def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A function that moves the bar on by so many; the bar is drawn only where stderr is a terminal."""
+    """Yields a function that advances the bar by a number of items. ``total`` None: the number is not known."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -41,7 +41,7 @@ def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None
 
 @contextmanager
 def spinner(title: str) -> Iterator[None]:
-    """A sign of life for work of unknown length, where stderr is a terminal."""
+    """Show ``title`` with a spinner until the end of the block."""
     if not sys.stderr.isatty():
         yield
         return
@@ -51,7 +51,7 @@ def spinner(title: str) -> Iterator[None]:
 
 @contextmanager
 def step_shower() -> Iterator[Callable[[str], None]]:
-    """A function that is told what begins; it is shown with a sign of life where stderr is a terminal."""
+    """Yields a function that shows the name of the step that begins, with a spinner."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

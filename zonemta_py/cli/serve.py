@@ -29,20 +29,21 @@ log = logging.getLogger("zonemta_py")
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
+    help="Log messages of this level and above.",
 )
 @click.option(
     "--log-events",
     is_flag=True,
-    help="Also write every fact (delivered, deferred, …) to stderr as JSON.",
+    help="Also write every event (delivered, deferred, …) to stderr as JSON.",
 )
 @reports_errors
 def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     """Run the relay in the foreground.
 
-    Logs go to stderr. When every listener accepts, one line that begins "ready" goes to stdout.
-    SIGTERM or SIGINT stops it in order (exit 0), SIGHUP reloads what can change, SIGALRM makes all
-    deferred mail due now. Exits 2 when the
-    configuration cannot be used, 111 when another process has the queue.
+    Logs to stderr. When every listener accepts connections, prints a line that begins with "ready" on
+    stdout. SIGTERM or SIGINT stops it in order (exit 0), SIGHUP reloads the configuration, SIGALRM makes
+    all deferred mail due now. Exits 2 when the configuration cannot be used, 111 when another process
+    has the queue open.
 
     \b
     Example:
@@ -51,10 +52,10 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     configure_logs(log_level)
     config = read_config(config_path)
     if not config.listeners and not config.admin.mail:
-        raise ConfigError(f"{config_path}: listeners: at least one is needed, or admin.mail: true")
+        raise ConfigError(f"{config_path}: listeners: at least one is required, or admin.mail: true")
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
-        log.warning("%s is set: this relay kills itself on purpose", faults.VARIABLE)
+        log.warning("%s is set: this relay will kill itself at that point", faults.VARIABLE)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, config_path, log_level, log_events))
 
@@ -64,7 +65,7 @@ async def _serve(config: Config, path: Path, log_level: str, log_events: bool) -
     await relay.start()
     if log_events and relay.exporter is not None:
         relay.exporter.observers.append(lambda lines: click.echo(lines.decode(), err=True, nl=False))
-    # What lives now lives until the end: the collector need not look at it again.
+    # The objects that exist now live until the end: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -85,6 +86,6 @@ async def _serve(config: Config, path: Path, log_level: str, log_events: bool) -
     sys.stdout.flush()
     await stop.wait()
     began_s = monotonic_s()
-    log.info("stopping; transactions under way have %.0f s", config.shutdown_grace)
+    log.info("stopping; transactions in progress have %.0f s to finish", config.shutdown_grace)
     await relay.stop()
     log.info("stopped in %.1f s", monotonic_s() - began_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.options import HOST_PORT
+from zonemta_py.cli.options import DIRECTORY, FILE, HOST_PORT
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
@@ -27,24 +27,20 @@ from zonemta_py.sink.server import Received, Sink
 @click.option(
     "--script",
     "script_path",
-    type=click.Path(path_type=Path),
-    help="Rules in YAML: what to refuse, stall or drop.",
+    type=FILE,
+    help="Rules in YAML that defer, refuse, stall or drop.",
 )
-@click.option(
-    "--store",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write every message into this directory.",
-)
-@click.option("--count", type=click.IntRange(1), help="Stop after this number of messages.")
+@click.option("--store", type=DIRECTORY, help="Write every message to a file in this directory.")
+@click.option("--count", type=click.IntRange(1), help="Exit after this number of messages.")
 @json_option
 @reports_errors
 def sink(
     listen: HostPort, script_path: Path | None, store: Path | None, count: int | None, as_json: bool
 ) -> None:
-    """Run a receiving server for tests and benchmarks.
+    """Run an SMTP server that receives mail, for tests and benchmarks.
 
-    It accepts everything, counts it and prints the counts at the end (SIGINT, SIGTERM or --count).
-    A script makes it defer, refuse, stall or drop; its rules are described in docs/operations.md.
+    It accepts every message and prints counts at the end (SIGINT, SIGTERM or --count). A script makes
+    it defer, refuse, stall or drop; docs/operations.md describes the rules.
 
     \b
     Example:

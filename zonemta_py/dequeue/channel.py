@@ -22,7 +22,7 @@ from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import Outcome, SettleEffects
-from zonemta_py.queue.upkeep.requeue import copied, requeued
+from zonemta_py.queue.upkeep.requeue import copy_body, requeue
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy
 
@@ -140,9 +140,9 @@ class Channel:
         deferred = sum(1 for outcome in ended if outcome.kind is OutcomeKind.DEFERRED)
         if not 0 < deferred < len(ended):
             return ended, settle_effects(self.channels.context, self.settings, active, ended)
-        writer = await copied(queue, active)
+        writer = await copy_body(queue, active)
         try:
-            again, ended = requeued(writer, active, ended, now_ms)
+            again, ended = requeue(writer, active, ended, now_ms)
             after = settle_effects(self.channels.context, self.settings, active, ended)
             if after.warned:
                 again = replace(again, meta=again.meta._replace(warned=True))
