@@ -50,7 +50,7 @@ def test_fields() -> None:
     one.prepend("X-New", "é")
     assert one.header.startswith("X-New: é\r\n".encode())
     for name, value in (("X:", "a"), ("", "a"), ("X", "a\r\nBcc: all@x.example")):
-        with pytest.raises(ValueError, match="is no header field"):
+        with pytest.raises(ValueError, match="is not a header field"):
             one.prepend(name, value)
 
 

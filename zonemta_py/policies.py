@@ -1,7 +1,7 @@
-"""Policies: what a program of the operator's makes of a message's envelope and header at intake. Pure.
+"""Envelope policies: functions of the user that change a message's envelope and header at intake. Pure.
 
-A policy is called with an ``Envelope`` once the header is there and before the body is stored. It changes the
-envelope, or returns the envelopes that take its place. Source: python-slimta's queue policies.
+A policy is called with an ``Envelope`` after the header has been received and before the body is stored. It
+modifies the envelope, or returns the envelopes that replace it. Source: python-slimta's queue policies.
 """
 
 import re
@@ -12,11 +12,22 @@ from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of, normalise
 from zonemta_py.smtp.headers import field_value, is_header, scan
 
+__all__ = [
+    "Client",
+    "Envelope",
+    "EnvelopePolicy",
+    "Forward",
+    "Lookup",
+    "run_policies",
+    "split_by_domain",
+    "split_by_recipient",
+]
+
 _FIELD_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 
 
 class Client(NamedTuple):
-    """Who submitted the message. ``user`` is empty without AUTH."""
+    """The client that submitted the message. ``user`` is empty without AUTH."""
 
     ip: str
     helo: str
@@ -24,8 +35,8 @@ class Client(NamedTuple):
     protocol: str
 
 
-class Asked(Protocol):
-    """What a client said at RCPT."""
+class RcptParameters(Protocol):
+    """The address and parameters that a client sent at RCPT."""
 
     @property
     def address(self) -> str:
@@ -35,7 +46,9 @@ class Asked(Protocol):
 class Envelope:
     """Sender, recipients and header block (each field ends in CRLF) of one message."""
 
-    def __init__(self, sender: str, asked: Iterable[Asked], header: bytes, client: Client) -> None:
+    def __init__(
+        self, sender: str, asked: Iterable[RcptParameters], header: bytes, client: Client
+    ) -> None:
         self._asked = {each.address: each for each in asked}
         self.sender = sender
         self.recipients = list(self._asked)
@@ -43,14 +56,17 @@ class Envelope:
         self.client = client
 
     def copy(self, recipients: Iterable[str] | None = None) -> "Envelope":
-        """An envelope of its own, for ``recipients`` if given."""
+        """An independent copy, with ``recipients`` if given."""
         other = Envelope(self.sender, (), self.header, self.client)
         other.recipients = list(self.recipients if recipients is None else recipients)
         other._asked = dict(self._asked)
         return other
 
     def rename(self, address: str, new: str) -> None:
-        """Send to ``new`` instead of ``address``; what the client asked about reports goes along."""
+        """Replace recipient ``address`` by ``new``, which inherits the client's DSN parameters.
+
+        Raises AddressError (a ValueError).
+        """
         new = normalise(new)
         self.recipients = list(
             dict.fromkeys(new if each == address else each for each in self.recipients)
@@ -59,11 +75,11 @@ class Envelope:
             self._asked.setdefault(new, self._asked[address])
 
     def asked(self, address: str) -> Any:
-        """What the client said of the recipient that became ``address``; None for one of the policies' own."""
+        """The RCPT parameters of the recipient that became ``address``; None for one that a policy added."""
         return self._asked.get(address)
 
     def field(self, name: str) -> str:
-        """The value of the first field ``name``, empty without one."""
+        """The value of the first field ``name``, or an empty text."""
         wanted = name.lower().encode()
         for field in scan(self.header)[0]:
             if field.name == wanted:
@@ -71,9 +87,9 @@ class Envelope:
         return ""
 
     def prepend(self, name: str, value: str) -> None:
-        """Put a field before the others. ValueError for what is no field."""
+        """Insert a field before the others. Raises ValueError if it is not a valid field."""
         if not _FIELD_NAME.match(name) or not value.isprintable():
-            raise ValueError(f"{name}: {value!r} is no header field")
+            raise ValueError(f"{name}: {value!r} is not a header field")
         self.header = f"{name}: {value}\r\n".encode() + self.header
 
 
@@ -81,14 +97,14 @@ EnvelopePolicy = Callable[[Envelope], Envelope | Iterable[Envelope] | None]
 
 
 def run_policies(policies: Sequence[EnvelopePolicy], envelope: Envelope) -> list[Envelope]:
-    """The envelopes that come of ``envelope``: each policy sees what those before it made.
+    """The envelopes that result from ``envelope``; each policy gets the results of the one before.
 
-    Recipients are normalised; envelopes without any are gone. Raises whatever a policy raises, and ValueError or
-    TypeError for what cannot be stored.
+    Recipients are normalised, and envelopes without recipients are dropped. Raises the exceptions of the
+    policies, and ValueError or TypeError for an envelope that cannot be stored.
     """
     envelopes = [envelope]
     for policy in policies:
-        envelopes = [made for each in envelopes for made in _run(policy, each)]
+        envelopes = [result for each in envelopes for result in _run(policy, each)]
     for each in envelopes:
         _check(each)
     return [each for each in envelopes if each.recipients]
@@ -96,9 +112,13 @@ def run_policies(policies: Sequence[EnvelopePolicy], envelope: Envelope) -> list
 
 def _check(envelope: Envelope) -> None:
     if not isinstance(envelope, Envelope) or not isinstance(envelope.header, bytes):
-        raise TypeError(f"a policy made {envelope!r}, and no envelope with a header")
+        raise TypeError(
+            f"a policy returned {envelope!r}, which is not an Envelope whose header is bytes"
+        )
     if not is_header(envelope.header):
-        raise ValueError(f"a policy made a header that is none: {envelope.header[:200]!r}")
+        raise ValueError(
+            f"a policy set a header that is not a valid header block: {envelope.header[:200]!r}"
+        )
     if envelope.sender not in ("", verp.DOUBLE_BOUNCE):
         normalise(verp.base(envelope.sender))
     for address in list(envelope.recipients):
@@ -106,10 +126,10 @@ def _check(envelope: Envelope) -> None:
 
 
 def _run(policy: EnvelopePolicy, envelope: Envelope) -> Iterable[Envelope]:
-    made = policy(envelope)
-    if made is None:
+    result = policy(envelope)
+    if result is None:
         return (envelope,)
-    return (made,) if isinstance(made, Envelope) else made
+    return (result,) if isinstance(result, Envelope) else result
 
 
 def split_by_recipient(envelope: Envelope) -> list[Envelope]:
@@ -118,7 +138,7 @@ def split_by_recipient(envelope: Envelope) -> list[Envelope]:
 
 
 def split_by_domain(envelope: Envelope) -> list[Envelope]:
-    """One message for each recipient domain, in the order they come."""
+    """One message for each recipient domain, in the order of their first recipient."""
     domains: dict[str, list[str]] = {}
     for address in envelope.recipients:
         domains.setdefault(domain_of(address).lower(), []).append(address)
@@ -126,13 +146,13 @@ def split_by_domain(envelope: Envelope) -> list[Envelope]:
 
 
 class Forward:
-    """Sends elsewhere what matches: the first of ``rules`` (pattern, replacement) counts, as re.sub has it."""
+    """Replaces recipients by ``rules``: (pattern, replacement) as in re.sub; the first that matches applies."""
 
     def __init__(self, rules: Iterable[tuple[str, str]]) -> None:
         self._rules = [(re.compile(pattern, re.IGNORECASE), new) for pattern, new in rules]
 
     def __call__(self, envelope: Envelope) -> None:
-        """As ``EnvelopePolicy``."""
+        """Apply the rules to every recipient. Raises AddressError for an invalid replacement."""
         for address in list(envelope.recipients):
             for pattern, new in self._rules:
                 changed, count = pattern.subn(new, address)
@@ -142,28 +162,29 @@ class Forward:
 
 
 class Lookup:
-    """Asks ``find`` about every recipient; it answers a mapping, or None for nothing to do.
+    """Calls ``find`` with every recipient; it returns a mapping, or None to leave the recipient unchanged.
 
-    ``alias``: the address to send to instead. ``verp``: a domain; the recipient's message is then one of
-    its own, from ``local+user=domain@verp``. ``add_headers``: fields to put before the others.
+    ``alias``: the address that replaces the recipient. ``verp``: a domain; the recipient gets a separate
+    message with the sender ``local+user=domain@verp``. ``add_headers``: fields to insert before the others,
+    also in a separate message.
     """
 
     def __init__(self, find: Callable[[str], Mapping[str, Any] | None]) -> None:
         self._find = find
 
     def __call__(self, envelope: Envelope) -> list[Envelope]:
-        """As ``EnvelopePolicy``."""
-        made: list[Envelope] = []
-        rest = envelope.copy()
+        """Return the common envelope, if it still has recipients, and the separate ones."""
+        separate: list[Envelope] = []
+        common = envelope.copy()
         for address in envelope.recipients:
             found = self._find(address)
             if not found:
                 continue
-            own = rest
+            own = common
             if "verp" in found or "add_headers" in found:
-                rest.recipients.remove(address)
+                common.recipients.remove(address)
                 own = envelope.copy([address])
-                made.append(own)
+                separate.append(own)
             if "verp" in found and own.sender:
                 local = own.sender.rpartition("@")[0]
                 own.sender = verp.expand(f"{local}@{found['verp']}", address)
@@ -171,4 +192,4 @@ class Lookup:
                 own.prepend(name, value)
             if "alias" in found:
                 own.rename(address, found["alias"])
-        return [rest, *made] if rest.recipients else made
+        return [common, *separate] if common.recipients else separate

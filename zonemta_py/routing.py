@@ -1,7 +1,7 @@
-"""From a recipient to its zone: the first rule that matches, else ``default``. Pure.
+"""From a recipient to its zone (the first rule that matches, else ``default``) and its destination. Pure.
 
-A header rule names the zone by its value; it counts only from submitters that may relay, and the
-header is taken out of the message.
+A header rule may take the zone's name from the field's value. Intake applies header rules only to
+submitters that may relay, and removes the field from the message.
 """
 
 import re
@@ -11,18 +11,19 @@ from fnmatch import translate
 from functools import lru_cache
 from ipaddress import ip_address
 
-from zonemta_py.config.schema import Config, Network, Zone
+from zonemta_py.config.schema import Config, Network
+from zonemta_py.config.zones import Zone
 
 DEFAULT_ZONE = "default"
-DEQUEUE_TRANSPORT = "dequeue"  # of zones whose mail a program takes out
-DEQUEUE_DESTINATION = "*"  # where all mail of such a zone waits, whatever its domains
+DEQUEUE_TRANSPORT = "dequeue"  # of zones whose mail a program dequeues
+DEQUEUE_DESTINATION = "*"  # of all mail in such a zone
 
-_address = lru_cache(maxsize=4096)(ip_address)  # a client sends thousands of messages from one
+_address = lru_cache(maxsize=4096)(ip_address)  # a client sends many messages from one address
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A rule of the configuration with its glob compiled."""
+    """A rule of the configuration, with one condition. Globs are compiled, the header is in lower case."""
 
     header: str | None
     sender_domain: re.Pattern[str] | None
@@ -30,45 +31,47 @@ class _Rule:
     source: Network | None
     zone: str | None
 
+    def zone_of(
+        self, recipient_domain: str, sender_domain: str, source: str, headers: Mapping[str, str]
+    ) -> str | None:
+        """The zone that the rule gives a recipient, or None if its condition is not met."""
+        if self.header is not None:
+            value = headers.get(self.header)
+            return None if value is None else self.zone or value.strip().lower()
+        if self.sender_domain is not None:
+            matches = self.sender_domain.match(sender_domain) is not None
+        elif self.recipient_domain is not None:
+            matches = self.recipient_domain.match(recipient_domain) is not None
+        else:
+            matches = self.source is not None and source != "" and _within(source, self.source)
+        return self.zone if matches else None
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """The routing rules of one configuration."""
+    """The routing rules of one configuration. ``headers``: lower-case names of the fields that route."""
 
     zones: frozenset[str]
     rules: tuple[_Rule, ...]
-    headers: frozenset[bytes]  # lower-case names of fields that route, to be taken out
+    headers: frozenset[bytes]
 
     def route(
         self, recipient_domain: str, sender_domain: str, source: str, headers: Mapping[str, str]
     ) -> str:
-        """The zone of one recipient.
+        """The zone of one recipient: that of the first rule that matches and names a known zone.
 
-        Domains are normalised, ``source`` is the client's IP address or empty (mail made here),
-        ``headers`` maps lower-case names of routing headers to their values.
+        Domains are normalised. ``source`` is the client's IP address, empty for mail of the relay itself.
+        ``headers`` are the values of routing headers by their lower-case names.
         """
         for rule in self.rules:
-            zone = rule.zone
-            if rule.header is not None:
-                value = headers.get(rule.header)
-                if value is None:
-                    continue
-                zone = zone or value.strip().lower()
-                if zone in self.zones:
-                    return zone
-            elif rule.sender_domain is not None:
-                if zone and rule.sender_domain.match(sender_domain):
-                    return zone
-            elif rule.recipient_domain is not None:
-                if zone and rule.recipient_domain.match(recipient_domain):
-                    return zone
-            elif rule.source is not None and zone and source and _within(source, rule.source):
+            zone = rule.zone_of(recipient_domain, sender_domain, source, headers)
+            if zone in self.zones:
                 return zone
         return DEFAULT_ZONE
 
 
 def make_router(config: Config) -> Router:
-    """The rules of ``config``, ready to be asked."""
+    """The router of ``config``."""
     rules = tuple(
         _Rule(
             header=rule.header.lower() if rule.header else None,
@@ -84,7 +87,7 @@ def make_router(config: Config) -> Router:
 
 
 def one_zone(zone: str) -> Router:
-    """Everything goes to ``zone``."""
+    """A router that returns ``zone`` for every recipient."""
     everything = _Rule(None, None, re.compile(""), None, zone)
     return Router(frozenset((zone,)), (everything,), frozenset())
 
@@ -115,5 +118,5 @@ def _within(source: str, network: Network) -> bool:
 
 
 def matching_networks(source: str, networks: Sequence[Network]) -> bool:
-    """Whether ``source`` lies in one of ``networks``."""
+    """Whether the IP address ``source`` is in one of ``networks``."""
     return any(_within(source, network) for network in networks)
