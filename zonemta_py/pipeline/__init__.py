@@ -1,5 +1,5 @@
-"""The data work around bulk mail, on Spark: lists prepared and submitted, delivery records understood.
+"""Jobs on Spark around bulk mail: prepare lists, submit them, analyse delivery records.
 
-Only this package imports pyspark; of the relay it takes pure modules, the event schema and what
-``zonemta submit`` sends with, so that a rule stands in one place.
+Only this package imports pyspark. From the relay it takes pure modules, the event schema and the SMTP
+client, so that each rule of the mail world exists once.
 """

@@ -1,139 +1,146 @@
 """``zonemta pipeline report``, ``compact`` and ``reconcile``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.parameters import DURATION
-from zonemta_py.cli.pipeline.options import Where, spark_options
-from zonemta_py.cli.progress import step_shower
+from zonemta_py.cli.options import DURATION, EXISTING_FILE
+from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 
 
 @click.command()
 @click.argument("events", metavar="EVENTS")
 @click.option(
-    "--plan", "plans", multiple=True, help="Tell its campaign apart; may be given more than once."
+    "--plan",
+    "plans",
+    metavar="PLAN",
+    multiple=True,
+    help="Count the campaign of this plan separately; repeatable.",
 )
-@click.option("--output", required=True, help="The folder of the report; it must not exist.")
 @click.option(
-    "--warmup",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="A warm-up schedule, to be compared with what was sent.",
+    "--output",
+    metavar="DIRECTORY",
+    required=True,
+    help="The directory of the report; it must not exist.",
 )
+@click.option("--warmup", type=EXISTING_FILE, help="A warm-up schedule to compare with what was sent.")
 @click.option(
     "--update",
     is_flag=True,
-    help="Make the report, or bring it up to date: only segments that are new are read.",
+    help="Create the report, or bring it up to date: only new segments are read.",
 )
 @click.option(
     "--every",
     "every_s",
     type=DURATION,
-    help="As --update, again and again at this interval, until interrupted: 5m, 1h.",
+    help="Like --update, again and again at this interval, such as 5m, until interrupted.",
 )
 @spark_options
 @json_option
 @reports_errors
 def report(
-    events: str,
-    plans: tuple[str, ...],
-    output: str,
+    *,
     warmup: Path | None,
     update: bool,
     every_s: float | None,
-    where: Where,
+    spark: SparkOptions,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """How delivery went: rates, times, replies, hours unlike others.
+    """Report on deliveries: rates, times, replies, anomalous hours.
 
-    EVENTS is the relay's event log, the folder in events.directory, or what ``zonemta pipeline compact`` made of it.
-    Writes Parquet tables and report.html, a page that needs nothing else.
+    EVENTS is the event log of the relay (the directory in events.directory), or the output of ``zonemta pipeline
+    compact``. Writes Parquet tables and report.html, a page that needs no other file.
 
     \b
     Examples:
       zonemta pipeline report events --plan plans/june --output reports/june
       zonemta pipeline report events --output reports/now --every 5m
     """
-    from zonemta_py.pipeline.jobs.report import Request, make_report, update_report
+    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report, update_report
     from zonemta_py.pipeline.rules.warmup import read_warmups
 
-    request = Request(events, plans, output, read_warmups(warmup) if warmup else ())
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            if update or every_s is not None:
-                sums = update_report(spark, request, every_s, step)
-            else:
-                sums = make_report(spark, request, step)
+    request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
+    with spark.job() as (session, progress):
+        if update or every_s is not None:
+            sums = update_report(session, request, every_s, progress)
+        else:
+            sums = make_report(session, request, progress)
     if as_json:
         print_json(sums)
         return
     for name in ("delivered", "deferred", "bounced", "expired"):
         click.echo(f"{sums[name]:>12,} {name}")
-    click.echo(f"{output}/report.html")
+    click.echo(f"{request.output}/report.html")
 
 
 @click.command()
 @click.argument("events", metavar="EVENTS")
-@click.option("--output", required=True, help="The folder of the Parquet files, in OUTPUT/events.")
+@click.option(
+    "--output",
+    metavar="DIRECTORY",
+    required=True,
+    help="The directory to write to; the Parquet files are in its subdirectory events.",
+)
 @click.option(
     "--every",
     "every_s",
     type=DURATION,
-    help="Again and again at this interval, until interrupted: 5m, 1h. Without it once.",
+    help="Again and again at this interval, such as 1h, until interrupted; otherwise once.",
 )
 @spark_options
 @json_option
 @reports_errors
-def compact(events: str, output: str, every_s: float | None, where: Where, as_json: bool) -> None:
-    """Segments of the event log into Parquet, by the hour of the event.
+def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+    """Convert segments of the event log to Parquet, by the hour of the event.
 
-    Each segment is read once, each record written once; run it again and only new segments are read. The jobs that
-    read EVENTS read OUTPUT/events as well, and faster.
+    Each segment is read once and each event written once; another run reads only new segments. The jobs that read
+    EVENTS read OUTPUT/events as well, and faster.
 
     \b
     Example:
       zonemta pipeline compact events --output lake --every 1h
     """
-    from zonemta_py.pipeline.jobs.compact import Request
+    from zonemta_py.pipeline.jobs.compact import CompactRequest
     from zonemta_py.pipeline.jobs.compact import compact as run
 
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            count = run(spark, Request(events, output, every_s), step)
+    request = CompactRequest(**options)
+    with spark.job() as (session, progress):
+        count = run(session, request, progress)
     if as_json:
         print_json({"records": count})
     else:
-        click.echo(f"{count:>12,} records, in {output}/events")
+        click.echo(f"{count:>12,} events, in {request.lake}")
 
 
 @click.command()
-@click.argument("plan_path", metavar="PLAN")
+@click.argument("plan", metavar="PLAN")
 @click.argument("events", metavar="EVENTS")
 @click.option(
-    "--output", help="Also write every recipient with its outcome into this folder, as Parquet."
+    "--output",
+    metavar="DIRECTORY",
+    help="Also write every recipient with its outcome into this directory, as Parquet.",
 )
 @spark_options
 @json_option
 @reports_errors
-def reconcile(plan_path: str, events: str, output: str | None, where: Where, as_json: bool) -> None:
-    """The one outcome of every recipient of a plan.
+def reconcile(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+    """Count the recipients of a plan by outcome.
 
-    Matches the plan, its ledger and the relay's events. Whoever has no end yet is waiting at the relay,
-    refused, deferred or unsent. The sums are checked against the plan.
+    Matches the plan, its ledger and the events of the relay. A recipient without a final outcome is waiting at the
+    relay, refused, deferred or unsent. The sums are checked against the plan.
 
     \b
     Example:
       zonemta pipeline reconcile plans/june events
     """
+    from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest
     from zonemta_py.pipeline.jobs.reconcile import reconcile as run
 
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            counts = run(spark, plan_path, events, output, step)
+    with spark.job() as (session, progress):
+        counts = run(session, ReconcileRequest(**options), progress)
     if as_json:
         print_json(counts)
         return

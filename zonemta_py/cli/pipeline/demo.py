@@ -1,11 +1,13 @@
-"""``zonemta pipeline demo``: a campaign from its list to the list of the next one, on this machine."""
+"""``zonemta pipeline demo``: a campaign, its delivery, and the plan of the next campaign, on this machine."""
 
 import csv
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +15,20 @@ import click
 
 from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
 from zonemta_py.cli.common import EXIT_FAILED, reports_errors
-from zonemta_py.cli.pipeline.options import Where, spark_options
-from zonemta_py.cli.progress import step_shower
+from zonemta_py.cli.options import DIRECTORY
+from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.config.load import load_config
 from zonemta_py.core.clock import monotonic_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DRAIN_S = 600.0
+    from zonemta_py.pipeline.jobs.plan import PlanManifest
+    from zonemta_py.pipeline.rules.suppression import SuppressionList
+    from zonemta_py.pipeline.spark.progress import Progress
+
+DRAIN_TIMEOUT_S = 600.0
+SENDER = "news@sender.example"
 DOMAINS = ("gmail.com", "gmail.com", "gmail.com", "outlook.com", "yahoo.com", "web.de")
 LETTER = b"From: News <news@sender.example>\nSubject: The June letter\n\nDear reader,\n\nthis is June.\n"
 CONFIG = """\
@@ -37,8 +44,6 @@ SCRIPT = """\
 - {at: rcpt, recipient: "busy*", reply: "451 4.7.1 greylisted, come back later", times: 1}
 """
 
-Step = Callable[[str], None]
-
 
 @click.command()
 @click.option(
@@ -48,40 +53,35 @@ Step = Callable[[str], None]
     show_default=True,
     help="Rows of the synthetic list.",
 )
-@click.option(
-    "--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave everything in this folder."
-)
+@click.option("--keep", type=DIRECTORY, help="Write all files into this directory, and keep them.")
 @spark_options
 @reports_errors
-def demo(recipients: int, keep: Path | None, where: Where) -> None:
-    """A campaign from its list to the list of the next one, on this machine.
+def demo(*, recipients: int, keep: Path | None, spark: SparkOptions) -> None:
+    """Run a campaign, its delivery, and the plan of the next campaign, on this machine.
 
-    A list with duplicates and bad rows is planned and sent through a real relay to a receiver that bounces some and
-    defers some. Then the report, one outcome for each recipient, a suppression file from the bounces, and the next
-    plan without them. Every sum is checked.
+    Plans a list with duplicates and bad rows, and sends it through a relay to a receiver that bounces some recipients
+    and defers some. Then makes the report, the outcome of each recipient, a suppression file from the bounces, and the
+    next plan without them. Every sum is checked.
 
     \b
     Example:
       zonemta pipeline demo --recipients 20000 --keep demo
     """
-    folder = keep or Path(tempfile.mkdtemp(prefix="zonemta-pipeline-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = keep or Path(tempfile.mkdtemp(prefix="zonemta-pipeline-"))
+    directory.mkdir(parents=True, exist_ok=True)
     try:
-        with step_shower() as step:
-            step("writing a list")
-            bad = _write_list(folder / "list.csv", recipients)
-            step("starting Spark")
-            with where.session() as spark:
-                _campaign(spark, folder, bad, step)
+        bad_rows = _write_list(directory / "list.csv", recipients)
+        with spark.job() as (session, progress):
+            _Campaign(session, progress, directory, monotonic_s()).run(bad_rows)
     finally:
         if keep is None:
-            shutil.rmtree(folder)
+            shutil.rmtree(directory)
     if keep is not None:
-        click.echo(f"everything is in {folder}; the report is {folder}/report/report.html")
+        click.echo(f"all files are in {directory}; the report is {directory}/report/report.html")
 
 
 def _write_list(path: Path, rows: int) -> int:
-    """A list in which every hundredth row is no address; how many those are."""
+    """A list in which every hundredth row is not an address; returns their number."""
     rng, bad = random.Random(7), 0
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -91,89 +91,116 @@ def _write_list(path: Path, rows: int) -> int:
                 writer.writerow(["not an address", ""])
                 bad += 1
                 continue
-            who = ("gone", "busy", *["reader"] * 18)[rng.randrange(20)]
+            user = ("gone", "busy", *["reader"] * 18)[rng.randrange(20)]
             domain = rng.choice((*DOMAINS, f"d{rng.randrange(500)}.example"))
-            writer.writerow([f"{who}{rng.randrange(rows)}@{domain}", f"Reader {number}"])
+            writer.writerow([f"{user}{rng.randrange(rows)}@{domain}", f"Reader {number}"])
     return bad
 
 
-def _campaign(spark: "SparkSession", folder: Path, bad: int, step: Step) -> None:
-    from zonemta_py.pipeline.jobs import plan, reconcile, report, send, suppress
-    from zonemta_py.pipeline.rules.suppression import Suppression, read_suppression
-    from zonemta_py.pipeline.submission import Manners
+@dataclass(frozen=True, slots=True)
+class _Campaign:
+    """The steps of the demo; each prints a count and checks its sums."""
 
-    began_s = monotonic_s()
-    sink_port = free_port()
-    (folder / "zonemta.yaml").write_text(CONFIG.format(sink_port=sink_port))
-    (folder / "script.yaml").write_text(SCRIPT)
-    sink = CommandProcess(
-        [
-            "sink",
-            "--listen",
-            f"127.0.0.1:{sink_port}",
-            "--script",
-            str(folder / "script.yaml"),
-            "--json",
-        ],
-        folder / "sink.log",
-    )
-    relay = CommandProcess(
-        ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "relay.log"
-    )
+    spark: "SparkSession"
+    progress: "Progress"
+    directory: Path
+    began_s: float
 
-    def request(name: str, suppression: Suppression) -> plan.Request:
-        return plan.Request(
-            place=str(folder / "list.csv"), output=str(folder / name), campaign=name, message=LETTER,
-            sender="news@sender.example", suppression=suppression, config=load_config(folder / "zonemta.yaml"),
-        )  # fmt: skip
+    def run(self, bad_rows: int) -> None:
+        from zonemta_py.pipeline.rules.suppression import SuppressionList
 
-    try:
-        target = relay.wait_ready()[0]
-        june = plan.make_plan(spark, request("june", Suppression()), step)
-        _show(f"planned in {june.envelopes:,} messages", june.planned, began_s)
-        _hold("as many rejected as bad rows", june.rejected == bad)
-        manners = Manners(sender=june.sender, message=LETTER, relays=(target,))
-        sums = send.send_plan(spark, str(folder / "june"), manners, step)
-        _show("accepted by the relay", sums.accepted, began_s)
-        _hold("everybody accepted", sums.complete)
-        again = send.send_plan(spark, str(folder / "june"), manners, step)
-        _hold("a second run sends nothing", again == sums)
-        step("waiting for the last delivery")
-        wait_empty(folder / "queue", DRAIN_S)
-        relay.stop()
-        events = str(folder / "events")
-        step("drawing the report")
-        asked = report.Request(events, [str(folder / "june")], str(folder / "report"))
-        figures = report.make_report(spark, asked, step)
-        counts = reconcile.reconcile(spark, str(folder / "june"), events, None, step)
-        _show("delivered", counts["delivered"], began_s)
-        _show("bounced", counts["bounced"], began_s)
-        _hold(
-            "every recipient delivered or bounced",
-            counts["delivered"] + counts["bounced"] == june.planned,
-        )
-        _hold("the report counts the same bounces", figures["bounced"] == counts["bounced"])
-        bounced = suppress.make_suppression(
-            spark, suppress.Request(events, folder / "bounced.txt"), step
-        )
-        _show("in the suppression file", bounced, began_s)
-        entries = read_suppression(iter([folder / "bounced.txt"]))
-        july = plan.make_plan(spark, request("july", entries), step)
-        _show("planned for the next campaign", july.planned, began_s)
-        _hold(
-            "the next plan lacks the bounced",
+        with self._relay() as (address, relay):
+            june = self._plan("june", SuppressionList())
+            self._show(f"planned in {june.envelopes:,} messages", june.planned)
+            _check("every bad row was rejected", june.rejected == bad_rows)
+            self._send(june, address)
+            self.progress("waiting for the last delivery")
+            wait_empty(self.directory / "queue", DRAIN_TIMEOUT_S)
+            relay.stop()  # seals the last segment of the event log
+        counts = self._analyse(june)
+        july = self._plan("july", self._suppress())
+        self._show("planned for the next campaign", july.planned)
+        _check(
+            "the next plan lacks the bounced recipients",
             july.suppressed == counts["bounced"] == june.planned - july.planned,
         )
-    finally:
-        relay.kill()
-        sink.kill()
+
+    @contextmanager
+    def _relay(self) -> Iterator[tuple[str, CommandProcess]]:
+        """The address of a relay that delivers to a scripted sink, and its process."""
+        sink_port = free_port()
+        config, script = self.directory / "zonemta.yaml", self.directory / "script.yaml"
+        config.write_text(CONFIG.format(sink_port=sink_port))
+        script.write_text(SCRIPT)
+        sink_arguments = ["--listen", f"127.0.0.1:{sink_port}", "--script", str(script), "--json"]
+        sink = CommandProcess(["sink", *sink_arguments], self.directory / "sink.log")
+        relay = CommandProcess(
+            ["serve", "-c", str(config), "--log-level", "warning"], self.directory / "relay.log"
+        )
+        try:
+            yield relay.wait_ready()[0], relay
+        finally:
+            relay.kill()
+            sink.kill()
+
+    def _plan(self, campaign: str, suppression: "SuppressionList") -> "PlanManifest":
+        from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
+
+        request = PlanRequest(
+            source=str(self.directory / "list.csv"),
+            output=str(self.directory / campaign),
+            campaign=campaign,
+            sender=SENDER,
+            message=LETTER,
+            config=load_config(self.directory / "zonemta.yaml"),
+            suppression=suppression,
+        )
+        return make_plan(self.spark, request, self.progress)
+
+    def _send(self, manifest: "PlanManifest", address: str) -> None:
+        from zonemta_py.pipeline.jobs.send import send_plan
+        from zonemta_py.pipeline.submission import SubmitOptions
+
+        plan = str(self.directory / manifest.campaign)
+        options = SubmitOptions(sender=manifest.sender, message=LETTER, relays=(address,))
+        counts = send_plan(self.spark, plan, options, self.progress)
+        self._show("accepted by the relay", counts.accepted)
+        _check("every recipient was accepted", counts.complete)
+        again = send_plan(self.spark, plan, options, self.progress)
+        _check("a second run submits nothing", again == counts)
+
+    def _analyse(self, manifest: "PlanManifest") -> dict[str, int]:
+        from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
+        from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+
+        plan, events = str(self.directory / manifest.campaign), str(self.directory / "events")
+        self.progress("making the report")
+        request = ReportRequest(events, [plan], str(self.directory / "report"))
+        sums = make_report(self.spark, request, self.progress)
+        counts = reconcile(self.spark, ReconcileRequest(plan, events), self.progress)
+        self._show("delivered", counts["delivered"])
+        self._show("bounced", counts["bounced"])
+        _check(
+            "every recipient was delivered or bounced",
+            counts["delivered"] + counts["bounced"] == manifest.planned,
+        )
+        _check("the report counts the same bounces", sums["bounced"] == counts["bounced"])
+        return counts
+
+    def _suppress(self) -> "SuppressionList":
+        from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+        from zonemta_py.pipeline.rules.suppression import read_suppression
+
+        path = self.directory / "bounced.txt"
+        request = SuppressRequest(str(self.directory / "events"), path)
+        self._show("in the suppression file", make_suppression(self.spark, request, self.progress))
+        return read_suppression([path])
+
+    def _show(self, what: str, count: int) -> None:
+        click.echo(f"{count:>12,} {what}  ({monotonic_s() - self.began_s:.0f} s)")
 
 
-def _show(what: str, count: int, began_s: float) -> None:
-    click.echo(f"{count:>12,} {what}  ({monotonic_s() - began_s:.0f} s)")
-
-
-def _hold(what: str, holds: bool) -> None:
+def _check(claim: str, holds: bool) -> None:
     if not holds:
-        click.secho(f"not so: {what}", fg="red", err=True)
+        click.secho(f"failed: {claim}", fg="red", err=True)
         sys.exit(EXIT_FAILED)

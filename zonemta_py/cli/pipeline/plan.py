@@ -1,40 +1,55 @@
 """``zonemta pipeline plan``."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
-from zonemta_py.cli.pipeline.options import Where, named_values, spark_options
-from zonemta_py.cli.progress import step_shower
-from zonemta_py.cli.submission_options import email_column_option, message_option, per_message_option
+from zonemta_py.cli.options import (
+    EXISTING_FILE,
+    email_column_option,
+    message_option,
+    per_message_option,
+)
+from zonemta_py.cli.pipeline.spark import SparkOptions, named_values, spark_options
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.smtp.address import AddressError, normalise
 
+if TYPE_CHECKING:
+    from zonemta_py.pipeline.jobs.plan import PlanManifest, PlanRequest
+    from zonemta_py.pipeline.rules.suppression import SuppressionList
+
 
 @click.command()
-@click.argument("recipients", metavar="LIST")
+@click.argument("source", metavar="LIST")
 @message_option
-@click.option("--from", "sender", required=True, help="The envelope sender.")
+@click.option("--from", "sender", metavar="ADDRESS", required=True, help="The envelope sender.")
 @click.option(
-    "--campaign", required=True, help="Its name: with the recipients it makes the submission keys."
+    "--campaign",
+    metavar="NAME",
+    required=True,
+    help="The name of the campaign; submission keys are derived from it and the recipients.",
 )
 @click.option(
     "--suppress",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    "suppression_paths",
+    type=EXISTING_FILE,
     multiple=True,
-    help="Addresses and domains that get nothing, one a line; may be given more than once.",
+    help="Leave out the addresses and domains in this file, one on each line; repeatable.",
 )
-@click.option("--output", required=True, help="The folder of the plan; it must not exist.")
+@click.option(
+    "--output", metavar="DIRECTORY", required=True, help="The directory of the plan; it must not exist."
+)
 @email_column_option
 @click.option(
     "-c",
     "--config",
     "config_path",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="The relay's configuration: its routing names the zone of each recipient.",
+    type=EXISTING_FILE,
+    help="The configuration of the relay: its routing determines the zone of each recipient.",
 )
 @per_message_option
 @click.option(
@@ -42,37 +57,23 @@ from zonemta_py.smtp.address import AddressError, normalise
     type=click.IntRange(1, 10_000),
     default=16,
     show_default=True,
-    help="Parts of the work that can be sent at the same time.",
+    help="Parts of the plan that can be sent at the same time.",
 )
 @click.option(
     "--option",
-    "options",
+    "reader_options",
     multiple=True,
     metavar="NAME=VALUE",
     callback=named_values,
-    help="An option of Spark's reader: sep=;, encoding=ISO-8859-1, dbtable=people, …",
+    help="An option of Spark's reader: sep=;, encoding=ISO-8859-1, dbtable=people, …; repeatable.",
 )
 @spark_options
 @json_option
 @reports_errors
-def plan(
-    recipients: str,
-    message_path: Path,
-    sender: str,
-    campaign: str,
-    suppress: tuple[Path, ...],
-    output: str,
-    email_column: str | None,
-    config_path: Path | None,
-    recipients_per_message: int,
-    slots: int,
-    options: dict[str, str],
-    where: Where,
-    as_json: bool,
-) -> None:
-    """Decide who gets the message, and freeze it.
+def plan(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+    """Decide which recipients get the message, and store the plan.
 
-    LIST is a .csv, .jsonl or .parquet file or folder, or jdbc:… with --option dbtable=…. Each row is
+    LIST is a .csv, .jsonl or .parquet file or directory, or jdbc:… with --option dbtable=…. Each row is
     planned, or left out as rejected, duplicate or suppressed, with a reason; the sums are checked. Nothing is sent.
 
     \b
@@ -80,42 +81,55 @@ def plan(
       zonemta pipeline plan list.csv --message letter.eml --from news@example.com \\
           --campaign june --suppress bounced.txt --output plans/june
     """
-    from zonemta_py.pipeline.jobs.plan import Request, make_plan
+    from zonemta_py.pipeline.jobs.plan import make_plan
+
+    request = _request(**options)
+    with spark.job() as (session, progress):
+        manifest = make_plan(session, request, progress)
+    if as_json:
+        print_json({**asdict(manifest), "bad_suppression_lines": request.suppression.bad})
+        return
+    _print(manifest, request.output)
+    _print_bad_lines(request.suppression)
+
+
+def _request(
+    *,
+    source: str,
+    sender: str,
+    message_path: Path,
+    config_path: Path | None,
+    suppression_paths: tuple[Path, ...],
+    **options: Any,
+) -> "PlanRequest":
+    """The request from the options of the command. Raises ConfigError and LocalError."""
+    from zonemta_py.pipeline.jobs.plan import PlanRequest
     from zonemta_py.pipeline.rules.suppression import read_suppression
 
     try:
-        address = normalise(sender) if sender else ""
+        sender = normalise(sender) if sender else ""
     except AddressError as exc:
         raise ConfigError(f"--from '{sender}': {exc}") from exc
-    suppression = read_suppression(iter(suppress))
-    request = Request(
-        place=recipients,
-        output=output,
-        campaign=campaign,
-        sender=address,
-        message=message_path.read_bytes(),
-        config=read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml")),
-        suppression=suppression,
-        email_column=email_column,
-        per_envelope=recipients_per_message,
-        slots=slots,
-        options=options,
+    suppression = read_suppression(suppression_paths)
+    config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
+    message = message_path.read_bytes()
+    if "://" not in source and not source.startswith("jdbc:") and not Path(source).exists():
+        raise ConfigError(f"{source}: no such file")
+    return PlanRequest(
+        source=source, sender=sender, message=message, config=config, suppression=suppression, **options
     )
-    if "://" not in recipients and not recipients.startswith("jdbc:") and not Path(recipients).exists():
-        raise ConfigError(f"{recipients}: no such file")
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            manifest = make_plan(spark, request, step)
-    row: dict[str, Any] = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
-    if as_json:
-        print_json({**row, "bad_suppression_lines": suppression.bad})
-        return
+
+
+def _print(manifest: "PlanManifest", output: str) -> None:
     click.echo(f"{manifest.input:>12,} rows in the list")
     for name in ("planned", "rejected", "duplicate", "suppressed"):
-        click.echo(f"{row[name]:>12,} {name}")
+        click.echo(f"{getattr(manifest, name):>12,} {name}")
     click.echo(f"{manifest.envelopes:>12,} messages, in {output}")
-    for line in suppression.shown:
-        click.secho(f"not used: {line}", fg="yellow", err=True)
-    if suppression.bad > len(suppression.shown):
-        click.echo(f"… and {suppression.bad - len(suppression.shown)} more lines", err=True)
+
+
+def _print_bad_lines(suppression: "SuppressionList") -> None:
+    for line in suppression.bad_lines:
+        click.secho(f"ignored: {line}", fg="yellow", err=True)
+    more = suppression.bad - len(suppression.bad_lines)
+    if more > 0:
+        click.echo(f"… and {more} more lines", err=True)

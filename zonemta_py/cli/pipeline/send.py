@@ -3,31 +3,40 @@
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
-from zonemta_py.cli.parameters import DURATION, HOST_PORT
-from zonemta_py.cli.pipeline.options import Where, spark_options
-from zonemta_py.cli.progress import step_shower
-from zonemta_py.cli.submission_options import password_option, read_credentials, tls_option, user_option
+from zonemta_py.cli.options import (
+    DURATION,
+    HOST_PORT,
+    password_option,
+    read_credentials,
+    tls_option,
+    user_option,
+)
+from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import LocalError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+CONNECTIONS_MAX = 500
 
-def sends(command: Callable[P, R]) -> Callable[P, R]:
-    """What ``send`` and ``resume`` share: a plan, how to submit it, where the job runs."""
+
+def submit_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Adds the options that ``send`` and ``resume`` share."""
     command = spark_options(json_option(reports_errors(command)))
     for option in (
         click.option(
             "--failover",
             is_flag=True,
-            help="Let another relay take what one that is away for 10 s should have: some may get it twice.",
+            help="Submit to another relay what a relay should get that is unreachable for 10 s: "
+            "some recipients may get the message twice.",
         ),
         click.option(
             "--patience",
@@ -35,17 +44,20 @@ def sends(command: Callable[P, R]) -> Callable[P, R]:
             type=DURATION,
             default="1h",
             show_default=True,
-            help="How long one message is tried, such as 10m.",
+            help="How long to retry the submission of one message, such as 10m.",
         ),
         tls_option,
         password_option,
         user_option,
         click.option(
-            "--sessions",
-            type=click.IntRange(1, 500),
+            "--sessions", type=click.IntRange(1, CONNECTIONS_MAX), hidden=True, help="Use --connections."
+        ),
+        click.option(
+            "--connections",
+            type=click.IntRange(1, CONNECTIONS_MAX),
             default=8,
             show_default=True,
-            help="Sessions with each relay, per task.",
+            help="Connections of each task to each relay.",
         ),
         click.option(
             "--relay",
@@ -53,7 +65,7 @@ def sends(command: Callable[P, R]) -> Callable[P, R]:
             type=HOST_PORT,
             multiple=True,
             required=True,
-            help="Where to submit; several share the work, each message always with the same.",
+            help="The relay to submit to; repeatable: each message always goes to the same relay.",
         ),
         click.argument("plan_path", metavar="PLAN"),
     ):
@@ -62,13 +74,13 @@ def sends(command: Callable[P, R]) -> Callable[P, R]:
 
 
 @click.command()
-@sends
+@submit_options
 def send(**options: Any) -> None:
     """Submit a plan.
 
-    Each recipient gets a row in PLAN/ledger. A task, a job or a relay may die at any moment: run it
-    again, and what the ledger lacks is sent under the same submission key, which the relay knows. Exits 0 when every
-    recipient was accepted, 1 when some were not.
+    Each recipient gets a row in PLAN/ledger. When a task, the job or a relay dies, run the command again: it
+    submits what the ledger lacks, under the same submission keys, so that the relay recognises repeats. Exits 0 when
+    every recipient was accepted, 1 when some were not.
 
     \b
     Example:
@@ -78,57 +90,60 @@ def send(**options: Any) -> None:
 
 
 @click.command()
-@sends
+@submit_options
 def resume(**options: Any) -> None:
-    """Go on with a plan that was sent in part.
+    """Continue with a plan that was submitted in part.
 
-    As ``send``, for a plan that has a ledger already: what it lacks, and what was deferred, is sent.
+    The same as ``send``, for a plan that has a ledger already: submits what it lacks, and what was deferred.
+
+    \b
+    Example:
+      zonemta pipeline resume plans/june --relay 10.0.0.1:2525 --relay 10.0.0.2:2525
     """
     _send(resuming=True, **options)
 
 
-def _send(
-    *,
-    resuming: bool,
-    plan_path: str,
-    relays: tuple[HostPort, ...],
-    sessions: int,
-    user: str | None,
-    password_file: Path | None,
-    tls: str,
-    patience_s: float,
-    failover: bool,
-    where: Where,
-    as_json: bool,
-) -> None:
+def _send(*, resuming: bool, plan_path: str, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.jobs.plan import read_manifest, read_message
     from zonemta_py.pipeline.jobs.send import read_ledger, send_plan
-    from zonemta_py.pipeline.submission import Manners
+    from zonemta_py.pipeline.submission import SubmitOptions
 
-    credentials = read_credentials(user, password_file)
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            manifest = read_manifest(spark, plan_path)
-            if resuming and read_ledger(spark, plan_path) is None:
-                raise LocalError(f"{plan_path}: nothing was sent yet; begin with: zonemta pipeline send")
-            manners = Manners(
-                sender=manifest.sender,
-                message=read_message(spark, plan_path),
-                relays=tuple(map(str, relays)),
-                sessions=sessions,
-                tls=tls,
-                credentials=credentials,
-                ehlo=socket.getfqdn(),
-                patience_s=patience_s,
-                failover=failover,
+    values = _submit_values(**options)
+    with spark.job() as (session, progress):
+        manifest = read_manifest(session, plan_path)
+        if resuming and read_ledger(session, plan_path) is None:
+            raise LocalError(
+                f"{plan_path}: nothing has been sent yet; begin with: zonemta pipeline send"
             )
-            sums = send_plan(spark, plan_path, manners, step)
-    row = {name: getattr(sums, name) for name in sums.__dataclass_fields__}
+        message = read_message(session, plan_path)
+        submit = SubmitOptions(sender=manifest.sender, message=message, **values)
+        counts = send_plan(session, plan_path, submit, progress)
     if as_json:
-        print_json(row)
+        print_json(asdict(counts))
     else:
-        for name, count in row.items():
+        for name, count in asdict(counts).items():
             click.echo(f"{count:>12,} {name}")
-    if not sums.complete:
+    if not counts.complete:
         sys.exit(EXIT_FAILED)
+
+
+def _submit_values(
+    *,
+    relays: tuple[HostPort, ...],
+    connections: int,
+    sessions: int | None,
+    user: str | None,
+    password_file: Path | None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Fields of ``SubmitOptions`` from the options of the command. Raises ConfigError."""
+    if sessions is not None:
+        click.secho("warning: --sessions is now called --connections", fg="yellow", err=True)
+        connections = sessions
+    return {
+        "relays": tuple(map(str, relays)),
+        "connections": connections,
+        "credentials": read_credentials(user, password_file),
+        "ehlo": socket.getfqdn(),
+        **options,
+    }

@@ -1,36 +1,39 @@
 """``zonemta pipeline dsn`` and ``suppress``."""
 
-from pathlib import Path
+from dataclasses import asdict
+from typing import Any
 
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.pipeline.options import Where, spark_options
-from zonemta_py.cli.progress import step_shower
+from zonemta_py.cli.options import FILE
+from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 
 
 @click.command()
-@click.argument("places", metavar="MAIL...", nargs=-1, required=True)
-@click.option("--plan", "plans", multiple=True, help="Match to its ledger; may be given more than once.")
+@click.argument("mail", metavar="MAIL...", nargs=-1, required=True)
+@click.option(
+    "--plan",
+    "plans",
+    metavar="PLAN",
+    multiple=True,
+    help="Match reports to the ledger of this plan; repeatable.",
+)
 @click.option(
     "--sender",
     "senders",
+    metavar="ADDRESS",
     multiple=True,
-    help="One more envelope sender of yours, whose variable form (VERP) names the recipient.",
+    help="Another envelope sender of yours whose variable form (VERP) names the recipient; repeatable.",
 )
-@click.option("--output", required=True, help="The folder of the table; it must not exist.")
+@click.option(
+    "--output", metavar="DIRECTORY", required=True, help="The directory of the table; it must not exist."
+)
 @spark_options
 @json_option
 @reports_errors
-def dsn(
-    places: tuple[str, ...],
-    plans: tuple[str, ...],
-    senders: tuple[str, ...],
-    output: str,
-    where: Where,
-    as_json: bool,
-) -> None:
-    """Read reports that came back by mail: bounces and complaints.
+def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+    """Read bounces and complaints that came by mail.
 
     MAIL is an mbox file, a tree of maildirs, or a table of raw messages (Parquet or JSON lines with the column
     octets). Delivery status reports (RFC 3464) and feedback reports (RFC 5965) are matched to the ledgers of plans, by
@@ -40,86 +43,72 @@ def dsn(
     Example:
       zonemta pipeline dsn /var/mail/bounces --plan plans/june --output reports/june-mail
     """
-    from zonemta_py.pipeline.jobs.dsn import Request, read_reports
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
 
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            found = read_reports(spark, Request(places, plans, output, senders), step)
+    with spark.job() as (session, progress):
+        counts = read_reports(session, DsnRequest(**options), progress)
     if as_json:
-        print_json({name: getattr(found, name) for name in found.__dataclass_fields__})
+        print_json(asdict(counts))
         return
-    click.echo(f"{found.messages:>12,} messages")
-    click.echo(f"{found.no_report:>12,} are no reports")
-    if found.unreadable:
-        click.echo(f"{found.unreadable:>12,} cannot be read")
-    for kind, count in sorted(found.kinds.items()):
+    click.echo(f"{counts.messages:>12,} messages")
+    click.echo(f"{counts.no_report:>12,} are not reports")
+    if counts.unreadable:
+        click.echo(f"{counts.unreadable:>12,} cannot be read")
+    for kind, count in sorted(counts.kinds.items()):
         click.echo(f"{count:>12,} recipients {kind}")
-    for way, count in sorted(found.matched.items()):
-        click.echo(f"{count:>12,} by {way}" if way != "not matched" else f"{count:>12,} {way}")
+    for method, count in sorted(counts.matched.items()):
+        click.echo(f"{count:>12,} {method if method == 'not matched' else f'matched by {method}'}")
 
 
 @click.command()
 @click.argument("events", metavar="EVENTS")
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file."
-)
+@click.option("--output", type=FILE, required=True, help="The suppression file to write.")
 @click.option(
     "--reports",
+    metavar="DIRECTORY",
     multiple=True,
-    help="A folder of zonemta pipeline dsn: complaints, and bounces after delivery; may be given more than once.",
+    help="The output of zonemta pipeline dsn: complaints, and bounces after delivery; repeatable.",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
     default=180,
     show_default=True,
-    help="Older bounces are forgiven.",
+    help="Ignore bounces that are older.",
 )
 @click.option(
     "--times",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="So many bounces are needed.",
+    help="The number of bounces from which an address is listed.",
 )
 @click.option(
     "--complaint-days",
     type=click.IntRange(1, 36500),
     default=3650,
     show_default=True,
-    help="Older complaints are forgiven.",
+    help="Ignore complaints that are older.",
 )
 @spark_options
 @json_option
 @reports_errors
-def suppress(
-    events: str,
-    output: Path,
-    reports: tuple[str, ...],
-    days: int,
-    times: int,
-    complaint_days: int,
-    where: Where,
-    as_json: bool,
-) -> None:
-    """Who should get nothing more: addresses that bounced hard, and who complained.
+def suppress(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+    """List the addresses that should get no more mail: hard bounces and complaints.
 
-    Writes a file for ``zonemta pipeline plan --suppress``; every line says until when it holds. An address that was
-    delivered to after it bounced is not in it; who complained is.
+    Writes a file for ``zonemta pipeline plan --suppress``; each line has the last day on which it applies. An
+    address to which mail was delivered after its bounce is not listed; one with a complaint always is.
 
     \b
     Example:
       zonemta pipeline suppress events --reports reports/june-mail --output bounced.txt
     """
-    from zonemta_py.pipeline.jobs.suppress import Request, make_suppression
+    from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
 
-    request = Request(events, output, days, times, reports, complaint_days)
-    with step_shower() as step:
-        step("starting Spark")
-        with where.session() as spark:
-            count = make_suppression(spark, request, step)
+    request = SuppressRequest(**options)
+    with spark.job() as (session, progress):
+        count = make_suppression(session, request, progress)
     if as_json:
         print_json({"entries": count})
     else:
-        click.echo(f"{count:>12,} addresses, in {output}")
+        click.echo(f"{count:>12,} addresses, in {request.output}")

@@ -1,1 +1,1 @@
-"""The jobs: read, a chain of transforms, write. What is decided is in ``transforms``."""
+"""The jobs: each reads, applies transforms and writes. Decisions are in ``transforms`` and ``rules``."""

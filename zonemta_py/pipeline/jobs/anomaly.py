@@ -1,43 +1,40 @@
-"""Hours in which a provider's rates left their own history, as rows."""
+"""Finds hours in which a rate of a provider deviates from its own history."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
-from zonemta_py.pipeline.transforms.anomalies import Sensitivity, anomalies
-from zonemta_py.pipeline.transforms.rates import attempts
-
-Step = Callable[[str], None]
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies
+from zonemta_py.pipeline.transforms.rates import attempt_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """In which events, how far from usual, perhaps into which folder as Parquet."""
+class AnomalyRequest:
+    """``output``: a directory for the rows as Parquet, or None."""
 
     events: str
-    sensitivity: Sensitivity
+    thresholds: AnomalyThresholds
     output: str | None = None
 
 
-def find_anomalies(spark: SparkSession, request: Request, step: Step) -> list[Row]:
-    """The hours, the latest first. Raises LocalError."""
-    step("comparing hours")
+def find_anomalies(spark: SparkSession, request: AnomalyRequest, progress: Progress) -> list[Row]:
+    """The anomalies, latest first. Raises LocalError."""
+    progress("comparing hours")
     found = (
         read_events(spark, request.events)
-        .transform(attempts(None))
-        .transform(anomalies(request.sensitivity))
+        .transform(attempt_rows(None))
+        .transform(anomalies(request.thresholds))
     )
-    with told(request.events):
+    with spark_errors(request.events):
         if request.output is not None:
             try:
                 found.write.parquet(request.output)
             except AnalysisException as exc:
-                problem = f"{request.output}: there is something already; choose another folder"
-                raise LocalError(problem) from exc
+                raise LocalError(f"{request.output} exists; choose another directory") from exc
             found = spark.read.parquet(request.output)
         return found.orderBy(found["hour"].desc(), "provider", "measure").collect()

@@ -1,8 +1,8 @@
-"""From sealed segments to Parquet by the hour of the event, with Structured Streaming.
+"""Converts sealed event segments to Parquet by the hour of the event, with Structured Streaming.
 
-Each segment is read once; where the last run stopped is in OUTPUT/checkpoint. A record that stands in
-two segments is written once. The watermark is on the time a record is *seen here*, not on its own: a
-node that was cut off for days must not have its records dropped as late (decision 43).
+Each segment is read once; OUTPUT/checkpoint has the progress. An event that is in two segments is written
+once. The watermark is on the time when an event is *read*, not on its own time: events of a node that was
+disconnected for days must not be dropped as late (decision 43).
 """
 
 import contextlib
@@ -18,19 +18,18 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.errors import line_of, told
+from zonemta_py.pipeline.spark.errors import error_line, spark_errors
 from zonemta_py.pipeline.spark.events import IDENTITY, event_schema
+from zonemta_py.pipeline.spark.progress import Progress
 
 FILES_PER_BATCH = 2000
-SEEN_FOR = "7 days"  # so long a record's repeat is known
+REPEATS_KNOWN_FOR = "7 days"  # a later repeat of an event is written again
 POLL_S = 1
-
-Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Which segments into which folder; ``every_s`` None: what there is now, and then end."""
+class CompactRequest:
+    """``every_s``: the interval of the batches; None: compact the present segments, then end."""
 
     events: str
     output: str
@@ -38,31 +37,34 @@ class Request:
 
     @property
     def lake(self) -> str:
-        """Where the Parquet is; ``read_events`` reads it as it does segments."""
+        """The directory of the Parquet files; ``read_events`` reads it like segments."""
         return f"{self.output}/events"
 
 
 def compact(
-    spark: SparkSession, request: Request, step: Step, grown: Callable[[], None] = lambda: None
+    spark: SparkSession,
+    request: CompactRequest,
+    progress: Progress,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> int:
-    """How many records were written. ``grown`` is called after each batch that brought some.
+    """The number of events written. ``on_batch`` is called after each batch with events.
 
-    With ``every_s`` it goes on until it is interrupted. Raises LocalError.
+    With ``every_s`` it runs until SIGINT. Raises LocalError.
     """
-    step("reading new segments")
+    progress("reading new segments")
     written, last_batch = 0, -1
-    with told(request.events), _interrupted() as interrupted:
+    with spark_errors(request.events), _interrupted() as interrupted:
         query = _start(spark, request)
         try:
             while not interrupted.is_set():
                 ended = query.awaitTermination(POLL_S)
-                for progress in query.recentProgress:
-                    if progress.batchId <= last_batch or not progress.numInputRows:
+                for batch in query.recentProgress:
+                    if batch.batchId <= last_batch or not batch.numInputRows:
                         continue
-                    last_batch = progress.batchId
-                    written += _records_of(progress)
-                    step(f"{written:,} records in {request.lake}")
-                    grown()
+                    last_batch = batch.batchId
+                    written += _events_of(batch)
+                    progress(f"{written:,} events in {request.lake}")
+                    on_batch()
                 if ended:
                     break
         except KeyboardInterrupt:
@@ -74,42 +76,42 @@ def compact(
 
 @contextlib.contextmanager
 def _interrupted() -> Iterator[threading.Event]:
-    """Set by Ctrl-C; a second one ends everything at once.
+    """An event that SIGINT sets; a second SIGINT raises KeyboardInterrupt.
 
-    Spark's own handler calls into Java in the middle of whatever call is under way, which breaks both.
+    Spark's own handler calls into Java in the middle of another call to it, and both fail.
     """
-    asked = threading.Event()
+    interrupted = threading.Event()
 
-    def ask(*_: object) -> None:
-        if asked.is_set():
+    def on_signal(*_: object) -> None:
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        interrupted.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield interrupted
         return
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, on_signal)
     try:
-        yield asked
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _start(spark: SparkSession, request: Request) -> StreamingQuery:
+def _start(spark: SparkSession, request: CompactRequest) -> StreamingQuery:
     try:
         segments = (
             spark.readStream.schema(event_schema())
             .option("pathGlobFilter", "*.jsonl.zst")
             .option("recursiveFileLookup", "false")
             .option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .option("maxFileAge", "36500d")  # a segment that comes late is not to be passed over
+            .option("maxFileAge", "36500d")  # a segment that arrives late must be read, too
             .json(request.events)
         )
     except AnalysisException as exc:
-        raise LocalError(f"{request.events}: no event log here: {line_of(str(exc))}") from exc
+        raise LocalError(f"{request.events}: no event log here: {error_line(str(exc))}") from exc
     writer = (
-        segments.transform(once)
-        .transform(by_hour_of_event)
+        segments.transform(without_repeats)
+        .transform(with_hour_of_event)
         .writeStream.format("parquet")
         .partitionBy("date", "hour")
         .option("checkpointLocation", f"{request.output}/checkpoint")
@@ -120,32 +122,32 @@ def _start(spark: SparkSession, request: Request) -> StreamingQuery:
     return writer.trigger(processingTime=f"{request.every_s} seconds").start()
 
 
-def once(records: DataFrame) -> DataFrame:
-    """A stream of records without repeats, by what identifies a record for ever."""
-    columns = [F.col(name) for name in records.columns]
+def without_repeats(events: DataFrame) -> DataFrame:
+    """A stream of events, each once, by the columns IDENTITY."""
+    columns = [F.col(name) for name in events.columns]
     return (
-        records.select("*", F.current_timestamp().alias("seen"))
-        .withWatermark("seen", SEEN_FOR)
+        events.select("*", F.current_timestamp().alias("read_at"))
+        .withWatermark("read_at", REPEATS_KNOWN_FOR)
         .dropDuplicatesWithinWatermark(list(IDENTITY))
         .select(*columns)
     )
 
 
-def by_hour_of_event(records: DataFrame) -> DataFrame:
-    """``date`` and ``hour`` of the event instead of its segment's, and one task for each hour."""
+def with_hour_of_event(events: DataFrame) -> DataFrame:
+    """Events with ``date`` and ``hour`` of their own time instead of the segment's; one partition for each hour."""
     time = F.timestamp_millis("time_ms")
-    own = [F.col(name) for name in records.columns if name not in ("date", "hour")]
-    dated = records.select(*own, F.to_date(time).alias("date"), F.hour(time).alias("hour"))
+    own = [F.col(name) for name in events.columns if name not in ("date", "hour")]
+    dated = events.select(*own, F.to_date(time).alias("date"), F.hour(time).alias("hour"))
     return dated.repartition("date", "hour")
 
 
-def _records_of(progress: StreamingQueryProgress) -> int:
-    """Rows of a batch that were written: those read, without the repeats."""
-    return sum(operator.numRowsUpdated for operator in progress.stateOperators)
+def _events_of(batch: StreamingQueryProgress) -> int:
+    """The number of rows that a batch has written: those read, without repeats."""
+    return sum(operator.numRowsUpdated for operator in batch.stateOperators)
 
 
 def _stop(query: StreamingQuery) -> None:
-    """End after the batch that is under way: to interrupt one makes Spark's thread fail."""
+    """Stop after the current batch: interrupting it makes Spark's thread fail."""
     if query.isActive:
         with contextlib.suppress(PySparkException):
             query.processAllAvailable()

@@ -1,7 +1,7 @@
-"""From the mail that came back to a table: which recipient of which campaign each report is about."""
+"""Reads reports out of mail and matches each to a recipient of a campaign."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,29 +13,33 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import analysed, told
+from zonemta_py.pipeline.spark.errors import analysed, spark_errors
 from zonemta_py.pipeline.spark.mail import read_mail
-from zonemta_py.pipeline.transforms.match_reports import NO_REPORT, UNREADABLE, matched, notices
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.transforms.match_reports import (
+    NO_REPORT,
+    UNREADABLE,
+    extract_notices,
+    match_reports,
+)
 
 REPORTS = "reports"
-WORK = "_read"  # deleted when the reports are there, where that is a plain folder
-
-Step = Callable[[str], None]
+NOTICES = "_read"  # deleted at the end, where OUTPUT is a local directory
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Which mail, matched to which plans, into which folder. ``senders`` besides those of the plans."""
+class DsnRequest:
+    """``mail``: paths. ``senders``: envelope senders in addition to those of ``plans``."""
 
-    places: Sequence[str]
+    mail: Sequence[str]
     plans: Sequence[str]
     output: str
     senders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Sums: messages read, and recipients that reports name by kind and by how they were matched."""
+class DsnCounts:
+    """Messages read, and recipients named in reports by kind and by method of matching."""
 
     messages: int
     no_report: int
@@ -44,52 +48,52 @@ class Found:
     matched: dict[str, int]
 
 
-def read_reports(spark: SparkSession, request: Request, step: Step) -> Found:
-    """Write OUTPUT and return its sums. Raises LocalError."""
+def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -> DsnCounts:
+    """Write OUTPUT; returns the counts. Raises LocalError."""
     if Path(request.output).exists():
-        raise LocalError(f"{request.output}: there is something already; choose another folder")
+        raise LocalError(f"{request.output} exists; choose another directory")
     senders = [*request.senders, *(read_manifest(spark, plan).sender for plan in request.plans)]
-    step("reading mail")
-    mail = read_mail(spark, request.places[0])
-    for place in request.places[1:]:
-        mail = mail.unionByName(read_mail(spark, place))
+    progress("reading mail")
+    mail = read_mail(spark, request.mail[0])
+    for path in request.mail[1:]:
+        mail = mail.unionByName(read_mail(spark, path))
     ledger = spark.createDataFrame([], schema.LEDGER_RUNS)
     for plan in request.plans:
         of_plan = read_ledger(spark, plan)
         ledger = ledger if of_plan is None else ledger.unionByName(of_plan)
-    seen = Observation("mail")
-    work, reports = f"{request.output}/{WORK}", f"{request.output}/{REPORTS}"
-    with told(", ".join(request.places)):
+    observation = Observation("mail")
+    notices, reports = f"{request.output}/{NOTICES}", f"{request.output}/{REPORTS}"
+    with spark_errors(", ".join(request.mail)):
         (
-            mail.observe(seen, F.count(F.lit(1)).alias("messages"))
-            .transform(notices(senders))
-            .write.parquet(work)
+            mail.observe(observation, F.count(F.lit(1)).alias("messages"))
+            .transform(extract_notices(senders))
+            .write.parquet(notices)
         )
-        step("matching")
-        spark.read.parquet(work).transform(matched(ledger)).write.parquet(reports)
-        step("counting")
-        found = _count(spark.read.parquet(reports), int(seen.get["messages"]))
+        progress("matching")
+        spark.read.parquet(notices).transform(match_reports(ledger)).write.parquet(reports)
+        progress("counting")
+        counts = _count(spark.read.parquet(reports), int(observation.get["messages"]))
     if "://" not in request.output:
-        shutil.rmtree(work)
-    return found
+        shutil.rmtree(notices)
+    return counts
 
 
-def read_matched(spark: SparkSession, place: str) -> DataFrame:
-    """What ``read_reports`` wrote. Raises LocalError when there is nothing."""
+def read_matched_reports(spark: SparkSession, path: str) -> DataFrame:
+    """The rows that ``read_reports`` wrote. Raises LocalError when there are none."""
     try:
-        return analysed(spark.read.parquet(f"{place}/{REPORTS}"))
+        return analysed(spark.read.parquet(f"{path}/{REPORTS}"))
     except AnalysisException as exc:
-        raise LocalError(f"{place}: no reports here; make them with: zonemta pipeline dsn") from exc
+        raise LocalError(f"{path}: no reports here; create them with: zonemta pipeline dsn") from exc
 
 
-def _count(rows: DataFrame, messages: int) -> Found:
+def _count(rows: DataFrame, messages: int) -> DsnCounts:
     counted = rows.groupBy("kind", "matched").agg(F.count("*").alias("count")).collect()
     kinds: dict[str, int] = {}
-    ways: dict[str, int] = {}
+    methods: dict[str, int] = {}
     for row in counted:
         kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count"]
         if row["kind"] not in (NO_REPORT, UNREADABLE):
-            way = row["matched"] or "not matched"
-            ways[way] = ways.get(way, 0) + row["count"]
+            method = row["matched"] or "not matched"
+            methods[method] = methods.get(method, 0) + row["count"]
     no_report, unreadable = kinds.pop(NO_REPORT, 0), kinds.pop(UNREADABLE, 0)
-    return Found(messages, no_report, unreadable, kinds, ways)
+    return DsnCounts(messages, no_report, unreadable, kinds, methods)

@@ -1,11 +1,11 @@
-"""From a list to a frozen plan: who gets the message, in which envelopes, in which order.
+"""Makes a plan from a list: the recipients of a message, packed into envelopes, in the order of sending.
 
-The list is judged once and written down, and everything else is made of that: a second look at it
-could see another order, or another list.
+The list is classified once and stored, and everything else is derived from that: a second evaluation
+could see another order of rows, or a changed list.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,44 +18,52 @@ from pyspark.sql.types import StructType
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.rules.suppression import Suppression
+from zonemta_py.pipeline.rules.suppression import SuppressionList
 from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
-from zonemta_py.pipeline.transforms.classify import DUPLICATE, PLANNED, REJECTED, SUPPRESSED, classified
-from zonemta_py.pipeline.transforms.normalise import normalised
-from zonemta_py.pipeline.transforms.pack import packed
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.transforms.classify import (
+    DUPLICATE,
+    PLANNED,
+    REJECTED,
+    SUPPRESSED,
+    classify_rows,
+)
+from zonemta_py.pipeline.transforms.normalise import normalise_rows
+from zonemta_py.pipeline.transforms.pack import pack_envelopes
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.submit.merge import Template
 
 VERSION = 1
 BROADCAST_MAX = 1_000_000  # entries of a suppression list that every task keeps in memory
-WORK = "_judged"  # deleted when the plan is there, where that is a plain folder
-
-Step = Callable[[str], None]
+CLASSIFIED = "_judged"  # deleted at the end, where OUTPUT is a local directory
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to plan. ``place`` is the list, ``output`` a folder that does not exist yet."""
+class PlanRequest:
+    """``source``: the list. ``output``: a directory that does not exist yet.
 
-    place: str
+    ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
+    """
+
+    source: str
     output: str
     campaign: str
     sender: str
     message: bytes
     config: Config
-    suppression: Suppression
+    suppression: SuppressionList
     email_column: str | None = None
-    per_envelope: int = 50
+    recipients_per_message: int = 50
     slots: int = 16
-    options: Mapping[str, str] = field(default_factory=dict)
+    reader_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a plan says of itself; ``schema.MANIFEST``."""
+class PlanManifest:
+    """The row of ``schema.MANIFEST``."""
 
     version: int
     campaign: str
@@ -71,73 +79,76 @@ class Manifest:
     envelopes: int
 
 
-def make_plan(spark: SparkSession, request: Request, step: Step) -> Manifest:
-    """Make the plan and write it. Raises LocalError, and then there is no plan.
+@dataclass(frozen=True, slots=True)
+class _RecipientList:
+    """The list as Spark reads it, with the names of its columns that are used."""
 
-    ``step`` is told what begins.
-    """
+    rows: DataFrame
+    email: str
+    merge_fields: Sequence[str]
+
+
+def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> PlanManifest:
+    """Make the plan and write it. Raises LocalError; there is no plan then."""
     if _exists(spark, request.output):
-        raise LocalError(f"{request.output}: there is a plan already; choose another folder")
+        raise LocalError(f"{request.output}: there is a plan already; choose another directory")
     template = Template(request.message)
-    rows = read_list(spark, request.place, request.options)
-    columns = [name for name in rows.columns if name != POSITION]
-    email = address_column(columns, request.email_column, request.place)
-    merge_fields = [name.decode("utf-8", "replace") for name in template.fields]
-    missing = [name for name in merge_fields if name not in columns]
-    if missing:
-        raise LocalError(
-            f"{request.place}: the message needs the column {', '.join(missing)}; "
-            f"columns: {', '.join(columns)}"
-        )
-    if rows.isEmpty():
-        raise LocalError(f"{request.place}: the list is empty")
-    judged, read = _judge(spark, request, rows, email, merge_fields, step)
-    sizes = judged.groupBy("kind", "provider").agg(F.count("*").alias("size")).persist()
-    counted = sizes.groupBy("kind").agg(F.sum("size").alias("count")).collect()
-    counts = {row["kind"]: row["count"] for row in counted}
-    envelopes = _write_envelopes(spark, request, judged, sizes, template, step)
+    listed = _open_list(spark, request, template)
+    progress("reading and checking the list")
+    classified, rows_read = _classify(spark, request, listed)
+    sizes = classified.groupBy("kind", "provider").agg(F.count("*").alias("size")).persist()
+    found = sizes.groupBy("kind").agg(F.sum("size").alias("count")).collect()
+    counts = dict.fromkeys((PLANNED, REJECTED, DUPLICATE, SUPPRESSED), 0)
+    counts.update({row["kind"]: row["count"] for row in found})
+    progress("packing envelopes")
+    per_envelope = None if template.personal else request.recipients_per_message
+    envelopes = _write_envelopes(spark, request, classified, sizes, per_envelope)
     sizes.unpersist()
-    sums = {kind: counts.get(kind, 0) for kind in (PLANNED, REJECTED, DUPLICATE, SUPPRESSED)}
-    written = envelopes.agg(
-        F.count("*").alias("envelopes"), F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("recipients")
-    ).collect()[0]  # fmt: skip
-    if read != sum(sums.values()):
-        read = rows.count()  # a stage that ran twice was counted twice while it was read
-    if sum(sums.values()) != read or written["recipients"] != sums[PLANNED]:
-        raise LocalError(
-            f"the sums are wrong: {read} rows read, {sums} made of them, "
-            f"{written['recipients']} recipients written"
-        )
-    manifest = Manifest(
+    progress("writing the rows that are left out")
+    _write_left_out(request, classified)
+    if rows_read != sum(counts.values()):
+        rows_read = listed.rows.count()  # a stage that ran twice was counted twice
+    manifest = PlanManifest(
         version=VERSION,
         campaign=request.campaign,
         sender=request.sender,
         personal=template.personal,
         slots=request.slots,
         made_ms=clock.now_ms(),
-        input=read,
-        envelopes=written["envelopes"],
-        **sums,
+        input=rows_read,
+        envelopes=_count_envelopes(envelopes, rows_read, counts),
+        **counts,
     )
     if "://" not in request.output:
-        shutil.rmtree(f"{request.output}/{WORK}")
+        shutil.rmtree(f"{request.output}/{CLASSIFIED}")
     _write_row(spark, f"{request.output}/message", (request.message,), schema.MESSAGE)
     values = tuple(getattr(manifest, name) for name in schema.MANIFEST.names)
     _write_row(spark, f"{request.output}/manifest", values, schema.MANIFEST)
     return manifest
 
 
-def _judge(
-    spark: SparkSession,
-    request: Request,
-    rows: DataFrame,
-    email: str,
-    merge_fields: Sequence[str],
-    step: Step,
+def _open_list(spark: SparkSession, request: PlanRequest, template: Template) -> _RecipientList:
+    """Raises LocalError for an empty list, and for one without the columns that are needed."""
+    rows = read_list(spark, request.source, request.reader_options)
+    columns = [name for name in rows.columns if name != POSITION]
+    email = address_column(columns, request.email_column, request.source)
+    merge_fields = [name.decode("utf-8", "replace") for name in template.fields]
+    missing = [name for name in merge_fields if name not in columns]
+    if missing:
+        raise LocalError(
+            f"{request.source}: the message needs the column {', '.join(missing)}; "
+            f"columns: {', '.join(columns)}"
+        )
+    if rows.isEmpty():
+        raise LocalError(f"{request.source}: the list is empty")
+    return _RecipientList(rows, email, merge_fields)
+
+
+def _classify(
+    spark: SparkSession, request: PlanRequest, listed: _RecipientList
 ) -> tuple[DataFrame, int]:
-    """Every row with its kind, written down; and how many were read."""
-    step("reading and checking the list")
-    seen = Observation("list")
+    """Every row with its kind, stored; and the number of rows read."""
+    observation = Observation("list")
     suppression = None
     if request.suppression.entries:
         entries = list(request.suppression.entries.items())
@@ -145,79 +156,87 @@ def _judge(
         if len(entries) <= BROADCAST_MAX:
             suppression = F.broadcast(suppression)
     router = make_router(request.config)
-    place = f"{request.output}/{WORK}"
-    with told(request.place):
+    path = f"{request.output}/{CLASSIFIED}"
+    with spark_errors(request.source):
         (
-            rows.observe(seen, F.count(F.lit(1)).alias("rows"))
-            .transform(normalised(email, merge_fields, router, domain_of(request.sender)))
-            .transform(classified(suppression))
+            listed.rows.observe(observation, F.count(F.lit(1)).alias("rows"))
+            .transform(
+                normalise_rows(listed.email, listed.merge_fields, router, domain_of(request.sender))
+            )
+            .transform(classify_rows(suppression))
             .write.option("compression", "lz4")
-            .option("parquet.enable.dictionary#address", "false")  # no two are alike
-            .parquet(place)
+            .option("parquet.enable.dictionary#address", "false")  # all are different
+            .parquet(path)
         )
-    return spark.read.parquet(place), int(seen.get["rows"])
+    return spark.read.parquet(path), int(observation.get["rows"])
 
 
 def _write_envelopes(
     spark: SparkSession,
-    request: Request,
-    judged: DataFrame,
+    request: PlanRequest,
+    classified: DataFrame,
     sizes: DataFrame,
-    template: Template,
-    step: Step,
+    per_envelope: int | None,
 ) -> DataFrame:
-    step("packing envelopes")
     providers = sizes.where(F.col("kind") == PLANNED).select("provider", "size")
-    place = f"{request.output}/envelopes"
+    path = f"{request.output}/envelopes"
     (
-        judged.where(F.col("kind") == PLANNED)
-        .transform(
-            packed(
-                request.campaign,
-                request.slots,
-                None if template.personal else request.per_envelope,
-                providers,
-            )
-        )
+        classified.where(F.col("kind") == PLANNED)
+        .transform(pack_envelopes(request.campaign, request.slots, per_envelope, providers))
         .repartition(request.slots, "slot")
         .sortWithinPartitions("slot", "turn")
-        .write.parquet(place)
+        .write.parquet(path)
     )
-    step("writing what was left out")
-    judged.where(F.col("kind") != PLANNED).select(
+    return spark.read.schema(schema.ENVELOPE).parquet(path)
+
+
+def _write_left_out(request: PlanRequest, classified: DataFrame) -> None:
+    classified.where(F.col("kind") != PLANNED).select(
         "kind", F.coalesce("given", "address").alias("address"), F.col("why").alias("reason")
     ).write.parquet(f"{request.output}/left_out")
-    return spark.read.schema(schema.ENVELOPE).parquet(place)
 
 
-def _write_row(spark: SparkSession, place: str, row: tuple[Any, ...], kind: StructType) -> None:
-    spark.createDataFrame([row], kind).coalesce(1).write.parquet(place)
+def _count_envelopes(envelopes: DataFrame, rows_read: int, counts: Mapping[str, int]) -> int:
+    """The number of envelopes. Raises LocalError unless the counts and the recipients in them add up."""
+    written = envelopes.agg(
+        F.count("*").alias("envelopes"), F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("recipients")
+    ).collect()[0]  # fmt: skip
+    if sum(counts.values()) != rows_read or written["recipients"] != counts[PLANNED]:
+        raise LocalError(
+            f"the sums are wrong: {rows_read} rows read, classified as {dict(counts)}, "
+            f"{written['recipients']} recipients written"
+        )
+    return int(written["envelopes"])
 
 
-def read_manifest(spark: SparkSession, plan: str) -> Manifest:
-    """The manifest of ``plan``. Raises LocalError when there is none."""
+def _write_row(spark: SparkSession, path: str, row: tuple[Any, ...], kind: StructType) -> None:
+    spark.createDataFrame([row], kind).coalesce(1).write.parquet(path)
+
+
+def read_manifest(spark: SparkSession, plan: str) -> PlanManifest:
+    """The manifest of ``plan``. Raises LocalError when there is none, or one of another version."""
     try:
         row = spark.read.schema(schema.MANIFEST).parquet(f"{plan}/manifest").collect()[0]
     except (AnalysisException, IndexError) as exc:
         raise LocalError(f"{plan}: there is no plan here; make one with: zonemta pipeline plan") from exc
     if row["version"] != VERSION:
         raise LocalError(f"{plan}: a plan of version {row['version']}, this version reads {VERSION}")
-    return Manifest(**row.asDict())
+    return PlanManifest(**row.asDict())
 
 
 def read_message(spark: SparkSession, plan: str) -> bytes:
-    """The message of a plan."""
-    octets: bytearray = (
+    """The message of a plan, header and body."""
+    message: bytearray = (
         spark.read.schema(schema.MESSAGE).parquet(f"{plan}/message").collect()[0]["octets"]
     )
-    return bytes(octets)
+    return bytes(message)
 
 
-def _exists(spark: SparkSession, place: str) -> bool:
-    if "://" not in place:
-        return Path(place).exists()
+def _exists(spark: SparkSession, path: str) -> bool:
+    if "://" not in path:
+        return Path(path).exists()
     try:
-        spark.read.parquet(f"{place}/manifest").limit(1).collect()
+        spark.read.parquet(f"{path}/manifest").limit(1).collect()
     except AnalysisException:
         return False
     return True

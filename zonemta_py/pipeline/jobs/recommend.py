@@ -1,58 +1,62 @@
-"""Settings that the events speak for, as YAML with the evidence beside each line; never applied by itself."""
+"""Recommends settings for zones of single providers, as YAML with evidence; nothing is applied."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.schema import Config, Zone
+from zonemta_py.config.schema import Config
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
-from zonemta_py.pipeline.rules.advice import Line, Observed, advise, as_yaml
-from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.rules.advice import ProviderStats, Recommendation, advise, as_yaml
+from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
-from zonemta_py.pipeline.transforms.provider_stats import observed
-from zonemta_py.pipeline.transforms.rates import attempts
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.transforms.provider_stats import provider_stats
+from zonemta_py.pipeline.transforms.rates import attempt_rows
 
-PROVIDERS_MAX = 200  # those with most transactions
-
-Step = Callable[[str], None]
+PROVIDERS_MAX = 200  # the ones with most transactions
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """From which events, beside which configuration, into which file."""
+class RecommendRequest:
+    """``output``: the YAML file. ``config``: the configuration that was in force, or None."""
 
     events: str
     output: Path
     config: Config | None = None
 
 
-def recommend(spark: SparkSession, request: Request, step: Step) -> dict[str, list[Line]]:
-    """Write the file; the lines for each provider. Raises LocalError."""
-    step("looking at every provider's minutes")
-    with told(request.events):
+def recommend(
+    spark: SparkSession, request: RecommendRequest, progress: Progress
+) -> dict[str, list[Recommendation]]:
+    """Write the file; returns the recommendations for each provider. Raises LocalError."""
+    progress("computing statistics of providers")
+    with spark_errors(request.events):
         rows = (
             read_events(spark, request.events)
-            .transform(attempts(None))
-            .transform(observed)
+            .transform(attempt_rows(None))
+            .transform(provider_stats)
             .limit(PROVIDERS_MAX)
             .collect()
         )
-    providers = [Observed(**{each.name: row[each.name] for each in fields(Observed)}) for row in rows]
+    names = [each.name for each in fields(ProviderStats)]
+    providers = [ProviderStats(**{name: row[name] for name in names}) for row in rows]
     advice = [
-        (seen, lines) for seen in providers if (lines := advise(seen, _zone_of(seen, request.config)))
+        (stats, found)
+        for stats in providers
+        if (found := advise(stats, _zone_of(stats, request.config)))
     ]
     title = f"made by zonemta pipeline recommend from {request.events}, {clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC"
     text = as_yaml(advice, title)
-    parse_config(text, request.output)  # the relay must understand what is recommended
+    parse_config(text, request.output)  # the relay must accept it
     request.output.write_text(text, encoding="utf-8")
-    return {seen.provider: list(lines) for seen, lines in advice}
+    return {stats.provider: found for stats, found in advice}
 
 
-def _zone_of(seen: Observed, config: Config | None) -> Zone | None:
-    """The settings that were in force, where all its mail was in one zone."""
-    if config is None or len(seen.zones) != 1:
+def _zone_of(stats: ProviderStats, config: Config | None) -> Zone | None:
+    """The settings that were in force, if all mail of the provider was in one zone."""
+    if config is None or len(stats.zones) != 1:
         return None
-    return config.zones.get(seen.zones[0])
+    return config.zones.get(stats.zones[0])

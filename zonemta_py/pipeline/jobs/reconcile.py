@@ -1,6 +1,6 @@
-"""Plan, ledger and events together: the one outcome of every recipient of a campaign, and the sums."""
+"""Reconciles plan, ledger and events: one outcome of every recipient of a campaign, and the counts."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
@@ -8,32 +8,39 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
-from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, outcomes
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, plan_outcomes
 
-Step = Callable[[str], None]
+
+@dataclass(frozen=True, slots=True)
+class ReconcileRequest:
+    """``output``: a directory for one row for each recipient as Parquet, or None."""
+
+    plan: str
+    events: str
+    output: str | None = None
 
 
-def reconcile(
-    spark: SparkSession, plan: str, events: str, output: str | None, step: Step
-) -> dict[str, int]:
-    """How many recipients had which outcome. Raises LocalError, for sums that are wrong too."""
+def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress) -> dict[str, int]:
+    """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
+    plan, events = request.plan, request.events
     manifest = read_manifest(spark, plan)
-    step("matching plan, ledger and events")
+    progress("matching plan, ledger and events")
     found = (
         spark.read.schema(schema.ENVELOPE)
         .parquet(f"{plan}/envelopes")
-        .transform(outcomes(read_ledger(spark, plan), read_events(spark, events)))
+        .transform(plan_outcomes(read_ledger(spark, plan), read_events(spark, events)))
     )
-    with told(events):
-        if output is not None:
-            found.write.parquet(output)
-            found = spark.read.parquet(output)
+    with spark_errors(events):
+        if request.output is not None:
+            found.write.parquet(request.output)
+            found = spark.read.parquet(request.output)
         rows = found.groupBy("outcome").count().collect()
     counts = {row["outcome"]: row["count"] for row in rows}
     if sum(counts.values()) != manifest.planned:
         raise LocalError(
-            f"{plan}: {manifest.planned} were planned, {sum(counts.values())} have an outcome"
+            f"{plan}: {manifest.planned} recipients planned, {sum(counts.values())} with an outcome"
         )
     return {name: counts.get(name, 0) for name in OUTCOMES}

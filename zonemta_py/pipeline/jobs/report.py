@@ -1,11 +1,11 @@
-"""From the event log to what a deliverability manager reads: Parquet tables and one HTML page.
+"""Writes a delivery report from the event log: Parquet tables and one HTML page.
 
-Whole, from segments or from what ``compact`` made of them; or kept up to date: then OUTPUT/lake has
-every record so far, and only new segments are read.
+A report is made from segments or from the output of ``compact``. A report that is kept up to date stores
+the events so far in OUTPUT/lake and reads only new segments.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,55 +17,53 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs import compact
 from zonemta_py.pipeline.jobs.report_page import page
 from zonemta_py.pipeline.jobs.send import read_ledger
-from zonemta_py.pipeline.rules.warmup import Warmup
-from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.rules.warmup import WarmupSchedule
+from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms import rates
-from zonemta_py.pipeline.transforms.anomalies import Sensitivity, anomalies
-from zonemta_py.pipeline.transforms.replies import replies
-from zonemta_py.pipeline.transforms.warmup_compliance import ALLOWANCE, warmed
+from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies
+from zonemta_py.pipeline.transforms.replies import failure_replies
 
-NEXT = "_next"  # what is being made, beside what there is
-
-Step = Callable[[str], None]
+NEXT = "_next"  # the tables and page that will replace those of OUTPUT
 
 
 class NoAttempts(LocalError):
-    """The events tell of no attempt to deliver."""
+    """The events contain no attempt to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Which events, told apart by the campaigns of which plans, into which folder."""
+class ReportRequest:
+    """``plans``: those whose campaigns are distinguished. ``output``: a directory."""
 
     events: str
     plans: Sequence[str]
     output: str
-    warmups: Sequence[Warmup] = ()
-    sensitivity: Sensitivity = Sensitivity()
+    warmups: Sequence[WarmupSchedule] = ()
+    thresholds: AnomalyThresholds = AnomalyThresholds()
 
 
-def make_report(spark: SparkSession, request: Request, step: Step) -> dict[str, Any]:
-    """Write tables and page; returns the sums. Raises LocalError."""
+def make_report(spark: SparkSession, request: ReportRequest, progress: Progress) -> dict[str, Any]:
+    """Write tables and page; returns the row of ``rates`` for all attempts. Raises LocalError."""
     if Path(request.output).exists():
-        raise LocalError(f"{request.output}: there is something already; choose another folder")
-    return _write(spark, request, request.events, Path(request.output), step)
+        raise LocalError(f"{request.output} exists; choose another directory")
+    return _write(spark, request, request.events, Path(request.output), progress)
 
 
 def update_report(
-    spark: SparkSession, request: Request, every_s: float | None, step: Step
+    spark: SparkSession, request: ReportRequest, every_s: float | None, progress: Progress
 ) -> dict[str, Any]:
-    """Bring tables and page up to date with new segments; with ``every_s`` until it is interrupted.
+    """Bring tables and page up to date with new segments; with ``every_s`` at this interval until SIGINT.
 
-    Returns the last sums. Raises LocalError.
+    Returns the same as ``make_report``. Raises LocalError.
     """
     output = Path(request.output)
-    stream = compact.Request(request.events, f"{request.output}/lake", every_s)
+    stream = compact.CompactRequest(request.events, f"{request.output}/lake", every_s)
     sums: dict[str, Any] = {}
 
     def render() -> None:
         try:
-            sums.update(_write(spark, request, stream.lake, output / NEXT, step))
+            sums.update(_write(spark, request, stream.lake, output / NEXT, progress))
         except NoAttempts:
             return
         for new in sorted((output / NEXT).iterdir()):
@@ -75,9 +73,9 @@ def update_report(
             new.replace(old)
         (output / NEXT).rmdir()
 
-    compact.compact(spark, stream, step, render)
+    compact.compact(spark, stream, progress, render)
     if not sums:
-        # Nothing new; or the last run ended between its records and its page.
+        # There were no new events, or the last run ended after writing events and before the page.
         render()
     if not sums:
         raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
@@ -85,55 +83,62 @@ def update_report(
 
 
 def _write(
-    spark: SparkSession, request: Request, events: str, output: Path, step: Step
+    spark: SparkSession, request: ReportRequest, events: str, output: Path, progress: Progress
 ) -> dict[str, Any]:
-    step("reading the event log")
+    progress("reading the event log")
     shutil.rmtree(output, ignore_errors=True)
-    with told(events):
-        rows = read_events(spark, events).transform(rates.attempts(campaigns_of(spark, request.plans)))
+    with spark_errors(events):
+        rows = read_events(spark, events).transform(
+            rates.attempt_rows(campaigns_of(spark, request.plans))
+        )
         rows.write.parquet(f"{output}/attempts")
         rows = spark.read.parquet(f"{output}/attempts")
         tables = {
-            "rates": rows.transform(rates.rates()),
-            "hours": rows.transform(rates.by_hour()),
-            "days": rows.transform(rates.by_day_and_address()),
-            "replies": rows.transform(replies()),
-            "anomalies": rows.transform(anomalies(request.sensitivity)),
+            "rates": rows.transform(rates.rates_by_dimension()),
+            "hours": rows.transform(rates.counts_by_hour()),
+            "days": rows.transform(rates.counts_by_day()),
+            "replies": rows.transform(failure_replies()),
+            "anomalies": rows.transform(anomalies(request.thresholds)),
         }
         if request.warmups:
-            tables["warmup"] = rows.transform(warmed(_allowances(spark, request.warmups)))
+            tables["warmup"] = rows.transform(
+                rates.warmup_compliance(_allowances(spark, request.warmups))
+            )
         for name, table in tables.items():
-            step(f"computing {name}")
+            progress(f"computing {name}")
             table.coalesce(1).write.parquet(f"{output}/{name}")
-    step("drawing the page")
+    progress("writing the page")
     sums = _sums(spark, output, request)
     written = {name: spark.read.parquet(f"{output}/{name}") for name in tables}
-    everything = written["rates"].where("dimension = 'all'").collect()[0]
-    (output / "report.html").write_text(page(request.events, everything, written), encoding="utf-8")
+    all_attempts = written["rates"].where("dimension = 'all'").collect()[0]
+    (output / "report.html").write_text(page(request.events, all_attempts, written), encoding="utf-8")
     return sums
 
 
-def _sums(spark: SparkSession, output: Path, request: Request) -> dict[str, Any]:
+def _sums(spark: SparkSession, output: Path, request: ReportRequest) -> dict[str, Any]:
     row = spark.read.parquet(f"{output}/rates").where("dimension = 'all'").first()
     if row is None:
         raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
     return {name: value for name, value in row.asDict().items() if name not in ("dimension", "value")}
 
 
-def _allowances(spark: SparkSession, warmups: Sequence[Warmup]) -> DataFrame:
+def _allowances(spark: SparkSession, warmups: Sequence[WarmupSchedule]) -> DataFrame:
     rows = [
         (day, each.address, each.provider, allowed) for each in warmups for day, allowed in each.days()
     ]
-    return spark.createDataFrame(rows, ALLOWANCE)
+    return spark.createDataFrame(rows, rates.ALLOWANCE)
 
 
 def campaigns_of(spark: SparkSession, plans: Sequence[str]) -> DataFrame | None:
-    """``message`` and ``campaign`` from the ledgers of ``plans``, None without any."""
+    """``message`` and ``campaign`` from the ledgers of ``plans``; None without plans.
+
+    Raises LocalError for a plan without a ledger.
+    """
     found = None
     for plan in plans:
         ledger = read_ledger(spark, plan)
         if ledger is None:
-            raise LocalError(f"{plan}: nothing was sent yet")
-        here = ledger.select(F.explode("messages").alias("message"), "campaign").distinct()
-        found = here if found is None else found.union(here)
+            raise LocalError(f"{plan}: nothing has been sent yet")
+        messages = ledger.select(F.explode("messages").alias("message"), "campaign").distinct()
+        found = messages if found is None else found.union(messages)
     return found

@@ -1,4 +1,4 @@
-"""The report as a page: what a deliverability manager reads, from the tables of the report."""
+"""The HTML page of a report, from its tables."""
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
@@ -6,7 +6,7 @@ from pyspark.sql import functions as F
 from zonemta_py.pipeline.rules import html
 from zonemta_py.pipeline.transforms import rates
 
-SHOWN = 25  # rows of a table on the page; the Parquet tables have all
+ROWS_MAX = 25  # of a table on the page; the Parquet tables have all
 TITLES = {
     "zone": "Zones", "provider": "Providers", "domain": "Recipient domains", "address": "Sending addresses",
     "campaign": "Campaigns",
@@ -17,7 +17,7 @@ HEAD = (
 
 
 def page(events: str, sums: Row, tables: dict[str, DataFrame]) -> str:
-    """The whole file, from the tables of ``jobs.report``."""
+    """The complete file; ``sums``: the row of ``rates`` for all attempts."""
     sections = [_figures(sums), _chart(tables["hours"]), *_by_dimension(tables["rates"])]
     if "warmup" in tables:
         sections.append(_warmup(tables["warmup"]))
@@ -40,11 +40,11 @@ def _figures(sums: Row) -> str:
 
 def _chart(hours: DataFrame) -> str:
     together = hours.groupBy("hour").agg(*(F.sum(name).alias(name) for name in rates.ATTEMPTS))
-    return html.stacks(
+    return html.bar_chart(
         "By hour",
         "attempts: delivered, deferred (amber), bounced or expired (red); UTC",
         [
-            html.Stack(f"{row['hour']:%d %H:%M}", row["delivered"], row["deferred"], row["bounced"] + row["expired"])
+            html.StackedBar(f"{row['hour']:%d %H:%M}", row["delivered"], row["deferred"], row["bounced"] + row["expired"])
             for row in together.orderBy("hour").collect()
         ],
     )  # fmt: skip
@@ -54,9 +54,9 @@ def _by_dimension(table: DataFrame) -> list[str]:
     sections = []
     for dimension, title in TITLES.items():
         rows = table.where((F.col("dimension") == dimension) & (F.col("value") != ""))
-        shown = rows.orderBy(F.desc("attempts"), "value").limit(SHOWN).collect()
+        shown = rows.orderBy(F.desc("attempts"), "value").limit(ROWS_MAX).collect()
         note = (
-            f"the {SHOWN} with most attempts; tries: attempts for each recipient that came to an end; "
+            f"the {ROWS_MAX} with most attempts; tries: attempts for each recipient with a final outcome; "
             "p50 to p99: time from 250 to delivery"
         )
         if shown:
@@ -69,7 +69,7 @@ def _warmup(table: DataFrame) -> str:
     kept = sum(row["kept"] for row in rows)
     return html.table(
         "Warm-up",
-        f"attempts of each address beside what its schedule allows; {kept} of {len(rows)} days kept",
+        f"attempts of each address, and what its schedule allows; {kept} of {len(rows)} days within it",
         ("day", "address", "provider", "allowed", "sent", "over"),
         [
             (f"{row['day']}", row["address"], row["provider"] or "all", f"{row['allowed']:,}", f"{row['sent']:,}", f"{row['over']:,}" if row["over"] else "")
@@ -80,11 +80,11 @@ def _warmup(table: DataFrame) -> str:
 
 
 def _anomalies(table: DataFrame) -> str:
-    rows = table.orderBy(F.desc(F.abs("score")), "hour").limit(SHOWN).collect()
+    rows = table.orderBy(F.desc(F.abs("score")), "hour").limit(ROWS_MAX).collect()
     return html.table(
-        "Hours unlike those before them",
-        "a provider's rate that left its own history, and the replies that explain it",
-        ("provider", "hour", "because of", "rate", "share", "usual", "attempts"),
+        "Anomalous hours",
+        "hours in which a rate of a provider deviated from its own history, and the replies that explain it",
+        ("provider", "hour", "replies", "rate", "share", "usual", "attempts"),
         [
             (row["provider"], f"{row['hour']:%Y-%m-%d %H:%M}", "; ".join(f"{each['count']:,} of: {each['template']}" for each in row["replies"] or ()), row["measure"], _percent(row["rate"]), _percent(row["usual"]), f"{row['attempts']:,}")
             for row in rows
@@ -98,23 +98,23 @@ def _replies(table: DataFrame) -> list[str]:
     templates = table.groupBy("template", "reason", "provider", "event", "code", "status").agg(
         F.sum("count").alias("count")
     )
-    why = reasons.orderBy(F.desc("count"), "reason", "event").collect()
-    said = templates.orderBy(F.desc("count"), "template", "provider").limit(SHOWN).collect()
+    by_reason = reasons.orderBy(F.desc("count"), "reason", "event").collect()
+    by_template = templates.orderBy(F.desc("count"), "template", "provider").limit(ROWS_MAX).collect()
     return [
         html.table(
-            "Why peers said no",
-            "classes of replies to failures",
+            "Reasons of failures",
+            "classes of replies to failed attempts",
             ("reason", "event", "count"),
-            [(row["reason"], row["event"], f"{row['count']:,}") for row in why],
+            [(row["reason"], row["event"], f"{row['count']:,}") for row in by_reason],
             texts=2,
         ),
         html.table(
-            "What peers said",
-            "replies to failures, without what differs from message to message",
+            "Replies to failures",
+            "templates of replies; words that differ are <*>",
             ("reply", "reason", "provider", "event", "code", "count"),
             [
                 (row["template"] or "", row["reason"], row["provider"] or "", row["event"], f"{row['code']} {row['status']}", f"{row['count']:,}")
-                for row in said
+                for row in by_template
             ],
             texts=4,
         ),
@@ -142,7 +142,7 @@ def _percent(share: float | None) -> str:
 def _time(ms: int | None) -> str:
     if ms is None:
         return "-"
-    for least, unit, per in ((86_400_000, "d", 86_400_000), (3_600_000, "h", 3_600_000), (60_000, "min", 60_000), (1000, "s", 1000)):  # fmt: skip
-        if ms >= least:
-            return f"{ms / per:.1f} {unit}"
+    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms >= unit_ms:
+            return f"{ms / unit_ms:.1f} {unit}"
     return f"{ms} ms"

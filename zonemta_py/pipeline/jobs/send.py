@@ -1,7 +1,7 @@
-"""From a frozen plan to the relays, with a row in the ledger for each recipient.
+"""Submits a plan to relays; the ledger gets a row for each recipient.
 
-Run it again and only what the ledger lacks is sent; what was sent without getting there, because a
-task, an executor or the whole job died, is sent again under the same key, and the relay knows it.
+Another run submits only the recipients that are not in the ledger. An envelope that was submitted without
+a row, because a task, an executor or the job died, is submitted again with the same key, which the relay recognises.
 """
 
 import asyncio
@@ -16,17 +16,25 @@ from pyspark.sql import functions as F
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.arrow import batch_of
-from zonemta_py.pipeline.spark.errors import analysed, told
-from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, rows_told
-from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED, Manners, Submission, envelope_of
-
-Step = Callable[[str], None]
+from zonemta_py.pipeline.spark.errors import analysed, spark_errors
+from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
+from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.submission import (
+    ACCEPTED,
+    DEFERRED,
+    REFUSED,
+    EnvelopeSubmitter,
+    SubmitOptions,
+    envelope_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Recipients of a plan by what became of their submission, over all runs; ``repeated`` of accepted."""
+class SendCounts:
+    """Recipients of a plan by the state of their submission, after all runs.
+
+    ``repeated``: those of ``accepted`` that the relay had accepted before.
+    """
 
     planned: int
     accepted: int
@@ -41,41 +49,41 @@ class Sums:
         return self.accepted == self.planned
 
 
-def send_plan(spark: SparkSession, plan: str, manners: Manners, step: Step) -> Sums:
-    """Send what the ledger lacks. Raises LocalError."""
+def send_plan(spark: SparkSession, plan: str, options: SubmitOptions, progress: Progress) -> SendCounts:
+    """Submit the recipients that have no final row in the ledger. Raises LocalError."""
     manifest = read_manifest(spark, plan)
     ledger = read_ledger(spark, plan)
     envelopes = spark.read.schema(schema.ENVELOPE).parquet(f"{plan}/envelopes")
     if ledger is not None:
         envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED)))
     run = 1 if ledger is None else 1 + _last_run(ledger)
-    left = manifest.planned if ledger is None else _left(envelopes)
-    step(f"sending, run {run}: {left:,} recipients")
-    place = f"{plan}/ledger/run={run}"
+    left = manifest.planned if ledger is None else _recipients_in(envelopes)
+    progress(f"sending, run {run}: {left:,} recipients")
+    path = f"{plan}/ledger/run={run}"
 
-    def tell(rows: int) -> None:
-        step(f"sending, run {run}: {rows:,} of {left:,} recipients")
+    def report(rows: int) -> None:
+        progress(f"sending, run {run}: {rows:,} of {left:,} recipients")
 
-    with told(f"{plan}: run {run} broke off, resume it"), rows_told(place, tell):
+    with spark_errors(f"{plan}: run {run} failed, resume it"), report_rows(path, report):
         (
             envelopes.repartitionByRange(manifest.slots, "slot")
             .sortWithinPartitions("slot", "turn")
             .select("key", "recipients")
-            .mapInArrow(_sending(manifest.campaign, manners), schema.LEDGER)
+            .mapInArrow(_submit_batches(manifest.campaign, options), schema.LEDGER)
             .write.option("maxRecordsPerFile", ROWS_PER_FILE)
-            .parquet(place)
+            .parquet(path)
         )
-    step("counting")
-    return sums_of(spark, plan)
+    progress("counting")
+    return send_counts(spark, plan)
 
 
-def sums_of(spark: SparkSession, plan: str) -> Sums:
-    """How far a plan is."""
+def send_counts(spark: SparkSession, plan: str) -> SendCounts:
+    """The counts of a plan from its ledger. Raises LocalError when there is no plan."""
     planned = read_manifest(spark, plan).planned
     ledger = read_ledger(spark, plan)
     counts: dict[tuple[str, bool], int] = {}
     if ledger is not None:
-        # A recipient that was deferred in one run and accepted in the next is accepted.
+        # The last row of a recipient counts, unless it is deferred and an earlier one is not.
         last = ledger.groupBy("key", "address").agg(
             F.max_by(F.struct("state", "repeated"), F.struct((F.col("state") != DEFERRED), "run")).alias(
                 "last"
@@ -83,45 +91,45 @@ def sums_of(spark: SparkSession, plan: str) -> Sums:
         )
         rows = last.groupBy("last.state", "last.repeated").count().collect()
         counts = {(row["state"], row["repeated"]): row["count"] for row in rows}
-    of = {
+    by_state = {
         state: sum(n for (s, _), n in counts.items() if s == state)
         for state in (ACCEPTED, REFUSED, DEFERRED)
     }
-    return Sums(
+    return SendCounts(
         planned=planned,
-        accepted=of[ACCEPTED],
-        refused=of[REFUSED],
-        deferred=of[DEFERRED],
-        unsent=planned - sum(of.values()),
+        accepted=by_state[ACCEPTED],
+        refused=by_state[REFUSED],
+        deferred=by_state[DEFERRED],
+        unsent=planned - sum(by_state.values()),
         repeated=counts.get((ACCEPTED, True), 0),
     )
 
 
 def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
-    """The ledger with its ``run``, or None before the first run."""
+    """The rows of ``schema.LEDGER_RUNS``, or None before the first run."""
     try:
         return analysed(spark.read.schema(schema.LEDGER_RUNS).parquet(f"{plan}/ledger"))
     except AnalysisException:
         return None
 
 
-def _left(envelopes: DataFrame) -> int:
-    row = envelopes.agg(F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("left")).collect()[0]
-    return int(row["left"])
+def _recipients_in(envelopes: DataFrame) -> int:
+    row = envelopes.agg(F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("count")).collect()[0]
+    return int(row["count"])
 
 
 def _last_run(ledger: DataFrame) -> int:
     return int(ledger.agg(F.coalesce(F.max("run"), F.lit(0)).alias("run")).collect()[0]["run"])
 
 
-def _without(done: DataFrame) -> Callable[[DataFrame], DataFrame]:
-    """Envelopes without the recipients that are done; they keep their keys."""
+def _without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:
+    """Envelopes without the recipients in ``settled``; the keys do not change."""
 
     def transform(envelopes: DataFrame) -> DataFrame:
         each = envelopes.select("*", F.explode("recipients").alias("recipient")).drop("recipients")
         left = each.join(
-            done.select("key", F.col("address").alias("done")),
-            (each["key"] == done["key"]) & (F.col("recipient.address") == F.col("done")),
+            settled.select("key", F.col("address").alias("settled")),
+            (each["key"] == settled["key"]) & (F.col("recipient.address") == F.col("settled")),
             "left_anti",
         )
         return left.groupBy("key", "slot", "turn", "zone", "provider").agg(
@@ -131,19 +139,19 @@ def _without(done: DataFrame) -> Callable[[DataFrame], DataFrame]:
     return transform
 
 
-def _sending(
-    campaign: str, manners: Manners
+def _submit_batches(
+    campaign: str, options: SubmitOptions
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        submission = Submission(manners)
+    def submit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        submitter = EnvelopeSubmitter(options)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             for batch in batches:
-                settled = runner.run(submission.send(map(envelope_of, batch.to_pylist())))
+                results = runner.run(submitter.send(map(envelope_of, batch.to_pylist())))
                 rows = [
-                    (campaign, s.key, s.relay, s.address, s.state, s.code, s.reply, list(s.messages), s.repeated, s.time_ms)
-                    for s in settled
+                    (campaign, r.key, r.relay, r.address, r.state, r.code, r.reply, list(r.messages), r.repeated, r.time_ms)
+                    for r in results
                 ]  # fmt: skip
-                yield batch_of(rows, schema.LEDGER)
-            runner.run(submission.aclose())
+                yield record_batch(rows, schema.LEDGER)
+            runner.run(submitter.aclose())
 
-    return send
+    return submit

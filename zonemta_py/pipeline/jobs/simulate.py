@@ -1,6 +1,6 @@
-"""What a load would do under other settings: every combination played at once, one task for each zone of each.
+"""Simulates the delivery of a load under other settings: one task for each zone of each scenario.
 
-The load is a plan's or what the events say was accepted; how peers answer is taken from events.
+The load comes from a plan, or from the accepted events; the model of the peers comes from events.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,14 @@ from pyspark.sql.types import (
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
-from zonemta_py.pipeline.rules.scenarios import Scenario
-from zonemta_py.pipeline.rules.simulation import LIMITS, SHARES, Parcel, Peer, simulate
+from zonemta_py.pipeline.rules.scenarios import ConfigScenario
+from zonemta_py.pipeline.rules.simulation import LIMITS, SHARES, PeerModel, SimulatedMessage, simulate
 from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.arrow import batch_of
-from zonemta_py.pipeline.spark.errors import told
+from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
-from zonemta_py.pipeline.transforms.load import answers, peer_of, planned_load, recorded_load
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.transforms.load import peer_answers, peer_model, planned_load, recorded_load
 
 COUNTS = ("delivered", "bounced", "expired", "deferrals", "transactions", "backlog_peak")
 TIMES = ("completed_s", *(f"p{round(100 * share)}_s" for share in SHARES), *(f"limited_by_{name}_s" for name in LIMITS))  # fmt: skip
@@ -39,59 +40,58 @@ PREDICTION = StructType(
     + [StructField("backlog_by_minute", ArrayType(LongType()))]
 )  # fmt: skip
 
-Step = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to play. ``events`` tell how peers answer, and without ``plan`` what the load was.
+class SimulateRequest:
+    """``events``: the source of the model of the peers, and without ``plan`` of the load.
 
-    ``per_s``: recipients a second at which a plan is submitted; ``most_per_s``: transactions a second that the
-    relay manages at most. ``output``: a folder for the rows, or None.
+    ``per_s``: recipients per second at which the plan is submitted; None: all at once. ``relay_limit_per_s``: the
+    maximum of transactions per second that the relay itself can do, or None. ``output``: a directory, or None.
     """
 
     events: str
-    scenarios: Sequence[Scenario]
+    scenarios: Sequence[ConfigScenario]
     plan: str | None = None
     per_s: float | None = None
-    most_per_s: float | None = None
+    relay_limit_per_s: float | None = None
     output: str | None = None
     seed: int = 0
 
 
-def run(spark: SparkSession, request: Request, step: Step) -> list[dict[str, Any]]:
+def simulate_scenarios(spark: SparkSession, request: SimulateRequest, progress: Progress) -> list[dict[str, Any]]:
     """A row of PREDICTION for each zone of each scenario. Raises LocalError."""
     events = read_events(spark, request.events)
-    with told(request.events):
-        step("learning how peers answer")
-        usual, peers = _peers(events, request.events)
-        step(f"playing {len(request.scenarios)} scenarios")
+    with spark_errors(request.events):
+        progress("computing the model of the peers")
+        default_peer, peers = _peers(events, request.events)
+        progress(f"simulating {len(request.scenarios)} scenarios")
         load = _load(spark, request, events)
         numbers = spark.createDataFrame([(each.number,) for each in request.scenarios], "scenario int")
         rows = (
             load.crossJoin(F.broadcast(numbers))
             .groupBy("scenario", "zone")
-            .applyInArrow(_playing(request, usual, peers), PREDICTION)
+            .applyInArrow(_simulate_groups(request, default_peer, peers), PREDICTION)
         )
         if request.output is not None:
             rows.write.parquet(request.output)
             rows = spark.read.parquet(request.output)
         found = [row.asDict() for row in rows.orderBy("scenario", "zone").collect()]
     if not found:
-        raise LocalError(f"{request.plan or request.events}: there is no mail to play")
+        raise LocalError(f"{request.plan or request.events}: there is no mail to simulate")
     return found
 
 
-def _peers(events: DataFrame, place: str) -> tuple[Peer, dict[str, Peer]]:
-    rows = [row.asDict() for row in events.transform(answers).collect()]
+def _peers(events: DataFrame, path: str) -> tuple[PeerModel, dict[str, PeerModel]]:
+    """The default model, and a model for each domain. Raises LocalError without attempts."""
+    rows = [row.asDict() for row in events.transform(peer_answers).collect()]
     if not rows or not rows[0]["attempts"]:
         raise LocalError(
-            f"{place}: no delivery was attempted in these events: nobody knows how peers answer"
+            f"{path}: the events contain no attempt to deliver, so there is no model of the peers"
         )
-    return peer_of(rows[0]), {row["domain"]: peer_of(row) for row in rows[1:]}
+    return peer_model(rows[0]), {row["domain"]: peer_model(row) for row in rows[1:]}
 
 
-def _load(spark: SparkSession, request: Request, events: DataFrame) -> DataFrame:
+def _load(spark: SparkSession, request: SimulateRequest, events: DataFrame) -> DataFrame:
     if request.plan is None:
         return events.transform(recorded_load)
     manifest = read_manifest(spark, request.plan)
@@ -99,8 +99,8 @@ def _load(spark: SparkSession, request: Request, events: DataFrame) -> DataFrame
     return envelopes.transform(planned_load(manifest.planned, request.per_s))
 
 
-def _playing(
-    request: Request, usual: Peer, peers: dict[str, Peer]
+def _simulate_groups(
+    request: SimulateRequest, default_peer: PeerModel, peers: dict[str, PeerModel]
 ) -> Callable[[tuple[Any, ...], pa.Table], pa.Table]:
     zones = {
         (each.number, name): zone
@@ -110,9 +110,9 @@ def _playing(
     settings = {
         each.number: " ".join(f"{k}={v}" for k, v in each.settings) for each in request.scenarios
     }
-    most_per_s, seed = request.most_per_s, request.seed
+    limit_per_s, seed = request.relay_limit_per_s, request.seed
 
-    def play(key: tuple[Any, ...], table: pa.Table) -> pa.Table:
+    def simulate_group(key: tuple[Any, ...], table: pa.Table) -> pa.Table:
         scenario, name = (part.as_py() for part in key)
         zone = zones.get((scenario, name), zones.get((scenario, "default")))
         if zone is None:
@@ -123,13 +123,16 @@ def _playing(
         columns = (
             ordered.column(each).to_pylist() for each in ("arrival_ms", "destination", "recipients")
         )
-        parcels = (Parcel(ms / 1000, to, count) for ms, to, count in zip(*columns, strict=True))
-        found = simulate(zone, parcels, peers, usual, most_per_s, seed)
-        quantiles = (*found.quantiles_s, *([None] * (len(SHARES) - len(found.quantiles_s))))
+        messages = (
+            SimulatedMessage(ms / 1000, destination, count)
+            for ms, destination, count in zip(*columns, strict=True)
+        )
+        result = simulate(zone, messages, peers, default_peer, limit_per_s, seed)
+        quantiles = (*result.quantiles_s, *([None] * (len(SHARES) - len(result.quantiles_s))))
         row = (
-            scenario, settings[scenario], name, *(getattr(found, each) for each in COUNTS),
-            found.completed_s, *quantiles, *(found.limited_s[each] for each in LIMITS), found.backlog,
+            scenario, settings[scenario], name, *(getattr(result, each) for each in COUNTS),
+            result.completed_s, *quantiles, *(result.limited_s[each] for each in LIMITS), result.backlog,
         )  # fmt: skip
-        return pa.Table.from_batches([batch_of([row], PREDICTION)])
+        return pa.Table.from_batches([record_batch([row], PREDICTION)])
 
-    return play
+    return simulate_group

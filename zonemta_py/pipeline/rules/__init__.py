@@ -1,1 +1,1 @@
-"""The rules of the pipeline, without Spark."""
+"""The rules of the pipeline, in plain Python: no Spark, no network."""

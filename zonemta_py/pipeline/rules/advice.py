@@ -1,30 +1,32 @@
-"""From what was observed of a provider to settings for a zone of its own, each with its evidence. Pure.
+"""Recommends settings for the zone of a provider from its statistics, each with its evidence. Pure.
 
-Nothing is advised that was not seen: limits only where the provider said that there is one, patience
-only where it greylisted, more sessions only where all of them were in use and nobody complained.
+A limit is recommended only when replies of the provider mention one, a longer first delay only when it
+greylists, more connections only when all of them were in use and no reply mentioned a limit.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from zonemta_py.config.schema import Retry, Zone
+from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core.codec import to_json
 
-SEEN_LEAST = 20  # replies that make a case
-SHARE_LEAST = 0.005  # of a provider's transactions
-IN_USE = 0.9  # of the sessions: the limit is ours, not the peer's
+REPLIES_MIN = 20  # fewer replies are not evidence
+SHARE_MIN = 0.005  # of a provider's transactions
+IN_USE_MIN = 0.9  # of the connections: then our own limit holds mail back, not the peer's
 TEXT_MAX = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """A provider, from the events; transactions count, not recipients. Minutes are *clean* without a word of limits.
+class ProviderStats:
+    """Statistics of a provider, from the events. A minute is *clean* when no reply mentioned a limit.
 
-    ``limited`` of them spoke of limits, ``limited_sessions`` of sessions among those, for example ``said``.
-    ``clean_per_minute``, ``clean_sessions``: what 90 % of the clean minutes stayed within.
-    ``limited_per_minute``: the median of the others. ``busiest_sessions``: the most in any minute.
-    ``greylisted`` recipients at first; 90 % of those that got through had done so after ``greylist_s``.
+    ``limited``: transactions whose reply mentioned a limit; ``limited_sessions``: a limit of sessions.
+    ``limit_reply``: the most frequent of these replies, masked.
+    ``clean_per_minute``, ``clean_sessions``: transactions and sessions, 90 % quantile of the clean minutes.
+    ``limited_per_minute``: transactions, median of the other minutes. ``busiest_sessions``: maximum of all minutes.
+    ``greylisted``: recipients whose first attempt was greylisted; ``greylist_through`` of them were delivered
+    later, 90 % of those within ``greylist_s``.
     """
 
     provider: str
@@ -33,7 +35,7 @@ class Observed:
     transactions: int
     limited: int
     limited_sessions: int
-    said: str
+    limit_reply: str
     clean_per_minute: float | None
     limited_per_minute: float | None
     clean_sessions: float | None
@@ -44,99 +46,99 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A setting of a zone, and why."""
+class Recommendation:
+    """A setting of a zone, and the evidence for it."""
 
     key: str
     value: object
     evidence: str
 
 
-def advise(seen: Observed, zone: Zone | None) -> list[Line]:
-    """What the events say for a zone of this provider; ``zone``: the settings it had, where they are known."""
-    lines = [*_limits(seen), *_patience(seen)]
-    if not lines and zone is not None:
-        lines += _more_sessions(seen, zone)
-    return lines
+def advise(stats: ProviderStats, zone: Zone | None) -> list[Recommendation]:
+    """Recommendations for a zone of this provider; ``zone``: the settings that were in force, if known."""
+    found = [*_limits(stats), *_first_delay(stats)]
+    if not found and zone is not None:
+        found += _more_connections(stats, zone)
+    return found
 
 
-def _limits(seen: Observed) -> Iterable[Line]:
-    if seen.limited < SEEN_LEAST or seen.limited < SHARE_LEAST * seen.transactions:
+def _limits(stats: ProviderStats) -> Iterable[Recommendation]:
+    if stats.limited < REPLIES_MIN or stats.limited < SHARE_MIN * stats.transactions:
         return
-    said = f"'{_short(seen.said)}': {_of(seen.limited, seen.transactions)}"
-    if 2 * seen.limited_sessions >= seen.limited:
-        if seen.clean_sessions is not None:
-            yield Line(
+    reply = f"'{_short(stats.limit_reply)}': {_share_of(stats.limited, stats.transactions)}"
+    if 2 * stats.limited_sessions >= stats.limited:
+        if stats.clean_sessions is not None:
+            yield Recommendation(
                 "connections_per_domain",
-                max(1, int(seen.clean_sessions)),
-                f"{said}; 90 % of the minutes without it had at most {seen.clean_sessions:.1f} sessions",
+                max(1, int(stats.clean_sessions)),
+                f"{reply}; 90 % of the minutes without it had at most {stats.clean_sessions:.1f} sessions",
             )
         return
-    if seen.clean_per_minute is not None:
-        minutes = f"90 % of the minutes without it had at most {seen.clean_per_minute:,.0f}"
-        others = seen.limited_per_minute
-        yield Line(
+    if stats.clean_per_minute is not None:
+        minutes = f"90 % of the minutes without it had at most {stats.clean_per_minute:,.0f}"
+        others = stats.limited_per_minute
+        yield Recommendation(
             "rate",
-            f"{max(1, int(seen.clean_per_minute))}/m",
-            f"{said}; {minutes}" + (f", half of those with it {others:,.0f} or more" if others else ""),
+            f"{max(1, int(stats.clean_per_minute))}/m",
+            f"{reply}; {minutes}" + (f", half of those with it {others:,.0f} or more" if others else ""),
         )
 
 
-def _patience(seen: Observed) -> Iterable[Line]:
-    """The first delay: what was enough for nine of ten, on a whole minute; the ladder goes on as before."""
-    if seen.greylist_s is None or seen.greylist_through < SEEN_LEAST:
+def _first_delay(stats: ProviderStats) -> Iterable[Recommendation]:
+    """The first delay: enough for 90 % of the recipients, in whole minutes; later delays stay as they are."""
+    if stats.greylist_s is None or stats.greylist_through < REPLIES_MIN:
         return
-    minutes = max(1, -int(-seen.greylist_s // 60))
+    minutes = max(1, -int(-stats.greylist_s // 60))
     later = [f"{int(delay_s)}s" for delay_s in Retry().delays if delay_s > 60 * minutes]
-    yield Line(
+    yield Recommendation(
         "retry",
         {"delays": [f"{minutes}m", *later]},
-        f"{seen.greylisted:,} recipients were greylisted; of {seen.greylist_through:,} that got through later, "
-        f"90 % had after {seen.greylist_s:,.0f} s",
+        f"{stats.greylisted:,} recipients were greylisted; of the {stats.greylist_through:,} that were delivered "
+        f"later, 90 % were within {stats.greylist_s:,.0f} s",
     )
 
 
-def _more_sessions(seen: Observed, zone: Zone) -> Iterable[Line]:
-    most = zone.connections_per_domain
-    if seen.busiest_sessions >= IN_USE * most and seen.limited == 0:
-        yield Line(
+def _more_connections(stats: ProviderStats, zone: Zone) -> Iterable[Recommendation]:
+    limit = zone.connections_per_domain
+    if stats.busiest_sessions >= IN_USE_MIN * limit and stats.limited == 0:
+        yield Recommendation(
             "connections_per_domain",
-            2 * most,
-            f"up to {seen.busiest_sessions:.1f} of {most} sessions were in use at once, "
-            f"and none of {seen.transactions:,} transactions was told to slow down",
+            2 * limit,
+            f"up to {stats.busiest_sessions:.1f} of {limit} sessions were in use at once, "
+            f"and no reply to {stats.transactions:,} transactions mentioned a limit",
         )
 
 
-def as_yaml(advice: Sequence[tuple[Observed, Sequence[Line]]], title: str) -> str:
-    """A part of a configuration: a zone and its routes for each provider, a comment beside each line."""
+def as_yaml(advice: Sequence[tuple[ProviderStats, Sequence[Recommendation]]], title: str) -> str:
+    """Part of a configuration: a zone and its routes for each provider, the evidence above each setting."""
     lines = [
         f"# {title}",
-        "# Nothing is applied by itself: read the evidence, then take what convinces you.",
+        "# Nothing is applied automatically: read the evidence, then copy the settings that you want.",
     ]
     if not advice:
-        return "\n".join([*lines, "# These events give no reason to change anything.", ""])
+        return "\n".join([*lines, "# The events give no reason to change a setting.", ""])
     lines.append("zones:")
-    for seen, found in advice:
-        lines.append(f"  {zone_name(seen.provider)}:")
-        for line in found:
-            lines += [f"    # {line.evidence}", f"    {line.key}: {to_json(line.value).decode()}"]
+    for stats, found in advice:
+        lines.append(f"  {zone_name(stats.provider)}:")
+        for each in found:
+            lines += [f"    # {each.evidence}", f"    {each.key}: {to_json(each.value).decode()}"]
     lines.append("routing:")
-    for seen, _ in advice:
+    for stats, _ in advice:
         route = '  - {{recipient_domain: "{}", zone: {}}}'
-        lines += [route.format(domain, zone_name(seen.provider)) for domain in seen.domains]
+        lines += [route.format(domain, zone_name(stats.provider)) for domain in stats.domains]
     return "\n".join([*lines, ""])
 
 
 def zone_name(provider: str) -> str:
-    """A provider's name as a zone may be called."""
+    """A valid zone name for a provider."""
     return re.sub(r"[^a-z0-9_-]", "-", provider.lower())
 
 
-def _of(part: int, whole: int) -> str:
+def _share_of(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} transactions ({100 * part / whole:.1f} %)"
 
 
 def _short(text: str) -> str:
-    """One line of a reply, fit for a comment."""
+    """A reply as one printable line of at most TEXT_MAX characters, for a comment."""
     flat = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return flat if len(flat) <= TEXT_MAX else flat[: TEXT_MAX - 1] + "…"

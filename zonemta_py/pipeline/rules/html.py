@@ -1,4 +1,4 @@
-"""A report as one HTML file: tables and charts, nothing to load, nothing to run. Pure."""
+"""A report as one HTML file with tables and charts; it loads nothing and runs no script. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ th.text, td.text { text-align: left; overflow-wrap: anywhere; } thead th { posit
 .card b { display: block; font-size: 1.5rem; } svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 11px; }
 """
 
-BAR_MAX = 80  # a single hour is a bar, and not a wall
+BAR_MAX = 80  # width of a bar, for charts with few bars
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number to be seen first."""
+    """A number at the top of the page."""
 
     title: str
     value: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """A bar of a chart: its label, and good, middling and bad parts."""
+class StackedBar:
+    """A bar of a chart: its label, and the values of its good, middling and bad parts."""
 
     label: str
     good: float
@@ -38,7 +38,7 @@ class Stack:
 
 
 def page(title: str, note: str, sections: Sequence[str]) -> str:
-    """The whole file."""
+    """The complete file; ``sections`` are HTML, the other texts are escaped."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
@@ -47,7 +47,7 @@ def page(title: str, note: str, sections: Sequence[str]) -> str:
 
 
 def cards(figures: Sequence[Figure]) -> str:
-    """Figures side by side."""
+    """The figures in a row."""
     inside = "".join(
         f'<div class="card"><b>{escape(each.value)}</b>{escape(each.title)}</div>' for each in figures
     )
@@ -57,7 +57,7 @@ def cards(figures: Sequence[Figure]) -> str:
 def table(
     title: str, note: str, head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
 ) -> str:
-    """A table; the first ``texts`` columns are text, the others numbers."""
+    """A table; the first ``texts`` columns are text, the others are numbers."""
     if not rows:
         return f"<h2>{escape(title)}</h2><p>Nothing to show.</p>"
 
@@ -75,8 +75,8 @@ def table(
     )
 
 
-def stacks(title: str, note: str, bars: Sequence[Stack]) -> str:
-    """Upright bars beside each other, on one scale from zero."""
+def bar_chart(title: str, note: str, bars: Sequence[StackedBar]) -> str:
+    """A chart of vertical bars on one scale from zero; empty when all values are zero."""
     most = max((bar.good + bar.middling + bar.bad for bar in bars), default=0)
     if not most:
         return ""

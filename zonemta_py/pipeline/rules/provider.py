@@ -1,6 +1,6 @@
-"""Who takes the mail of a domain: one provider behind many domains. Pure.
+"""The mail provider of a domain. Pure.
 
-The table names only what is public and large; every other domain is its own provider.
+The table has the large public providers; any other domain is its own provider.
 """
 
 _DOMAINS = {
@@ -21,5 +21,5 @@ PROVIDERS = {domain: name for name, domains in _DOMAINS.items() for domain in do
 
 
 def provider_of(domain: str) -> str:
-    """The provider of a normalised domain: a name, or the domain itself."""
+    """The provider of a normalised domain: a name of the table, or the domain itself."""
     return PROVIDERS.get(domain, domain)

@@ -1,7 +1,7 @@
-"""Why a peer said no, in a word: from code, enhanced status and text of its reply. Pure.
+"""Classifies replies to failures: the reason, from code, enhanced status and text of a reply. Pure.
 
-What the text says goes before what the status says, because peers put everything into 5.7.1 and
-4.7.0. Source of the statuses: RFC 3463, RFC 7372 (authentication), RFC 7505 (null MX).
+The text takes precedence over the status, because peers use 5.7.1 and 4.7.0 for everything.
+Source of the statuses: RFC 3463, RFC 7372 (authentication), RFC 7505 (null MX).
 """
 
 import re
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 
 class Reason(StrEnum):
-    """Classes of replies, the most telling first where several would fit."""
+    """Classes of replies; the values are in reports and suppression files."""
 
     NO_ADDRESS = "no such address"
     NO_DOMAIN = "no such domain"
@@ -63,7 +63,7 @@ _CLASSES = {"3": Reason.PEER_DOWN, "4": Reason.NETWORK, "6": Reason.CONTENT, "7"
 
 @lru_cache(maxsize=1 << 16)
 def reason_of(code: int, status: str, reply: str) -> Reason:
-    """The class of a reply; ``code`` 0 when no server answered."""
+    """The class of a reply; ``code`` is 0 when no server answered."""
     if code == 0:
         return Reason.NO_DOMAIN if status.endswith((".1.2", ".1.10", ".4.4")) else Reason.NETWORK
     for reason, pattern in _TEXTS:

@@ -1,4 +1,4 @@
-"""Configurations to be tried: one file, and values that some of its keys take in turn. Pure."""
+"""Scenarios of a simulation: one configuration, and every combination of values for some of its keys. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ SCENARIOS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """``settings``: the keys that differ, as they were written; ``config`` with them."""
+class ConfigScenario:
+    """``settings``: the changed keys and their values as text; ``config``: the configuration with them."""
 
     number: int
     settings: tuple[tuple[str, str], ...]
     config: Config
 
 
-def scenarios(text: str, path: Path, changes: Sequence[str]) -> list[Scenario]:
-    """Every combination of ``changes``, which are ``zones.default.connections=10,20``.
+def scenarios(text: str, path: Path, changes: Sequence[str]) -> list[ConfigScenario]:
+    """Every combination of ``changes``, each like ``zones.default.connections=10,20``.
 
-    A value in brackets is one value. Raises ConfigError, also for a combination that the relay refuses.
+    A value in brackets is one value. Raises ConfigError, also for a combination that is not valid.
     """
-    values = [_values(change) for change in changes]
-    names = [name for name, _ in values]
-    combinations = list(product(*(found for _, found in values)))
+    choices = [_values(change) for change in changes]
+    names = [name for name, _ in choices]
+    combinations = list(product(*(values for _, values in choices)))
     if len(combinations) > SCENARIOS_MAX:
         raise ConfigError(f"{len(combinations)} combinations: at most {SCENARIOS_MAX} at once")
     return [
@@ -47,21 +47,23 @@ def _values(change: str) -> tuple[str, list[str]]:
     return name, [text] if one else [each.strip() for each in text.split(",")]
 
 
-def _scenario(text: str, path: Path, number: int, settings: tuple[tuple[str, str], ...]) -> Scenario:
+def _scenario(
+    text: str, path: Path, number: int, settings: tuple[tuple[str, str], ...]
+) -> ConfigScenario:
     tree: Any = plain(text, str(path)) or {}
     for name, value in settings:
-        *places, key = name.split(".")
-        here = tree
-        for place in places:
-            here = here.setdefault(place, {}) if isinstance(here, dict) else None
-            if here is None:
+        *parents, key = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {}) if isinstance(node, dict) else None
+            if node is None:
                 break
-        if not isinstance(here, dict):
+        if not isinstance(node, dict):
             raise ConfigError(f"--set {name}={value}: there is no such key in {path}")
-        here[key] = plain(value, f"--set {name}")
+        node[key] = plain(value, f"--set {name}")
     try:
         config = parse_config(to_json(tree).decode(), path)  # JSON is YAML
     except ConfigError as exc:
         chosen = " ".join(f"{name}={value}" for name, value in settings)
         raise ConfigError(f"with {chosen}: {exc}" if chosen else str(exc)) from exc
-    return Scenario(number, settings, config)
+    return ConfigScenario(number, settings, config)

@@ -1,8 +1,8 @@
-"""What a zone would do with a load, by the relay's own rules, on a clock that jumps. No Spark, no network.
+"""Simulates the delivery of a load through a zone: discrete events on a virtual clock. No Spark, no network.
 
-The scheduler, the token bucket and the retry policies are the relay's: only time, peers and the queue
-are played. What is left out: sessions that are opened anew (their time is part of a transaction's, as
-it was recorded), learned limits of peers, and the work of the relay itself beyond ``most_per_s``.
+The scheduler, the token bucket and the retry policies are the relay's own code; time, peers and the queue are
+simulated. Not simulated: opening of sessions (its time is part of the recorded time of a transaction),
+limits of peers that the relay learns, and the work of the relay itself beyond ``relay_limit_per_s``.
 """
 
 from collections import deque
@@ -11,21 +11,24 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from zonemta_py.config.schema import Zone
 from zonemta_py.config.units import Rate
+from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Destination, Scheduler, TokenBucket
 
-SMARTHOST = ""  # the one destination of a zone that has one
-ATTEMPTS_TOLD = 5  # attempts from this one on are alike
+SMARTHOST = ""  # the only destination of a zone with a smarthost
+ATTEMPTS_MAX = 5  # later attempts are treated as this one
 SHARES = (0.5, 0.95, 0.99)
 LIMITS = ("rate", "connections", "connections_per_domain")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """How a destination answers: quantiles of a transaction's time (s, evenly spaced), and by attempt
-    (from the first) the shares of recipients that are deferred and bounced."""
+class PeerModel:
+    """How a destination answers.
+
+    ``times_s``: evenly spaced quantiles of the time of a transaction. ``deferred`` and ``bounced``: the share of
+    recipients, by attempt, from the first.
+    """
 
     times_s: Sequence[float]
     deferred: Sequence[float] = (0.0,)
@@ -33,8 +36,8 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """Recipients of one message at one destination, accepted at the same time."""
+class SimulatedMessage:
+    """The recipients of one message at one destination."""
 
     arrival_s: float
     destination: str
@@ -43,7 +46,7 @@ class Parcel:
 
 @dataclass(slots=True)
 class Prediction:
-    """What became of the load; times from its first arrival. ``limited_s``: how long which limit held mail back."""
+    """The result; times are from the first arrival. ``limited_s``: how long each limit held mail back."""
 
     delivered: int = 0
     bounced: int = 0
@@ -54,12 +57,12 @@ class Prediction:
     backlog_peak: int = 0
     quantiles_s: tuple[float, ...] = ()
     limited_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0.0))
-    backlog: list[int] = field(default_factory=list)  # the most in each minute
+    backlog: list[int] = field(default_factory=list)  # waiting recipients, maximum of each minute
 
 
 @dataclass(slots=True)
-class _Waiting:
-    parcel: Parcel
+class _WaitingMessage:
+    message: SimulatedMessage
     recipients: int
     attempt: int
 
@@ -67,128 +70,141 @@ class _Waiting:
 @dataclass(slots=True)
 class _Answer:
     destination: Destination
-    waiting: _Waiting
-    peer: Peer
-    served: int
+    waiting: _WaitingMessage
+    peer: PeerModel
+    served: int  # transactions of its worker
 
 
 def simulate(
     zone: Zone,
-    parcels: Iterable[Parcel],
-    peers: Mapping[str, Peer],
-    usual: Peer,
-    most_per_s: float | None = None,
+    messages: Iterable[SimulatedMessage],
+    peers: Mapping[str, PeerModel],
+    default_peer: PeerModel,
+    relay_limit_per_s: float | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """Play ``parcels`` (in the order of their arrival) through ``zone``; ``usual`` for an unknown peer."""
-    return _Play(zone, peers, usual, most_per_s, seed).run(iter(parcels))
+    """Deliver ``messages``, which are in the order of their arrival, through ``zone``.
+
+    ``default_peer``: for a destination that is not in ``peers``. ``relay_limit_per_s``: the maximum of
+    transactions per second that the relay itself can do, or None.
+    """
+    return _Simulation(zone, peers, default_peer, relay_limit_per_s, seed).run(iter(messages))
 
 
-class _Play:
+class _Simulation:
     def __init__(
-        self, zone: Zone, peers: Mapping[str, Peer], usual: Peer, most_per_s: float | None, seed: int
+        self,
+        zone: Zone,
+        peers: Mapping[str, PeerModel],
+        default_peer: PeerModel,
+        relay_limit_per_s: float | None,
+        seed: int,
     ) -> None:
         self._zone = zone
         self._peers = peers
-        self._usual = usual
+        self._default_peer = default_peer
         self._policy = make_policy(zone.retry)
         self._random = Random(seed)
         self._scheduler = Scheduler(zone, 0.0)
-        # What the relay itself manages is a bucket too, shared by all workers.
-        self._work = TokenBucket(Rate(max(1, round(most_per_s * 60)), 60.0), 0.0) if most_per_s else None
-        self._queues: dict[str, deque[_Waiting]] = {}
-        self._ready = 0  # parcels that could be sent now
-        self._starting: deque[tuple[Destination, int]] = deque()  # workers, and what each has served
-        self._events: list[tuple[float, int, _Waiting | _Answer | None]] = []
-        self._number = 0
+        # The limit of the relay itself is a bucket too, shared by all workers.
+        self._relay_bucket = (
+            TokenBucket(Rate(max(1, round(relay_limit_per_s * 60)), 60.0), 0.0)
+            if relay_limit_per_s
+            else None
+        )
+        self._queues: dict[str, deque[_WaitingMessage]] = {}
+        self._ready = 0  # messages that could be sent now
+        self._starting: deque[tuple[Destination, int]] = deque()  # workers, and transactions of each
+        self._events: list[tuple[float, int, _WaitingMessage | _Answer | None]] = []
+        self._sequence = 0  # orders events of the same time
         self._now_s = 0.0
         self._timer_s: float | None = None
         self._backlog = 0
-        self._held_by: str | None = None
+        self._limited_by: str | None = None
         self._ages: list[tuple[float, int]] = []
-        self._found = Prediction()
+        self._result = Prediction()
 
-    def run(self, parcels: Iterator[Parcel]) -> Prediction:
-        coming = next(parcels, None)
-        began_s = coming.arrival_s if coming else 0.0
-        while coming or self._events:
-            if coming and (not self._events or coming.arrival_s - began_s <= self._events[0][0]):
-                self._advance(coming.arrival_s - began_s)
-                shifted = Parcel(self._now_s, coming.destination, coming.recipients)
-                self._arrive(_Waiting(shifted, coming.recipients, 1))
-                coming = next(parcels, None)
+    def run(self, messages: Iterator[SimulatedMessage]) -> Prediction:
+        arriving = next(messages, None)
+        began_s = arriving.arrival_s if arriving else 0.0
+        while arriving or self._events:
+            if arriving and (not self._events or arriving.arrival_s - began_s <= self._events[0][0]):
+                self._advance_to(arriving.arrival_s - began_s)
+                shifted = SimulatedMessage(self._now_s, arriving.destination, arriving.recipients)
+                self._arrive(_WaitingMessage(shifted, arriving.recipients, 1))
+                arriving = next(messages, None)
             else:
                 due_s, _, event = heappop(self._events)
-                self._advance(due_s)
-                self._happen(event)
+                self._advance_to(due_s)
+                self._handle(event)
             while self._starting:
                 self._serve(*self._starting.popleft())
-        self._found.quantiles_s = _quantiles(self._ages)
-        return self._found
+        self._result.quantiles_s = _quantiles(self._ages)
+        return self._result
 
-    def _advance(self, now_s: float) -> None:
-        found = self._found
-        if self._held_by is not None and self._backlog:
-            found.limited_s[self._held_by] += now_s - self._now_s
+    def _advance_to(self, now_s: float) -> None:
+        result = self._result
+        if self._limited_by is not None and self._backlog:
+            result.limited_s[self._limited_by] += now_s - self._now_s
         self._now_s = now_s
         minute = int(now_s // 60)
-        while len(found.backlog) <= minute:
-            found.backlog.append(self._backlog)
-        found.backlog[minute] = max(found.backlog[minute], self._backlog)
+        while len(result.backlog) <= minute:
+            result.backlog.append(self._backlog)
+        result.backlog[minute] = max(result.backlog[minute], self._backlog)
 
-    def _at(self, due_s: float, event: "_Waiting | _Answer | None") -> None:
-        self._number += 1
-        heappush(self._events, (due_s, self._number, event))
+    def _schedule(self, due_s: float, event: "_WaitingMessage | _Answer | None") -> None:
+        self._sequence += 1
+        heappush(self._events, (due_s, self._sequence, event))
 
-    def _happen(self, event: "_Waiting | _Answer | None") -> None:
-        """A deferred parcel is due, a peer answers, or a limit lets something pass (None)."""
-        if isinstance(event, _Waiting):
+    def _handle(self, event: "_WaitingMessage | _Answer | None") -> None:
+        """A deferred message is due, a peer answers, or a token bucket has a token again (None)."""
+        if isinstance(event, _WaitingMessage):
             self._arrive(event, again=True)
         elif isinstance(event, _Answer):
             self._answered(event)
         else:
             self._timer_s = None
-            self._pump()
+            self._start_workers()
 
-    def _arrive(self, waiting: _Waiting, *, again: bool = False) -> None:
-        name = SMARTHOST if self._zone.smarthost else waiting.parcel.destination
+    def _arrive(self, waiting: _WaitingMessage, *, again: bool = False) -> None:
+        name = SMARTHOST if self._zone.smarthost else waiting.message.destination
         self._queues.setdefault(name, deque()).append(waiting)
         self._ready += 1
         if not again:
             self._backlog += waiting.recipients
-            self._found.backlog_peak = max(self._found.backlog_peak, self._backlog)
+            self._result.backlog_peak = max(self._result.backlog_peak, self._backlog)
         self._scheduler.ready(name)
-        self._pump()
+        self._start_workers()
 
     def _wait_s(self) -> tuple[float, str | None]:
-        """How long no transaction may begin, and for whose sake; nobody's: the relay has no more hands."""
+        """Time until a transaction may begin, and the limit that says so; None: the relay's own."""
         bucket = self._scheduler.bucket
         wait_s = bucket.wait_s(self._now_s) if bucket else 0.0
-        if self._work and self._work.wait_s(self._now_s) > wait_s:
-            return self._work.wait_s(self._now_s), None
+        if self._relay_bucket and self._relay_bucket.wait_s(self._now_s) > wait_s:
+            return self._relay_bucket.wait_s(self._now_s), None
         return wait_s, "rate"
 
-    def _pump(self) -> None:
-        """As ``ZoneDelivery.pump``."""
-        self._held_by = None
+    def _start_workers(self) -> None:
+        """Start workers while limits allow it; follows ``ZoneWorkers.start_workers``."""
+        self._limited_by = None
         while True:
-            wait_s, why = self._wait_s()
+            wait_s, limit = self._wait_s()
             if wait_s > 0:
-                self._held_by = why
+                self._limited_by = limit
                 if self._timer_s is None:
                     self._timer_s = self._now_s + wait_s
-                    self._at(self._timer_s, None)
+                    self._schedule(self._timer_s, None)
                 return
             destination = self._scheduler.next(self._now_s)
             if destination is None:
                 full = self._scheduler.active >= self._zone.connections
                 if self._ready:
-                    self._held_by = "connections" if full else "connections_per_domain"
+                    self._limited_by = "connections" if full else "connections_per_domain"
                 return
             self._starting.append((destination, 0))
 
     def _serve(self, destination: Destination, served: int) -> None:
-        """As ``ZoneDelivery._serve``, up to where it waits for the peer."""
+        """Begin a transaction of a worker, or end the worker; follows ``ZoneWorkers._serve``."""
         if self._wait_s()[0] > 0:
             self._leave(destination, has_mail=True)
             return
@@ -198,30 +214,30 @@ class _Play:
             self._leave(destination, has_mail=False)
             return
         if self._scheduler.leased(destination, more=bool(self._queues[destination.name])):
-            self._pump()
-        for bucket in (self._scheduler.bucket, self._work):
+            self._start_workers()
+        for bucket in (self._scheduler.bucket, self._relay_bucket):
             if bucket is not None:
                 bucket.take(self._now_s)
-        peer = self._peers.get(waiting.parcel.destination, self._usual)
+        peer = self._peers.get(waiting.message.destination, self._default_peer)
         time_s = peer.times_s[self._random.randrange(len(peer.times_s))]
-        self._at(self._now_s + time_s, _Answer(destination, waiting, peer, served + 1))
-        self._found.transactions += 1
+        self._schedule(self._now_s + time_s, _Answer(destination, waiting, peer, served + 1))
+        self._result.transactions += 1
 
-    def _lease(self, name: str) -> "_Waiting | None":
-        """The next recipients of one message for a destination, as many as one transaction takes."""
-        queue, most = self._queues.get(name), self._zone.recipients_per_transaction
+    def _lease(self, name: str) -> "_WaitingMessage | None":
+        """The next recipients of one message for a destination, up to the limit of a transaction."""
+        queue, limit = self._queues.get(name), self._zone.recipients_per_transaction
         if not queue:
             return None
         waiting = queue[0]
-        if waiting.recipients > most:
-            waiting.recipients -= most
-            return _Waiting(waiting.parcel, most, waiting.attempt)
+        if waiting.recipients > limit:
+            waiting.recipients -= limit
+            return _WaitingMessage(waiting.message, limit, waiting.attempt)
         self._ready -= 1
         return queue.popleft()
 
     def _leave(self, destination: Destination, *, has_mail: bool) -> None:
         self._scheduler.ended(destination, has_mail=has_mail)
-        self._pump()
+        self._start_workers()
 
     def _answered(self, answer: "_Answer") -> None:
         self._settle(answer.waiting, answer.peer)
@@ -230,29 +246,29 @@ class _Play:
         else:
             self._starting.append((answer.destination, answer.served))
 
-    def _settle(self, waiting: _Waiting, peer: Peer) -> None:
-        found, told = self._found, min(waiting.attempt, ATTEMPTS_TOLD) - 1
-        late = _share(peer.deferred, told)
-        gone = _share(peer.bounced, told)
+    def _settle(self, waiting: _WaitingMessage, peer: PeerModel) -> None:
+        result, attempt = self._result, min(waiting.attempt, ATTEMPTS_MAX)
+        deferred_share = _share(peer.deferred, attempt)
+        bounced_share = _share(peer.bounced, attempt)
         deferred = bounced = 0
         for _ in range(waiting.recipients):
             drawn = self._random.random()
-            deferred += drawn < late
-            bounced += late <= drawn < late + gone
+            deferred += drawn < deferred_share
+            bounced += deferred_share <= drawn < deferred_share + bounced_share
         delivered = waiting.recipients - deferred - bounced
-        found.delivered += delivered
-        found.bounced += bounced
+        result.delivered += delivered
+        result.bounced += bounced
         if delivered:
-            self._ages.append((self._now_s - waiting.parcel.arrival_s, delivered))
+            self._ages.append((self._now_s - waiting.message.arrival_s, delivered))
         self._backlog -= delivered + bounced
         if delivered + bounced:
-            found.completed_s = self._now_s
+            result.completed_s = self._now_s
         if deferred:
-            found.deferrals += deferred
+            result.deferrals += deferred
             self._defer(waiting, deferred)
 
-    def _defer(self, waiting: _Waiting, recipients: int) -> None:
-        retry, created_ms = self._zone.retry, int(waiting.parcel.arrival_s * 1000)
+    def _defer(self, waiting: _WaitingMessage, recipients: int) -> None:
+        retry, created_ms = self._zone.retry, int(waiting.message.arrival_s * 1000)
         context = RetryContext(
             created_ms=created_ms,
             attempts=waiting.attempt,
@@ -261,25 +277,25 @@ class _Play:
         )
         due_ms = next_attempt(self._policy, context, self._random.random() * retry.jitter / 100)
         if due_ms is None:
-            self._found.expired += recipients
-            self._found.completed_s = self._now_s
+            self._result.expired += recipients
+            self._result.completed_s = self._now_s
             self._backlog -= recipients
             return
-        again = _Waiting(waiting.parcel, recipients, waiting.attempt + 1)
-        self._at(due_ms / 1000, again)
+        again = _WaitingMessage(waiting.message, recipients, waiting.attempt + 1)
+        self._schedule(due_ms / 1000, again)
 
 
-def _share(shares: Sequence[float], told: int) -> float:
-    return shares[min(told, len(shares) - 1)] if shares else 0.0
+def _share(shares: Sequence[float], attempt: int) -> float:
+    return shares[min(attempt, len(shares)) - 1] if shares else 0.0
 
 
 def _quantiles(ages: list[tuple[float, int]]) -> tuple[float, ...]:
-    """SHARES of the ages, each counted so many times."""
+    """The quantiles SHARES of ``ages``: pairs of age and number of recipients."""
     total, seen = sum(count for _, count in ages), 0
-    found: list[float] = []
-    wanted = [share * total for share in SHARES]
+    quantiles: list[float] = []
+    ranks = [share * total for share in SHARES]
     for age_s, count in sorted(ages):
         seen += count
-        while len(found) < len(wanted) and seen >= wanted[len(found)]:
-            found.append(age_s)
-    return tuple(found)
+        while len(quantiles) < len(ranks) and seen >= ranks[len(quantiles)]:
+            quantiles.append(age_s)
+    return tuple(quantiles)

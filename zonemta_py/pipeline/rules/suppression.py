@@ -1,12 +1,12 @@
-"""Suppression files: an address, or a whole domain (``@example.org`` or ``example.org``), on a line.
+"""Suppression files: one address, or domain (``@example.org`` or ``example.org``), on each line.
 
-``#`` begins a comment; what follows a comma or a tab is the reason, at whose end ``until 2027-05-20`` may
-stand: the last day the line counts. A line that is neither is counted and shown, and costs nothing
-else. Pure but for reading the file and the day.
+``#`` begins a comment. The text after a comma or tab is the reason; it may end in ``until 2027-05-20``,
+the last day on which the line applies. A bad line is counted and reported, and otherwise ignored. Pure except for
+reading the files and the current date.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -15,26 +15,26 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 
-SHOWN = 20
+BAD_LINES_MAX = 20  # that are reported one by one
 _UNTIL = re.compile(r",?\s*until (\d{4}-\d\d-\d\d)$")
 
 
 @dataclass(slots=True)
-class Suppression:
-    """``entries``: normalised address or domain, and the reason. ``bad``: lines that are neither.
+class SuppressionList:
+    """``entries``: the reason by normalised address or domain.
 
-    ``expired``: lines whose last day is before ``today``.
+    ``bad``: number of lines that are neither; ``bad_lines`` describes the first of them.
+    ``expired``: number of lines whose last day is before ``today``.
     """
 
     today: date = date.min
-
     entries: dict[str, str] = field(default_factory=dict)
     bad: int = 0
     expired: int = 0
-    shown: list[str] = field(default_factory=list)
+    bad_lines: list[str] = field(default_factory=list)
 
     def add(self, line: str, where: str) -> None:
-        """Take a line."""
+        """Parse a line; ``where`` is its file and line number."""
         text = line.partition("#")[0].strip()
         if not text:
             return
@@ -45,8 +45,8 @@ class Suppression:
             key = normalise(entry) if "@" in bare else normalise_domain(bare)
         except AddressError as exc:
             self.bad += 1
-            if len(self.shown) < SHOWN:
-                self.shown.append(f"{where}: '{entry[:100]}': {exc}")
+            if len(self.bad_lines) < BAD_LINES_MAX:
+                self.bad_lines.append(f"{where}: '{entry[:100]}': {exc}")
             return
         until = _UNTIL.search(reason)
         if until and until[1] < self.today.isoformat():
@@ -56,9 +56,9 @@ class Suppression:
         self.entries.setdefault(key, reason or "suppressed")
 
 
-def read_suppression(paths: Iterator[Path]) -> Suppression:
-    """All of ``paths`` together. Raises LocalError for a file that cannot be read."""
-    found = Suppression(clock.utc(clock.now_ms()).date())
+def read_suppression(paths: Iterable[Path]) -> SuppressionList:
+    """The entries of all ``paths``. Raises LocalError for a file that cannot be read."""
+    found = SuppressionList(clock.utc(clock.now_ms()).date())
     for path in paths:
         try:
             with path.open(encoding="utf-8", errors="replace") as file:

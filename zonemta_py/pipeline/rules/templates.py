@@ -1,15 +1,15 @@
-"""Mining the templates behind many replies: what stays the same is kept, what differs becomes ``<*>``. Pure.
+"""Mines the templates of replies: common words are kept, words that differ become ``<*>``. Pure.
 
-Replies of one number of words that agree in most of them are one template, as in Drain (He et al.,
-2017) without its tree: distinct replies that have been masked before are few thousands.
+Replies with the same number of words, most of them equal, are one template. That is Drain (He et al., 2017)
+without its tree, which is not needed: masked replies have only a few thousand distinct values.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 
 WILD = "<*>"
-ALIKE = 0.6  # of the words must agree
-TEMPLATES_MAX = 500  # of one number of words; what comes after them joins the nearest
+SIMILARITY_MIN = 0.6  # of the words must be equal
+TEMPLATES_MAX = 500  # for each number of words; further replies join the most similar template
 
 MASKS = (
     (r"<[^>\s]*@[^>\s]*>|[^\s<>]+@[^\s<>]+", "<address>"),
@@ -17,54 +17,56 @@ MASKS = (
     (r"https?://\S+", "<url>"),
     (r"\b(?=\w*\d)[\w-]{8,}\b", "<id>"),
     (r"\d+", "<n>"),
-)  # what differs by its form alone; the same expressions for Python and for Spark
-_MASKS = tuple((re.compile(pattern), stands_for) for pattern, stands_for in MASKS)
+)  # variable parts that have a fixed form; Python and Java both understand the expressions
+_MASKS = tuple((re.compile(pattern), placeholder) for pattern, placeholder in MASKS)
 
 
 def masked(reply: str) -> str:
-    """``reply`` without addresses, ids and numbers."""
-    for pattern, stands_for in _MASKS:
-        reply = pattern.sub(stands_for, reply)
+    """``reply`` with placeholders for addresses, ids and numbers; ``transforms.replies`` does it in Spark."""
+    for pattern, placeholder in _MASKS:
+        reply = pattern.sub(placeholder, reply)
     return reply
 
 
-class Templates:
-    """The templates found so far; ``add`` the most frequent replies first."""
+class ReplyTemplates:
+    """The templates so far; the most frequent replies are to be added first."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, list[list[str]]] = {}
 
-    def add(self, kind: str) -> None:
-        """Take a masked reply into the template it is most like, or make one."""
-        words = kind.split()
+    def add(self, masked_reply: str) -> None:
+        """Merge a masked reply into its most similar template, or add a template."""
+        words = masked_reply.split()
         known = self._by_length.setdefault(len(words), [])
-        nearest = max(known, key=lambda each: _alike(each, words), default=None)
-        if nearest is None or (_alike(nearest, words) < ALIKE and len(known) < TEMPLATES_MAX):
+        nearest = max(known, key=lambda each: _similarity(each, words), default=None)
+        if nearest is None or (
+            _similarity(nearest, words) < SIMILARITY_MIN and len(known) < TEMPLATES_MAX
+        ):
             known.append(words)
             return
         nearest[:] = [a if a == b else WILD for a, b in zip(nearest, words, strict=True)]
 
-    def of(self, kind: str) -> str:
-        """The template of a masked reply; itself when none was found for it."""
-        words = kind.split()
+    def of(self, masked_reply: str) -> str:
+        """The template of a masked reply; the reply itself when there is none."""
+        words = masked_reply.split()
         known = self._by_length.get(len(words), [])
-        nearest = max(known, key=lambda each: _alike(each, words), default=words)
+        nearest = max(known, key=lambda each: _similarity(each, words), default=words)
         return " ".join(nearest)
 
     def __iter__(self) -> Iterator[str]:
         return (" ".join(words) for known in self._by_length.values() for words in known)
 
 
-def mined(kinds: Iterable[str]) -> dict[str, str]:
-    """The template of each of ``kinds``, which come the most frequent first."""
-    found, seen = Templates(), list(kinds)
-    for kind in seen:
-        found.add(kind)
-    return {kind: found.of(kind) for kind in seen}
+def mine_templates(masked_replies: Iterable[str]) -> dict[str, str]:
+    """The template of each masked reply; they are given in order of frequency, highest first."""
+    templates, replies = ReplyTemplates(), list(masked_replies)
+    for reply in replies:
+        templates.add(reply)
+    return {reply: templates.of(reply) for reply in replies}
 
 
-def _alike(template: list[str], words: list[str]) -> float:
-    """Which part of the words agrees; a place that is wild agrees by half, so that exact ones win."""
+def _similarity(template: list[str], words: list[str]) -> float:
+    """The share of equal words; WILD counts half, so that an exact template wins."""
     if not words:
         return 1.0
     points = sum(

@@ -1,1 +1,1 @@
-"""What the jobs need of Spark: the session, readers, writers, errors."""
+"""What the jobs need from Spark: the session, table schemas, readers, the data source, errors, progress."""

@@ -1,4 +1,4 @@
-"""What Spark raises, as one line that helps: which file or table, and the last cause."""
+"""Spark's exceptions as one line that names the file or table and the last cause."""
 
 import re
 from collections.abc import Iterator
@@ -13,26 +13,29 @@ from zonemta_py.core.errors import LocalError
 _READ = re.compile(r"Encountered error while reading file (?:file:/*(?=/))?(\S+?)\. ")
 _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
 
-_RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a worker in Python
+_RAISED = re.compile(r"^\s*([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)  # by a Python worker
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Turn whatever Spark raises into a LocalError that begins with ``what``."""
+def spark_errors(context: str) -> Iterator[None]:
+    """Raise LocalError, its text beginning with ``context``, for any exception of Spark."""
     try:
         yield
     except (PySparkException, Py4JError) as exc:
-        raise LocalError(f"{what}: {line_of(str(exc))}") from exc
+        raise LocalError(f"{context}: {error_line(str(exc))}") from exc
 
 
 def analysed(rows: DataFrame) -> DataFrame:
-    """``rows``, looked at now: over Spark Connect what is not there would be found by whoever uses it."""
+    """``rows``, analysed now: over Spark Connect a missing path would be found only where they are used.
+
+    Raises pyspark's AnalysisException.
+    """
     assert rows.schema is not None  # asks for it
     return rows
 
 
-def line_of(text: str) -> str:
-    """The line that helps, out of a Java stack."""
+def error_line(text: str) -> str:
+    """The most specific line of a Java stack trace."""
     causes = _CAUSE.findall(text) or _RAISED.findall(text)
     cause = causes[-1] if causes else next((line for line in text.splitlines() if line.strip()), "")
     file = _READ.search(text)

@@ -1,7 +1,7 @@
-"""Messages as they were received, as Spark reads them: mbox files, trees of maildirs, tables of raw messages.
+"""Reads received messages: mbox files, trees of maildirs, tables of raw messages.
 
 A table is Parquet or JSON lines (``.jsonl``, ``.jsonl.zst``) with a column ``octets``: binary, or base64
-text. It is by far the fastest of the three: a file for each message is what file systems are worst at.
+text. It is by far the fastest of the three, because file systems are slow with one file for each message.
 """
 
 import os
@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.arrow import batch_of
-from zonemta_py.pipeline.spark.errors import analysed, line_of
+from zonemta_py.pipeline.spark.errors import analysed, error_line
+from zonemta_py.pipeline.spark.schema import record_batch
 
 TABLES = (".parquet", ".jsonl", ".jsonl.zst", ".jsonl.gz")
 FILES_PER_TASK = 5000
@@ -24,41 +24,40 @@ FILES_PER_TASK = 5000
 MAIL = StructType([StructField("source", StringType()), StructField("octets", BinaryType())])
 
 
-def read_mail(spark: SparkSession, place: str) -> DataFrame:
-    """``source`` and ``octets`` of every message in ``place``; null octets for a file that cannot be read.
+def read_mail(spark: SparkSession, path: str) -> DataFrame:
+    """``source`` and ``octets`` of every message in ``path``; null octets for a file that cannot be read.
 
-    A folder with tables in it is a table, any other folder a tree of maildirs, a file an mbox.
-    Raises LocalError when there is nothing.
+    A directory with tables in it is a table, any other directory a tree of maildirs, a file an mbox.
+    Raises LocalError when there is no mail.
     """
     try:
-        if place.endswith(TABLES) or ("://" in place and not place.endswith(".mbox")):
-            return analysed(_table(spark, place))
-        path = Path(place)
-        if path.is_dir():
-            has_tables = any(each.name.endswith(TABLES) for each in path.rglob("*"))
-            return analysed(_table(spark, place) if has_tables else _maildirs(spark, path))
-        return analysed(_mbox(spark, place))
+        if path.endswith(TABLES) or ("://" in path and not path.endswith(".mbox")):
+            return analysed(_table(spark, path))
+        if Path(path).is_dir():
+            has_tables = any(each.name.endswith(TABLES) for each in Path(path).rglob("*"))
+            return analysed(_table(spark, path) if has_tables else _maildirs(spark, Path(path)))
+        return analysed(_mbox(spark, path))
     except AnalysisException as exc:
-        raise LocalError(f"{place}: no mail here: {line_of(str(exc))}") from exc
+        raise LocalError(f"{path}: no mail here: {error_line(str(exc))}") from exc
 
 
-def _table(spark: SparkSession, place: str) -> DataFrame:
-    parquet = place.endswith(".parquet") or ("://" not in place and any(Path(place).rglob("*.parquet")))
+def _table(spark: SparkSession, path: str) -> DataFrame:
+    parquet = path.endswith(".parquet") or ("://" not in path and any(Path(path).rglob("*.parquet")))
     if parquet:
-        rows = spark.read.parquet(place)
+        rows = spark.read.parquet(path)
         if dict(rows.dtypes).get("octets") not in ("binary", "string"):
-            raise LocalError(f"{place}: no column octets; columns: {', '.join(rows.columns)}")
+            raise LocalError(f"{path}: no column octets; columns: {', '.join(rows.columns)}")
     else:
-        rows = spark.read.schema("octets string").json(place)
+        rows = spark.read.schema("octets string").json(path)
     octets = F.col("octets")
     if dict(rows.dtypes)["octets"] == "string":
         octets = F.try_to_binary("octets", F.lit("base64"))
-    return rows.select(F.lit(place).alias("source"), octets.alias("octets"))
+    return rows.select(F.lit(path).alias("source"), octets.alias("octets"))
 
 
-def _mbox(spark: SparkSession, place: str) -> DataFrame:
-    """Each message without its From_ line; what an mbox quotes (``>From ``) is unquoted by one."""
-    text = spark.read.option("lineSep", "\nFrom ").text(place)
+def _mbox(spark: SparkSession, path: str) -> DataFrame:
+    """Each message without its From_ line; one level of mbox quoting (``>From ``) is removed."""
+    text = spark.read.option("lineSep", "\nFrom ").text(path)
     return text.where(F.trim("value") != "").select(
         F.input_file_name().alias("source"), F.col("value").cast("binary").alias("octets")
     ).mapInArrow(_unquoted, MAIL)  # fmt: skip
@@ -67,35 +66,35 @@ def _mbox(spark: SparkSession, place: str) -> DataFrame:
 def _unquoted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = []
-        for source, octets in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            _, _, message = octets.partition(b"\n")
+        for source, message in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            _, _, content = message.partition(b"\n")
             rows.append(
-                (source, message.replace(b"\n>From ", b"\nFrom ").replace(b"\n>>From ", b"\n>From "))
+                (source, content.replace(b"\n>From ", b"\nFrom ").replace(b"\n>>From ", b"\n>From "))
             )
-        yield batch_of(rows, MAIL)
+        yield record_batch(rows, MAIL)
 
 
 def _maildirs(spark: SparkSession, tree: Path) -> DataFrame:
-    """Every file in a ``cur`` or ``new`` below ``tree``; its folders may begin with a dot."""
+    """Every file in a ``cur`` or ``new`` below ``tree``; directories may begin with a dot."""
     paths = [
-        (str(Path(folder) / name),)
-        for folder, _, names in os.walk(tree)
-        if Path(folder).name in ("cur", "new")
+        (str(Path(directory) / name),)
+        for directory, _, names in os.walk(tree)
+        if Path(directory).name in ("cur", "new")
         for name in names
     ]
     if not paths:
         raise LocalError(f"{tree}: no mail here: neither a table nor a maildir (cur, new)")
     tasks = 1 + len(paths) // FILES_PER_TASK
-    return spark.createDataFrame(paths, "source string").repartition(tasks).mapInArrow(_loaded, MAIL)
+    return spark.createDataFrame(paths, "source string").repartition(tasks).mapInArrow(_read, MAIL)
 
 
-def _loaded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield batch_of([(path, _octets_of(path)) for path in batch.column("source").to_pylist()], MAIL)
+        yield record_batch([(path, _content(path)) for path in batch.column("source").to_pylist()], MAIL)
 
 
-def _octets_of(path: str) -> bytes | None:
+def _content(path: str) -> bytes | None:
     try:
         return Path(path).read_bytes()
-    except OSError:  # it was moved or is not ours to read: counted, and nothing else
+    except OSError:  # moved meanwhile, or without permission: counted as unreadable
         return None

@@ -1,7 +1,7 @@
-"""How far a job is that writes Parquet: the rows of the files that are closed, counted beside it.
+"""How far a job is: the steps that it reports, and the rows of the Parquet files that it has written.
 
-Spark tells nobody before a task is done. The job closes a file every so many rows, and their footers
-can be read while it goes on; a task that is tried again writes files of the same names.
+Spark reports a task only when it is done. The job therefore closes a file every ROWS_PER_FILE rows, and
+the footers of the closed files are counted while the job runs. A task that runs again writes files of the same names.
 """
 
 import os
@@ -16,44 +16,49 @@ import pyarrow.parquet as pq
 ROWS_PER_FILE = 5000
 POLL_S = 1.0
 
+Progress = Callable[[str], None]  # called with a line for the operator when a step begins
+
 
 @contextmanager
-def rows_told(place: str, tell: Callable[[int], None]) -> Iterator[None]:
-    """Call ``tell`` from a thread whenever more rows are in ``place``; only where that is a plain folder."""
-    if "://" in place:
+def report_rows(path: str, report: Callable[[int], None]) -> Iterator[None]:
+    """Call ``report`` from a thread with the number of rows below ``path`` whenever it grows.
+
+    Only where ``path`` is a local directory; elsewhere ``report`` is not called.
+    """
+    if "://" in path:
         yield
         return
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(Path(place), tell, over), daemon=True)
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(Path(path), report, done), daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        done.set()
         thread.join()
 
 
-def _watch(place: Path, tell: Callable[[int], None], over: threading.Event) -> None:
+def _watch(directory: Path, report: Callable[[int], None], done: threading.Event) -> None:
     rows: dict[str, int] = {}
-    while not over.wait(POLL_S):
+    while not done.wait(POLL_S):
         before = len(rows)
-        for path in _tables(place):
+        for path in _parquet_files(directory):
             if path.name not in rows:
                 closed = _rows_of(path)
                 if closed is not None:
                     rows[path.name] = closed
         if len(rows) > before:
-            tell(sum(rows.values()))
+            report(sum(rows.values()))
 
 
-def _tables(place: Path) -> Iterator[Path]:
-    """Spark removes its temporary folders meanwhile: ``os.walk`` passes over those, ``rglob`` raises."""
-    for folder, _, names in os.walk(place):
-        yield from (Path(folder, name) for name in names if name.endswith(".parquet"))
+def _parquet_files(directory: Path) -> Iterator[Path]:
+    """Spark removes its temporary directories meanwhile: ``os.walk`` skips those, ``rglob`` raises."""
+    for parent, _, names in os.walk(directory):
+        yield from (Path(parent, name) for name in names if name.endswith(".parquet"))
 
 
 def _rows_of(path: Path) -> int | None:
-    """None for a file that is still written, or was moved meanwhile."""
+    """None for a file that is not complete yet or was moved meanwhile."""
     try:
         return int(pq.read_metadata(path).num_rows)
     except (pa.ArrowInvalid, OSError):

@@ -1,12 +1,17 @@
-"""The tables of the pipeline, as Spark has them.
+"""The tables of the pipeline as Spark schemas, and how rows of Python become Arrow batches of them.
 
 PLAN/message/                MESSAGE: one row, the message as it was when the plan was made
-PLAN/envelopes/              ENVELOPE: frozen before anything is sent
-PLAN/left_out/               LEFT_OUT: every row of the list that is not in an envelope
+PLAN/envelopes/              ENVELOPE: written before anything is sent, never changed
+PLAN/left_out/               kind, address and reason of each row of the list that is in no envelope
 PLAN/ledger/run=N/           LEDGER: one row for each recipient that was submitted, by run
 PLAN/manifest/               MANIFEST: one row, written last: without it there is no plan
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,18 +33,12 @@ def _struct(**fields: DataType) -> StructType:
 RECIPIENT = _struct(address=StringType(), fields=MapType(StringType(), StringType()))
 
 ENVELOPE = _struct(
-    key=StringType(),  # keys.submission_key
-    slot=IntegerType(),  # which part of the work it belongs to
-    turn=LongType(),  # its place in the slot: providers take turns
+    key=StringType(),  # submission_keys.submission_key
+    slot=IntegerType(),  # the part of the work that it belongs to; slots are sent in parallel
+    turn=LongType(),  # orders the envelopes of a slot, so that providers take turns
     zone=StringType(),
     provider=StringType(),
     recipients=ArrayType(RECIPIENT),
-)
-
-LEFT_OUT = _struct(
-    kind=StringType(),  # rejected, duplicate or suppressed
-    address=StringType(),  # as the list has it
-    reason=StringType(),
 )
 
 LEDGER = _struct(
@@ -47,29 +46,39 @@ LEDGER = _struct(
     key=StringType(),
     relay=StringType(),
     address=StringType(),
-    state=StringType(),  # accepted, refused, or deferred: resume tries those again
+    state=StringType(),  # accepted, refused, or deferred: the next run submits deferred ones again
     code=IntegerType(),
     reply=StringType(),
-    messages=ArrayType(StringType()),  # the relay's ids; two when some recipients of a repeat were new
+    messages=ArrayType(
+        StringType()
+    ),  # the relay's ids; two when only some recipients of a repeat were new
     repeated=BooleanType(),
     time_ms=LongType(),
 )
 
-LEDGER_RUNS = StructType([*LEDGER.fields, StructField("run", IntegerType())])  # all runs together
+LEDGER_RUNS = StructType([*LEDGER.fields, StructField("run", IntegerType())])  # of all runs
 
-MESSAGE = _struct(octets=BinaryType())
+MESSAGE = _struct(octets=BinaryType())  # header and body
 
 MANIFEST = _struct(
     version=IntegerType(),
     campaign=StringType(),
     sender=StringType(),
-    personal=BooleanType(),  # each recipient has a message of its own
+    personal=BooleanType(),  # the message has merge fields: one envelope for each recipient
     slots=IntegerType(),
     made_ms=LongType(),
-    input=LongType(),  # rows of the list: the sum of the next four
+    input=LongType(),  # rows of the list: the sum of the next four fields
     planned=LongType(),
     rejected=LongType(),
     duplicate=LongType(),
     suppressed=LongType(),
     envelopes=LongType(),
 )
+
+
+def record_batch(rows: Sequence[tuple[Any, ...]], schema: StructType) -> pa.RecordBatch:
+    """``rows``, their values in the order of ``schema``, as ``mapInArrow`` expects them."""
+    arrow = to_arrow_schema(schema)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(arrow)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, arrow, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow)

@@ -1,1 +1,1 @@
-"""Pure transforms: each takes a DataFrame, ends in a ``select`` and reads or writes nothing."""
+"""Pure transforms of DataFrames: they read and write no files."""

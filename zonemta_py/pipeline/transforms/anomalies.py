@@ -1,8 +1,8 @@
-"""Hours in which a provider's rates leave their own history, and the replies that explain them.
+"""Hours in which a rate of a provider deviates from its own history, and the replies that explain it.
 
-Robust statistics, nothing to train: an hour is compared with the median of the hours before it, in
-units of their median absolute deviation (1.4826 of it is a standard deviation of a normal
-distribution), and never finer than what chance does with so few attempts.
+Robust statistics without training: the rate of an hour is compared with the median of the hours before it,
+in units of their median absolute deviation (times 1.4826, which is the standard deviation of a normal
+distribution), but at least of the standard error of a rate of that number of attempts.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.transforms.replies import explained, with_templates
+from zonemta_py.pipeline.transforms.replies import with_reasons, with_templates
 
 MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
-NORMAL = 1.4826
-SIGMA_LEAST = 0.01  # a rate that never moved is not left by one percent
-EXPLAINED_BY = 3  # templates told with each hour
+MAD_TO_SIGMA = 1.4826
+DEVIATION_MIN = 0.01  # for a rate that was nearly constant
+TEMPLATES_SHOWN = 3  # with each hour
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """What counts: hours of ``attempts`` or more, after ``history`` such hours, ``score`` deviations away.
+class AnomalyThresholds:
+    """An anomaly is an hour of at least ``attempts``, at least ``score`` deviations away from the median.
 
-    At most ``history_max`` hours are looked back.
+    The median is of the last ``history_max`` such hours before it, at least ``history``.
     """
 
     score: float = 4.0
@@ -34,12 +34,12 @@ class Sensitivity:
     history_max: int = 168
 
 
-def anomalies(sensitivity: Sensitivity) -> Transform:
-    """``provider``, ``hour``, ``measure``, ``rate``, ``usual``, ``score``, ``attempts`` and ``replies``."""
+def anomalies(thresholds: AnomalyThresholds) -> Transform:
+    """``provider``, ``hour``, ``measure``, ``rate``, ``usual``, ``score``, ``attempts``, ``replies`` of each anomaly."""
 
     def transform(attempts: DataFrame) -> DataFrame:
-        found = attempts.transform(hourly(sensitivity.attempts)).transform(scored(sensitivity))
-        unusual = found.where(F.abs("score") >= sensitivity.score)
+        found = attempts.transform(hourly_rates(thresholds.attempts)).transform(with_scores(thresholds))
+        unusual = found.where(F.abs("score") >= thresholds.score)
         return unusual.join(
             attempts.transform(_explanations(unusual)), ["provider", "hour", "measure"], "left"
         ).select(
@@ -49,7 +49,7 @@ def anomalies(sensitivity: Sensitivity) -> Transform:
     return transform
 
 
-def hourly(attempts_least: int) -> Transform:
+def hourly_rates(attempts_min: int) -> Transform:
     """``provider``, ``hour``, ``measure``, ``attempts`` and ``rate`` of hours with enough attempts."""
 
     def transform(rows: DataFrame) -> DataFrame:
@@ -63,32 +63,32 @@ def hourly(attempts_least: int) -> Transform:
         return (
             rows.groupBy("provider", F.date_trunc("hour", "time").alias("hour"))
             .agg(F.count("*").alias("attempts"), F.array(*measures).alias("measures"))
-            .where(F.col("attempts") >= attempts_least)
+            .where(F.col("attempts") >= attempts_min)
             .select("provider", "hour", "attempts", F.inline("measures"))
         )
 
     return transform
 
 
-def scored(sensitivity: Sensitivity) -> Transform:
-    """Rows of ``hourly`` that have a history, with ``usual`` (its median) and ``score``."""
+def with_scores(thresholds: AnomalyThresholds) -> Transform:
+    """The rows of ``hourly_rates`` with enough history, with ``usual`` (its median) and ``score``."""
 
     def transform(rows: DataFrame) -> DataFrame:
         before = (
             Window.partitionBy("provider", "measure")
             .orderBy("hour")
-            .rowsBetween(-sensitivity.history_max, -1)
+            .rowsBetween(-thresholds.history_max, -1)
         )
         usual = _median(F.col("history"))
         return (
             rows.select("*", F.collect_list("rate").over(before).alias("history"))
-            .where(F.size("history") >= sensitivity.history)
+            .where(F.size("history") >= thresholds.history)
             .select("*", usual.alias("usual"))
             .select("*", _median(F.transform("history", lambda x: F.abs(x - F.col("usual")))).alias("mad"))
             .select("*", F.sqrt(F.col("usual") * (1 - F.col("usual")) / F.col("attempts")).alias("chance"))
             .select(
                 "provider", "hour", "measure", "attempts", "rate", "usual",
-                ((F.col("rate") - F.col("usual")) / F.greatest(NORMAL * F.col("mad"), "chance", F.lit(SIGMA_LEAST))).alias("score"),
+                ((F.col("rate") - F.col("usual")) / F.greatest(MAD_TO_SIGMA * F.col("mad"), "chance", F.lit(DEVIATION_MIN))).alias("score"),
             )
         )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _median(values: Column) -> Column:
 
 
 def _explanations(unusual: DataFrame) -> Transform:
-    """For each unusual hour its most frequent templates: ``replies``, an array of count, reason and template."""
+    """``replies`` of each unusual hour: its most frequent templates, an array of count, reason and template."""
 
     def transform(attempts: DataFrame) -> DataFrame:
         measure = F.coalesce(
@@ -116,7 +116,7 @@ def _explanations(unusual: DataFrame) -> Transform:
             .join(unusual.select("provider", "hour", "measure"), ["provider", "hour", "measure"], "left_semi")
             .groupBy("provider", "hour", "measure", "code", "status", "kind")
             .agg(F.count("*").alias("count"))
-            .transform(explained())
+            .transform(with_reasons())
             .transform(with_templates("count"))
         )  # fmt: skip
         together = counted.groupBy("provider", "hour", "measure", "reason", "template").agg(
@@ -125,7 +125,7 @@ def _explanations(unusual: DataFrame) -> Transform:
         most = Window.partitionBy("provider", "hour", "measure").orderBy(F.desc("count"), "template")
         return (
             together.select("*", F.row_number().over(most).alias("nth"))
-            .where(F.col("nth") <= EXPLAINED_BY)
+            .where(F.col("nth") <= TEMPLATES_SHOWN)
             .groupBy("provider", "hour", "measure")
             .agg(
                 F.array_sort(F.collect_list(F.struct("nth", "count", "reason", "template"))).alias(

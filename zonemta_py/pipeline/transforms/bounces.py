@@ -1,4 +1,4 @@
-"""Addresses that should get nothing more: what peers said to them, and who complained."""
+"""Addresses to suppress: those that bounced hard, and those whose owners complained."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.rules.reasons import Reason
-from zonemta_py.pipeline.transforms.replies import explained, kind_of
+from zonemta_py.pipeline.transforms.replies import mask_reply, with_reasons
 from zonemta_py.smtp.reports import COMPLAINT
 
 HARD = (Reason.NO_ADDRESS, Reason.NO_DOMAIN)
@@ -16,9 +16,9 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
-    """``entry``, ``reason`` and ``until`` for whoever bounced hard at least ``times`` since ``since_ms``.
+    """``entry``, ``reason`` and ``until`` of each address that bounced hard at least ``times`` since ``since_ms``.
 
-    Not for who was delivered to later. It holds for ``days`` from the last bounce.
+    Without addresses to which mail was delivered later. ``until`` is ``days`` after the last bounce.
     """
 
     def transform(found: DataFrame) -> DataFrame:
@@ -46,22 +46,24 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
     return transform
 
 
-def outcomes_of(events: DataFrame) -> DataFrame:
-    """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of bounces and deliveries, from events."""
-    said = events.where(F.col("event") == "bounced").select(
-        "recipient", "event", "time_ms", "code", "status", kind_of(F.col("reply")).alias("kind")
+def delivery_outcomes(events: DataFrame) -> DataFrame:
+    """``recipient``, ``event``, ``time_ms``, ``status`` and ``reason`` of each bounce and delivery in the events."""
+    replies = events.where(F.col("event") == "bounced").select(
+        "recipient", "event", "time_ms", "code", "status", mask_reply(F.col("reply")).alias("kind")
     )
     delivered = events.where(F.col("event") == "delivered").select(
         "recipient", "event", "time_ms", "status", F.lit("").alias("reason")
     )
-    bounced = said.transform(explained()).select("recipient", "event", "time_ms", "status", "reason")
+    bounced = replies.transform(with_reasons()).select(
+        "recipient", "event", "time_ms", "status", "reason"
+    )
     return bounced.unionByName(delivered)
 
 
-def failures_in(reports: DataFrame) -> DataFrame:
-    """The same of reports that came by mail (``transforms.matched``): what bounced after it was delivered.
+def reported_failures(reports: DataFrame) -> DataFrame:
+    """The columns of ``delivery_outcomes``, from reports received by mail (rows of ``match_reports``).
 
-    Only of those that match a ledger: anybody can write a report about anybody.
+    Only from reports that match a ledger: reports are easily forged.
     """
     return reports.where((F.col("kind") == "failed") & (F.col("address") != "")).select(
         F.col("address").alias("recipient"),
@@ -73,7 +75,10 @@ def failures_in(reports: DataFrame) -> DataFrame:
 
 
 def complaints(since_ms: int, days: int) -> Transform:
-    """``entry``, ``reason`` and ``until`` of whoever complained since ``since_ms``; a delivery excuses nothing."""
+    """``entry``, ``reason`` and ``until`` of each address with a complaint since ``since_ms``.
+
+    Unlike a bounce, a complaint is not cancelled by a later delivery.
+    """
 
     def transform(reports: DataFrame) -> DataFrame:
         rows = reports.where(

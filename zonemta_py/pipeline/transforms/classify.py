@@ -1,6 +1,6 @@
-"""Which rows of a list are planned, and why the others are not: one kind for each row.
+"""Classifies the rows of a list: each is planned, or left out for a reason.
 
-A row is rejected, else a duplicate, else suppressed, else planned; so the four sums make the input.
+A row is rejected, else a duplicate, else suppressed, else planned; the four counts add up to the input.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,17 @@ from pyspark.sql import functions as F
 REJECTED, DUPLICATE, SUPPRESSED, PLANNED = "rejected", "duplicate", "suppressed", "planned"
 
 
-def classified(suppression: DataFrame | None) -> Callable[[DataFrame], DataFrame]:
-    """Rows of ``normalise`` with ``kind`` and ``why``, without their position; ``suppression`` has the columns ``entry`` and ``reason``.
+def classify_rows(suppression: DataFrame | None) -> Callable[[DataFrame], DataFrame]:
+    """The rows of ``normalise_rows`` with ``kind`` and ``why`` instead of ``position`` and ``reason``.
 
-    Of the rows with one address the first in the list counts.
+    ``suppression`` has the columns ``entry`` and ``reason``. Of the rows with the same address the first in the
+    list is planned.
     """
 
     def transform(rows: DataFrame) -> DataFrame:
         digest = F.xxhash64("address")
         first = Window.partitionBy("digest", "address").orderBy("position")
-        # A rejected row has no address: each is its own group, or one task would have them all.
+        # Rejected rows have no address: each is a group of its own, or one task would get them all.
         ranked = rows.select("*", F.coalesce(digest, F.col("position")).alias("digest")).select(
             "*", F.row_number().over(first).alias("nth")
         )
@@ -38,18 +39,18 @@ def classified(suppression: DataFrame | None) -> Callable[[DataFrame], DataFrame
     return transform
 
 
-def _columns(columns: list[str], suppressed_for: Column) -> list[Column]:
+def _columns(columns: list[str], suppressed_why: Column) -> list[Column]:
     rejected, duplicate = F.col("reason").isNotNull(), F.col("nth") > 1
     kind = (
         F.when(rejected, REJECTED)
         .when(duplicate, DUPLICATE)
-        .when(suppressed_for.isNotNull(), SUPPRESSED)
+        .when(suppressed_why.isNotNull(), SUPPRESSED)
         .otherwise(PLANNED)
     )
     why = (
         F.when(rejected, F.col("reason"))
-        .when(duplicate, F.lit("stands in the list before"))
-        .otherwise(suppressed_for)
+        .when(duplicate, F.lit("earlier in the list"))
+        .otherwise(suppressed_why)
     )
     return [
         *(F.col(name) for name in columns if name not in ("position", "reason")),

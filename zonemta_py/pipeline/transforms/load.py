@@ -1,24 +1,26 @@
-"""What a simulation is made of: a load (planned, or as it was accepted), and peers as they answered."""
+"""The input of a simulation: the load, from a plan or from events, and how peers answered.
+
+A load has the columns ``zone``, ``arrival_ms``, ``destination`` and ``recipients``.
+"""
 
 from collections.abc import Callable, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.rules.simulation import ATTEMPTS_TOLD, Peer
+from zonemta_py.pipeline.rules.simulation import ATTEMPTS_MAX, PeerModel
 from zonemta_py.pipeline.transforms.pack import TURNS
 from zonemta_py.pipeline.transforms.rates import ATTEMPTS
 
-LOAD = ("zone", "arrival_ms", "destination", "recipients")
-TIMES = 40  # quantiles of a transaction's time
-PEERS_MAX = 2000  # destinations that are told apart; all others are alike
-ACCURACY = 10_000
+TIMES = 40  # quantiles of the time of a transaction
+PEERS_MAX = 2000  # destinations with a model of their own
+ACCURACY = 10_000  # of quantiles: an error of 1/ACCURACY of the rank
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
 def planned_load(recipients: int, per_s: float | None) -> Transform:
-    """LOAD from a plan's envelopes, submitted at ``per_s`` recipients a second; None: all at once."""
+    """The load from a plan's envelopes, submitted at ``per_s`` recipients per second; None: all at once."""
     whole_ms = 1000 * recipients / per_s if per_s else 0.0
 
     def transform(envelopes: DataFrame) -> DataFrame:
@@ -38,7 +40,7 @@ def planned_load(recipients: int, per_s: float | None) -> Transform:
 
 
 def recorded_load(events: DataFrame) -> DataFrame:
-    """LOAD from ``accepted`` events, at the times at which they were."""
+    """The load from ``accepted`` events, at their times."""
     recipients = F.from_json("recipients", "array<struct<recipient:string,zone:string>>")
     each = events.where(F.col("event") == "accepted").select("message", "time_ms", F.inline(recipients))
     return (
@@ -52,15 +54,15 @@ def _domain(address: str) -> Column:
     return F.substring_index(address, "@", -1)
 
 
-def answers(events: DataFrame) -> DataFrame:
-    """How each domain, and all together (``destination`` null), answered: times, and shares by attempt."""
+def peer_answers(events: DataFrame) -> DataFrame:
+    """How each domain, and first all together (``domain`` null), answered: times, and counts by attempt."""
     attempts = events.where(F.col("event").isin(*ATTEMPTS)).select(
-        "domain", "event", "duration_ms", F.least("attempt", F.lit(ATTEMPTS_TOLD)).alias("nth")
+        "domain", "event", "duration_ms", F.least("attempt", F.lit(ATTEMPTS_MAX)).alias("nth")
     )
-    middles = [(place + 0.5) / TIMES for place in range(TIMES)]
+    ranks = [(n + 0.5) / TIMES for n in range(TIMES)]
     counts = [
         count
-        for nth in range(1, ATTEMPTS_TOLD + 1)
+        for nth in range(1, ATTEMPTS_MAX + 1)
         for count in (
             F.count_if(F.col("nth") == nth).alias(f"made_{nth}"),
             F.count_if((F.col("nth") == nth) & (F.col("event") == "deferred")).alias(f"deferred_{nth}"),
@@ -72,7 +74,7 @@ def answers(events: DataFrame) -> DataFrame:
         .agg(
             F.grouping("domain").alias("together"),
             F.count("*").alias("attempts"),
-            F.percentile_approx("duration_ms", middles, ACCURACY).alias("times_ms"),
+            F.percentile_approx("duration_ms", ranks, ACCURACY).alias("times_ms"),
             *counts,
         )
         .orderBy(F.desc("together"), F.desc("attempts"), "domain")
@@ -80,15 +82,15 @@ def answers(events: DataFrame) -> DataFrame:
     )
 
 
-def peer_of(row: Mapping[str, object]) -> Peer:
-    """A peer from a row of ``answers``; an attempt that nobody came to is like the one before it."""
+def peer_model(row: Mapping[str, object]) -> PeerModel:
+    """The model from a row of ``peer_answers``; an attempt without data has the shares of the one before it."""
     deferred: list[float] = []
     bounced: list[float] = []
-    for nth in range(1, ATTEMPTS_TOLD + 1):
+    for nth in range(1, ATTEMPTS_MAX + 1):
         made = int(str(row[f"made_{nth}"]))
         for shares, name in ((deferred, "deferred"), (bounced, "bounced")):
             before = shares[-1] if shares else 0.0
             shares.append(int(str(row[f"{name}_{nth}"])) / made if made else before)
     times = row["times_ms"]
     assert isinstance(times, list)
-    return Peer([ms / 1000 for ms in times], deferred, bounced)
+    return PeerModel([ms / 1000 for ms in times], deferred, bounced)

@@ -1,4 +1,4 @@
-"""Reports about our mail, matched to the recipients of the ledger that they are about."""
+"""Matches reports that came by mail to the recipients in ledgers that they are about."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from zonemta_py.pipeline.rules.reasons import reason_of
-from zonemta_py.pipeline.spark.arrow import batch_of
+from zonemta_py.pipeline.spark.schema import record_batch
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.reports import read_notices
 
@@ -16,50 +16,49 @@ NO_REPORT, UNREADABLE = "no report", "unreadable"
 BY_KEY, BY_ONLY, BY_VERP, BY_ADDRESS, UNMATCHED = (
     "envelope id", "envelope id, its only recipient", "verp", "address", "",
 )  # fmt: skip
-WAYS = (BY_KEY, BY_ONLY, BY_VERP, BY_ADDRESS)  # the surest first
+METHODS = (BY_KEY, BY_ONLY, BY_VERP, BY_ADDRESS)  # the most reliable first
 
 _TEXTS = ("source", "kind", "recipient", "by_verp", "key", "status", "diagnostic", "reporter", "reason")
 NOTICE = StructType(
     [StructField(name, StringType()) for name in _TEXTS]
     + [StructField("code", IntegerType()), StructField("time_ms", LongType())]
 )
-MATCHED = ("source", "kind", "address", "campaign", "key", "matched", "recipient", "status", "code", "reason", "diagnostic", "reporter", "time_ms")  # fmt: skip
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def notices(senders: Sequence[str]) -> Transform:
-    """NOTICE rows from messages (``source``, ``octets``): one for each recipient that a report names.
+def extract_notices(senders: Sequence[str]) -> Transform:
+    """NOTICE rows, with ``notice_id``, from messages (``source``, ``octets``): one for each recipient in a report.
 
-    A message that is no report, or cannot be read, is one row of a kind of its own. ``number`` tells
-    rows apart, but a second run may number them otherwise: write them down first.
+    A message that is not a report, or cannot be read, is one row with a kind of its own. A second
+    evaluation may assign other ids: store the rows before they are matched.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            pairs = zip(
+            messages = zip(
                 batch.column("source").to_pylist(), batch.column("octets").to_pylist(), strict=True
             )
-            yield batch_of(
-                [row for source, octets in pairs for row in _rows(source, octets, senders)], NOTICE
+            yield record_batch(
+                [row for source, message in messages for row in _rows(source, message, senders)], NOTICE
             )
 
     def transform(mail: DataFrame) -> DataFrame:
         found = mail.mapInArrow(read, NOTICE)
-        # A report without a date counts from now, or no rule with a date in it would ever see it.
+        # A report without a date gets the current time, or rules with a date would never select it.
         dated = F.coalesce(F.nullif(F.col("time_ms"), F.lit(0)), F.unix_millis(F.current_timestamp()))
         return found.select(
-            *_TEXTS, "code", dated.alias("time_ms"), F.monotonically_increasing_id().alias("number")
+            *_TEXTS, "code", dated.alias("time_ms"), F.monotonically_increasing_id().alias("notice_id")
         )
 
     return transform
 
 
-def _rows(source: str, octets: bytes | None, senders: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    if octets is None:
+def _rows(source: str, message: bytes | None, senders: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    if message is None:
         yield source, UNREADABLE, "", "", "", "", "", "", "", 0, 0
         return
-    found = read_notices(octets, senders)
+    found = read_notices(message, senders)
     if not found:
         yield source, NO_REPORT, "", "", "", "", "", "", "", 0, 0
     for each in found:
@@ -77,38 +76,40 @@ def _normal(address: str) -> str:
         return address
 
 
-def matched(ledger: DataFrame) -> Transform:
-    """MATCHED from rows of ``notices``: whom in the ``ledger`` each is about, and how that was found.
+def match_reports(ledger: DataFrame) -> Transform:
+    """The rows of ``extract_notices`` with ``address``, ``campaign`` and ``key`` of the ledger's recipient.
 
-    By envelope id and recipient; by envelope id alone, when the message had one recipient; by the
-    address that the report came to; by the recipient's address, the last campaign that had it.
+    ``matched`` is the method: by envelope id and recipient; by envelope id alone, when the message had one
+    recipient; by the address that the report was sent to; by the recipient's address in its latest campaign.
     """
 
-    def transform(numbered: DataFrame) -> DataFrame:
+    def transform(found: DataFrame) -> DataFrame:
         sent = ledger.groupBy("key", "address", "campaign").agg(F.max("time_ms").alias("sent_ms"))
         known = sent.select("*", F.count("*").over(Window.partitionBy("key")).alias("recipients"))
         last = sent.groupBy("address").agg(
             F.max_by(F.struct("key", "campaign"), F.struct("sent_ms", "key")).alias("last")
         )
-        by_key = numbered.join(known, "key").select(
-            "number", "address", "campaign", "key",
+        by_key = found.join(known, "key").select(
+            "notice_id", "address", "campaign", "key",
             F.when(F.col("recipient") == F.col("address"), BY_KEY).when(F.col("recipients") == 1, BY_ONLY).alias("matched"),
         ).where("matched IS NOT NULL")  # fmt: skip
         candidates = by_key
-        for column, way in (("by_verp", BY_VERP), ("recipient", BY_ADDRESS)):
+        for column, method in (("by_verp", BY_VERP), ("recipient", BY_ADDRESS)):
             candidates = candidates.unionByName(
-                numbered.where(F.col(column) != "")
+                found.where(F.col(column) != "")
                 .drop("key")
                 .join(last, F.col(column) == F.col("address"))
-                .select("number", "address", "last.campaign", "last.key", F.lit(way).alias("matched"))
+                .select(
+                    "notice_id", "address", "last.campaign", "last.key", F.lit(method).alias("matched")
+                )
             )
-        order = F.array_position(F.array(*map(F.lit, WAYS)), F.col("matched"))
-        best = candidates.groupBy("number").agg(
+        order = F.array_position(F.array(*map(F.lit, METHODS)), F.col("matched"))
+        best = candidates.groupBy("notice_id").agg(
             F.min_by(
                 F.struct("address", "campaign", "key", "matched"), F.struct(order, "address")
             ).alias("best")
         )
-        return numbered.drop("key").join(best, "number", "left").select(
+        return found.drop("key").join(best, "notice_id", "left").select(
             "source", "kind",
             *(F.coalesce(f"best.{name}", F.lit(UNMATCHED)).alias(name) for name in ("address", "campaign", "key", "matched")),
             "recipient", "status", "code", "reason", "diagnostic", "reporter", "time_ms",

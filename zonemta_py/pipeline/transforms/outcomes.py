@@ -1,4 +1,4 @@
-"""What became of each recipient of a plan: plan, then ledger, then events; exactly one outcome each."""
+"""Exactly one outcome of each recipient of a plan, from the plan, its ledger and the relay's events."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ SUBMISSION = {REFUSED: "refused by the relay", DEFERRED: "deferred by the relay"
 OUTCOMES = (*FINAL, WAITING, *SUBMISSION.values(), UNSENT)
 
 
-def outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame], DataFrame]:
+def plan_outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame], DataFrame]:
     """``address``, ``key``, ``outcome`` and ``detail`` of every recipient of the plan's envelopes.
 
-    ``waiting``: accepted by a relay, and its end is in none of the events.
+    ``waiting``: accepted by a relay, without a final event.
     """
 
     def transform(envelopes: DataFrame) -> DataFrame:
@@ -28,24 +28,24 @@ def outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame
         submitted = ledger.groupBy("key", "address").agg(
             F.max_by(F.struct("state", "reply", "messages"), F.struct(F.col("state") != DEFERRED, "run")).alias("last")
         )  # fmt: skip
-        ends = (
+        finals = (
             submitted.select("key", "address", F.explode("last.messages").alias("message"))
             .join(
                 events.where(F.col("event").isin(*FINAL)).select(
                     "message",
                     F.col("recipient").alias("address"),
-                    F.col("event").alias("end"),
-                    F.concat_ws(" ", F.col("code"), "status", "reply").alias("said"),
+                    F.col("event").alias("final"),
+                    F.concat_ws(" ", F.col("code"), "status", "reply").alias("reply"),
                 ),
                 ["message", "address"],
             )
-            # Two messages of one key never hold one recipient; a defect there must not make a row twice.
+            # A recipient is in only one of the messages of a key; if it were in two, keep one row.
             .groupBy("key", "address")
-            .agg(F.min_by(F.struct("end", "said"), "message").alias("end"))
+            .agg(F.min_by(F.struct("final", "reply"), "message").alias("end"))
         )
         state = F.col("last.state")
         outcome = (
-            F.when(F.col("end").isNotNull(), F.col("end.end"))
+            F.when(F.col("end").isNotNull(), F.col("end.final"))
             .when(state == ACCEPTED, WAITING)
             .when(state == REFUSED, SUBMISSION[REFUSED])
             .when(state == DEFERRED, SUBMISSION[DEFERRED])
@@ -53,12 +53,12 @@ def outcomes(ledger: DataFrame | None, events: DataFrame) -> Callable[[DataFrame
         )
         return (
             planned.join(submitted, ["key", "address"], "left")
-            .join(ends, ["key", "address"], "left")
+            .join(finals, ["key", "address"], "left")
             .select(
                 "key",
                 "address",
                 outcome.alias("outcome"),
-                F.coalesce("end.said", "last.reply", F.lit("")).alias("detail"),
+                F.coalesce("end.reply", "last.reply", F.lit("")).alias("detail"),
             )
         )
 

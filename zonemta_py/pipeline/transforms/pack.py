@@ -1,8 +1,8 @@
-"""Recipients into envelopes, and envelopes into an order in which providers take turns.
+"""Packs recipients into envelopes, and orders the envelopes so that providers take turns.
 
-Recipients of one provider share envelopes; those of small domains share theirs with each other, or
-each of a million domains would make a message of its own. ``turn`` spreads the envelopes of each
-provider evenly over the whole campaign, so that none is hit in bursts.
+The recipients of one provider share envelopes; those of small domains share envelopes with each other,
+because otherwise each of a million domains would need a message of its own. ``turn`` spreads the envelopes
+of each provider evenly over the campaign, so that none receives them in bursts.
 """
 
 from collections.abc import Callable
@@ -12,22 +12,23 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
-from zonemta_py.pipeline.rules.keys import submission_key
+from zonemta_py.pipeline.rules.submission_keys import submission_key
 
-GROUP_ROWS = 100_000  # one provider's recipients that one task packs
+GROUP_ROWS = 100_000  # recipients of one provider that one task packs
 SHARED = ""  # the provider of envelopes for small domains
-SMALL = 10  # fewer recipients of a provider than so many envelopes' worth are small
-TURNS = 1 << 40
+SMALL_ENVELOPES = 10  # a provider whose recipients fill fewer envelopes is small
+TURNS = 1 << 40  # ``turn`` is below this
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def packed(campaign: str, slots: int, per_envelope: int | None, sizes: DataFrame) -> Transform:
-    """ENVELOPE from planned rows (``address``, ``zone``, ``provider``, perhaps ``fields``).
+def pack_envelopes(campaign: str, slots: int, per_envelope: int | None, sizes: DataFrame) -> Transform:
+    """Rows of ``schema.ENVELOPE`` from planned rows (``address``, ``zone``, ``provider``, ``fields``).
 
-    ``per_envelope`` None: an envelope for each row, with its fields. ``sizes``: rows of each provider.
+    ``per_envelope``: recipients of an envelope; None: one, with its ``fields``, which are not needed otherwise.
+    ``sizes``: the number of rows (``size``) of each ``provider``.
     """
-    pack = _alone(campaign) if per_envelope is None else _together(campaign, per_envelope, sizes)
+    pack = _one_each(campaign) if per_envelope is None else _shared(campaign, per_envelope, sizes)
 
     def transform(rows: DataFrame) -> DataFrame:
         envelopes = rows.transform(pack)
@@ -46,15 +47,15 @@ def packed(campaign: str, slots: int, per_envelope: int | None, sizes: DataFrame
     return transform
 
 
-def _alone(campaign: str) -> Transform:
+def _one_each(campaign: str) -> Transform:
     recipients = F.array(F.struct("address", "fields"))
     key = _key_of(campaign)(F.array("address"))
     return lambda rows: rows.select("zone", "provider", recipients.alias("recipients"), key.alias("key"))
 
 
-def _together(campaign: str, per_envelope: int, sizes: DataFrame) -> Transform:
+def _shared(campaign: str, per_envelope: int, sizes: DataFrame) -> Transform:
     def transform(rows: DataFrame) -> DataFrame:
-        large = sizes.where(F.col("size") >= SMALL * per_envelope).select(
+        large = sizes.where(F.col("size") >= SMALL_ENVELOPES * per_envelope).select(
             F.col("provider").alias("large"), "size"
         )
         groups = F.coalesce(F.ceil(F.col("size") / GROUP_ROWS), F.lit(64))
@@ -64,7 +65,7 @@ def _together(campaign: str, per_envelope: int, sizes: DataFrame) -> Transform:
             "zone",
             F.coalesce("large", F.lit(SHARED)).alias("provider"),
             F.xxhash64("address").alias("digest"),
-            # Numbers sort faster than names; should two groups share one, each has smaller envelopes.
+            # Numbers sort faster than names; groups with the same number only get smaller envelopes.
             F.xxhash64("zone", F.coalesce("large", F.lit(SHARED)), salt).alias("group"),
         )
         ordered = Window.partitionBy("group").orderBy("digest", "address")
@@ -74,8 +75,8 @@ def _together(campaign: str, per_envelope: int, sizes: DataFrame) -> Transform:
             .groupBy("group", "envelope", "zone", "provider")
             .agg(F.sort_array(F.collect_list("address")).alias("addresses"))
         )
-        nothing = F.create_map().cast("map<string,string>")
-        recipients = F.transform("addresses", lambda a: F.struct(a.alias("address"), nothing.alias("fields")))  # fmt: skip
+        no_fields = F.create_map().cast("map<string,string>")
+        recipients = F.transform("addresses", lambda a: F.struct(a.alias("address"), no_fields.alias("fields")))  # fmt: skip
         key = _key_of(campaign)(F.col("addresses"))
         return envelopes.select("zone", "provider", recipients.alias("recipients"), key.alias("key"))
 
@@ -86,6 +87,6 @@ def _key_of(campaign: str) -> Callable[[Column], Column]:
     def keys(addresses: pa.Array) -> pa.Array:
         return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
 
-    # Its kind is told by the hints of ``keys``; named as well, as the stubs want it, pyspark warns.
-    found: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # stubs
-    return found
+    # The stubs ask for a function type, but pyspark warns when it is given beside the annotations of ``keys``.
+    udf: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # stubs
+    return udf

@@ -1,6 +1,6 @@
-"""How delivery went: rates and latencies, from the events of attempts.
+"""Rates and latencies of delivery from the events of attempts, and the compliance with warm-up schedules.
 
-A *failure* here is what an attempt ended in: deferred, bounced or expired.
+A *failure* is an attempt that ended deferred, bounced or expired.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,18 +9,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.rules.provider import PROVIDERS
-from zonemta_py.pipeline.transforms.replies import kind_of
+from zonemta_py.pipeline.transforms.replies import mask_reply
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
 DIMENSIONS = ("zone", "provider", "domain", "address", "campaign")
 QUANTILES = (0.5, 0.95, 0.99)
-ACCURACY = 10_000  # of quantiles: one part in so many of the rank
+ACCURACY = 10_000  # of quantiles: an error of 1/ACCURACY of the rank
+ALLOWANCE = "day date, address string, provider string, allowed long"
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def attempts(campaigns: DataFrame | None) -> Transform:
-    """One row for each attempt, failures with the ``kind`` of their reply; ``campaigns`` maps ``message`` to ``campaign``."""
+def attempt_rows(campaigns: DataFrame | None) -> Transform:
+    """One row for each attempt; a failure has the ``kind`` of its reply. ``campaigns`` maps ``message`` to ``campaign``."""
 
     def transform(events: DataFrame) -> DataFrame:
         rows = events.where(F.col("event").isin(*ATTEMPTS)).select(
@@ -38,8 +39,8 @@ def attempts(campaigns: DataFrame | None) -> Transform:
             "code",
             "status",
             "reply",
-            # Masked once, here: five expressions over every reply are not for each table again.
-            F.when(F.col("event") != "delivered", kind_of(F.col("reply"))).alias("kind"),
+            # Masked here once, and not again for each table: it is five expressions over every reply.
+            F.when(F.col("event") != "delivered", mask_reply(F.col("reply"))).alias("kind"),
             "duration_ms",
         )
         if campaigns is None:
@@ -52,24 +53,24 @@ def attempts(campaigns: DataFrame | None) -> Transform:
 
 
 def provider(domain: str) -> Column:
-    """The provider of a domain, by the same table as everywhere."""
+    """The provider of a domain (``rules.provider``)."""
     table = F.create_map(*(F.lit(text) for pair in PROVIDERS.items() for text in pair))
     return F.coalesce(F.try_element_at(table, F.col(domain)), F.col(domain))
 
 
-def rates(dimensions: Sequence[str] = DIMENSIONS) -> Transform:
+def rates_by_dimension(dimensions: Sequence[str] = DIMENSIONS) -> Transform:
     """For each value of each dimension, and for ``all``: counts, rates, and quantiles of the time to delivery."""
 
     def transform(rows: DataFrame) -> DataFrame:
-        places = [F.struct(F.lit("all").alias("dimension"), F.lit("").alias("value"))]
-        places += [
+        keys = [F.struct(F.lit("all").alias("dimension"), F.lit("").alias("value"))]
+        keys += [
             F.struct(F.lit(name).alias("dimension"), F.col(name).alias("value")) for name in dimensions
         ]
         counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
         delivered_age = F.when(F.col("event") == "delivered", F.col("age_ms"))
         grouped = (
-            rows.select("event", "age_ms", "attempt", F.explode(F.array(*places)).alias("place"))
-            .groupBy("place.dimension", "place.value")
+            rows.select("event", "age_ms", "attempt", F.explode(F.array(*keys)).alias("by"))
+            .groupBy("by.dimension", "by.value")
             .agg(
                 *counted,
                 F.count("*").alias("attempts"),
@@ -92,12 +93,12 @@ def rates(dimensions: Sequence[str] = DIMENSIONS) -> Transform:
 
 
 def _share(part: Column, whole: Column) -> Column:
-    """``part`` of ``whole``, null where there is nothing."""
+    """``part`` / ``whole``, null where ``whole`` is 0."""
     return F.when(whole > 0, part / whole)
 
 
-def by_hour() -> Transform:
-    """What each hour of each zone brought."""
+def counts_by_hour() -> Transform:
+    """Attempts by result for each hour and zone."""
 
     def transform(rows: DataFrame) -> DataFrame:
         counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
@@ -110,8 +111,8 @@ def by_hour() -> Transform:
     return transform
 
 
-def by_day_and_address() -> Transform:
-    """What each address of ours sent to each provider on each day: the record of a warm-up."""
+def counts_by_day() -> Transform:
+    """Attempts by result for each day, sending address and provider."""
 
     def transform(rows: DataFrame) -> DataFrame:
         counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
@@ -120,5 +121,32 @@ def by_day_and_address() -> Transform:
             .agg(*counted)
             .select("day", "address", "provider", *ATTEMPTS)
         )
+
+    return transform
+
+
+def warmup_compliance(allowances: DataFrame) -> Transform:
+    """``day``, ``address``, ``provider`` (empty: all), ``allowed``, ``sent``, ``over`` and ``kept`` of each allowance.
+
+    ``allowances`` has the columns ALLOWANCE. Every attempt counts, because peers count them all.
+    """
+
+    def transform(attempts: DataFrame) -> DataFrame:
+        of_day = attempts.groupBy(F.to_date("time").alias("day"), "address", "provider").agg(
+            F.count("*").alias("sent")
+        )
+        per_provider = of_day.select("day", "address", "provider", "sent")
+        together = of_day.groupBy("day", "address").agg(F.sum("sent").alias("sent")).select(
+            "day", "address", F.lit("").alias("provider"), "sent"
+        )  # fmt: skip
+        sent = F.coalesce("sent", F.lit(0))
+        return (
+            allowances.join(per_provider.unionByName(together), ["day", "address", "provider"], "left")
+            .select(
+                "day", "address", "provider", "allowed", sent.alias("sent"),
+                F.greatest(sent - F.col("allowed"), F.lit(0)).alias("over"),
+                (sent <= F.col("allowed")).alias("kept"),
+            )
+        )  # fmt: skip
 
     return transform

@@ -1,4 +1,4 @@
-"""What peers said to failures: kinds of replies, the templates behind them, and why they said it."""
+"""Replies to failures: masked (their *kind*), with the reason and the template of each."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,49 +8,49 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from zonemta_py.pipeline.rules.reasons import reason_of
-from zonemta_py.pipeline.rules.templates import MASKS, mined
-from zonemta_py.pipeline.spark.arrow import batch_of
+from zonemta_py.pipeline.rules.templates import MASKS, mine_templates
+from zonemta_py.pipeline.spark.schema import record_batch
 
-KIND_MAX = 200  # characters of a kind
-SAID = ("code", "status", "kind")  # what a reason is told from
+KIND_MAX = 200  # characters of a masked reply
+REPLY = ("code", "status", "kind")  # what determines a reason
 
-_REASONS = StructType([StructField(name, StringType()) for name in (*SAID, "reason")])
+_REASONS = StructType([StructField(name, StringType()) for name in (*REPLY, "reason")])
 _TEMPLATES = StructType([StructField(name, StringType()) for name in ("kind", "template")])
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def replies() -> Transform:
-    """One row for each kind of reply to failures (attempts that were no delivery), with an example."""
+def failure_replies() -> Transform:
+    """One row for each kind of reply to an attempt that failed, with an example."""
 
     def transform(rows: DataFrame) -> DataFrame:
         failed = rows.where(F.col("event") != "delivered")
-        counted = failed.groupBy("provider", "event", "phase", *SAID).agg(
+        counted = failed.groupBy("provider", "event", "phase", *REPLY).agg(
             F.count("*").alias("count"), F.min("reply").alias("example")
         )
         return (
-            counted.transform(explained())
+            counted.transform(with_reasons())
             .transform(with_templates("count"))
-            .select("provider", "event", "phase", *SAID, "reason", "template", "count", "example")
+            .select("provider", "event", "phase", *REPLY, "reason", "template", "count", "example")
         )
 
     return transform
 
 
-def explained() -> Transform:
-    """``rows`` with ``reason`` (``reasons.reason_of``), from their ``code``, ``status`` and ``kind``."""
+def with_reasons() -> Transform:
+    """Rows with ``reason`` (``reasons.reason_of``), from their ``code``, ``status`` and ``kind``."""
 
-    def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def classify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = [
                 (row["code"], row["status"], row["kind"], str(reason_of(int(row["code"] or 0), row["status"] or "", row["kind"] or "")))
                 for row in batch.to_pylist()
             ]  # fmt: skip
-            yield batch_of(rows, _REASONS)
+            yield record_batch(rows, _REASONS)
 
     def transform(rows: DataFrame) -> DataFrame:
-        said = rows.select(F.col("code").cast("string"), "status", "kind").distinct()
-        reasons = said.mapInArrow(judge, _REASONS).select(
+        distinct = rows.select(F.col("code").cast("string"), "status", "kind").distinct()
+        reasons = distinct.mapInArrow(classify, _REASONS).select(
             F.col("code").alias("r_code"), F.col("status").alias("r_status"), F.col("kind").alias("r_kind"), "reason"
         )  # fmt: skip
         same = (
@@ -64,11 +64,11 @@ def explained() -> Transform:
 
 
 def with_templates(weight: str) -> Transform:
-    """``rows`` with ``template``: what the kinds of replies have in common, by their ``weight``."""
+    """Rows with ``template`` of their ``kind``; the column ``weight`` is the number of replies of a row."""
 
     def mine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kinds = [kind for batch in batches for kind in batch.column("kind").to_pylist()]
-        yield batch_of(list(mined(kinds).items()), _TEMPLATES)
+        yield record_batch(list(mine_templates(kinds).items()), _TEMPLATES)
 
     def transform(rows: DataFrame) -> DataFrame:
         kinds = rows.groupBy("kind").agg(F.sum(weight).alias("weight")).where("kind IS NOT NULL")
@@ -79,8 +79,8 @@ def with_templates(weight: str) -> Transform:
     return transform
 
 
-def kind_of(reply: Column) -> Column:
-    """A reply without what differs from message to message: ``templates.masked``, in Spark."""
-    for pattern, stands_for in MASKS:
-        reply = F.regexp_replace(reply, pattern, stands_for)
+def mask_reply(reply: Column) -> Column:
+    """A reply without addresses, ids and numbers: ``templates.masked`` in Spark, of at most KIND_MAX characters."""
+    for pattern, placeholder in MASKS:
+        reply = F.regexp_replace(reply, pattern, placeholder)
     return F.substring(reply, 1, KIND_MAX)

@@ -1,0 +1,107 @@
+"""What the commands of ``zonemta pipeline`` share: where a job runs, and its Spark session.
+
+pyspark is imported only when a job runs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zonemta_py.cli.common import fail
+from zonemta_py.cli.options import EXISTING_FILE
+from zonemta_py.cli.progress import step_shower
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from zonemta_py.pipeline.spark.progress import Progress
+
+R = TypeVar("R")
+
+MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
+
+rows_option = click.option(
+    "--output", metavar="DIRECTORY", help="Also write the rows into this directory, as Parquet."
+)
+relay_config_option = click.option(
+    "-c", "--config", "config_path", type=EXISTING_FILE, help="The configuration of the relay."
+)
+
+
+def named_values(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    """The values of a repeatable option ``NAME=VALUE``. Raises click.BadParameter."""
+    found = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"'{text}' is not NAME=VALUE", context, parameter)
+        found[name] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where a job runs and with which settings."""
+
+    master: str
+    heap: str
+    settings: dict[str, str]
+
+    @contextmanager
+    def job(self) -> "Iterator[tuple[SparkSession, Progress]]":
+        """Yields a Spark session and a function that shows the current step; stops the session at the end.
+
+        Raises LocalError when Spark does not start.
+        """
+        from zonemta_py.pipeline.spark.session import open_session
+
+        with step_shower() as progress:
+            progress("starting Spark")
+            session = open_session(self.master, self.heap, **self.settings)
+            try:
+                yield session, progress
+            finally:
+                session.stop()
+
+
+def spark_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Adds the options of a Spark job; the command gets them as ``spark``, a ``SparkOptions``."""
+    for option in (
+        click.option(
+            "--conf",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=named_values,
+            help="A setting of Spark, such as spark.executor.memory=4g; repeatable.",
+        ),
+        click.option(
+            "--heap",
+            metavar="SIZE",
+            default="2g",
+            show_default=True,
+            help="Memory of the driver's Java, such as 4g.",
+        ),
+        click.option(
+            "--master",
+            metavar="URL",
+            default="local[*]",
+            show_default=True,
+            help="Where the job runs: local[*], local[4], spark://host:7077, …",
+        ),
+    ):
+        command = option(command)
+
+    @wraps(command)
+    def wrapper(*args: Any, master: str, heap: str, conf: dict[str, str], **kwargs: Any) -> R:
+        if not (find_spec("pyspark") and find_spec("pyarrow")):
+            fail(MISSING_SPARK)
+        return command(*args, spark=SparkOptions(master, heap, conf), **kwargs)
+
+    return wrapper
