@@ -144,7 +144,7 @@ async def test_reload_and_dead_addresses_reach_every_process(folder: Path) -> No
         await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay.fleet is not None
-            relay.fleet._address(None, frames.Address("127.0.9.9", 0.5))
+            relay.fleet._address(None, protocol.HostStatus("127.0.9.9", 0.5))
             assert [row["ip"] for row in relay.dead.rows(monotonic_s())] == ["127.0.9.9"]
             assert relay.dead.clear() == 1
             sink = await stage.receiver("b.example")

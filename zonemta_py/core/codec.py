@@ -40,12 +40,13 @@ to_plain: Callable[[Any], Any] = msgspec.to_builtins
 def unpacker(kind: type[T]) -> Callable[[bytes | memoryview], T]:
     """A function from msgpack bytes to ``kind``. It raises QueueCorrupt when they are anything else."""
     decode = msgspec.msgpack.Decoder(kind).decode
+    name = getattr(kind, "__name__", "value")  # a union has none
 
     def unpack(data: bytes | memoryview) -> T:
         try:
             return decode(data)
         except (msgspec.MsgspecError, ValueError) as exc:  # ValueError: text that is not UTF-8
-            raise QueueCorrupt(f"{kind.__name__}: {exc}") from exc
+            raise QueueCorrupt(f"{name}: {exc}") from exc
 
     return unpack
 

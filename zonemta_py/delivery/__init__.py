@@ -1,1 +1,1 @@
-"""Mail goes out: workers that lease, resolve, connect, send and settle."""
+"""Delivery: workers lease recipients, agents transmit the messages, outcomes are settled."""

@@ -1,25 +1,25 @@
-"""A function of the operator's that sees each report before it is sent. Source: python-slimta's bounce factories."""
+"""The operator's function that may change each report. Source: python-slimta's bounce factories."""
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zonemta_py.config.functions import plain_function
-from zonemta_py.smtp.dsn import Failure
+from zonemta_py.config.references import plain_function
+from zonemta_py.smtp.dsn import RecipientReport
 from zonemta_py.smtp.headers import is_header
 
 log = logging.getLogger(__name__)
 
 
 class Bounce(NamedTuple):
-    """A report that is about to be sent to ``to``: ``header`` (fields end in CRLF) and ``body`` may be changed.
+    """A report before it is sent to ``to``. The function may change ``header`` (fields end in CRLF) and ``body``.
 
-    ``failures`` are those of the message ``message``, whose header block is ``original``.
+    ``failures`` are those of the message ``message`` (the id), whose header block is ``original``.
     """
 
     message: str
     to: str
-    failures: Sequence[Failure]
+    failures: Sequence[RecipientReport]
     original: bytes
     header: bytes
     body: bytes
@@ -28,26 +28,27 @@ class Bounce(NamedTuple):
 BounceFunction = Callable[[Bounce], Bounce | None]
 
 
-def reworked(name: str | None, bounce: Bounce) -> Bounce | None:
-    """What the function ``name`` makes of a report; None: nothing is to be sent.
+def apply_bounce_function(name: str | None, bounce: Bounce) -> Bounce | None:
+    """The report that the function ``name`` returns; None: send no report.
 
-    A function that fails changes nothing: the sender hears what happened.
+    A function that raises, or returns anything else, leaves the report unchanged.
     """
     if name is None:
         return bounce
     try:
-        made: object = plain_function(name)(bounce)
+        changed: object = plain_function(name)(bounce)
     except Exception:
         log.exception("the bounce function failed on the report about %s", bounce.message)
         return bounce
-    if made is None or (isinstance(made, Bounce) and _is_sound(made)):
-        return made
+    if changed is None or (isinstance(changed, Bounce) and _is_valid(changed)):
+        return changed
     log.error(
-        "the bounce function returned %.200r, expected a Bounce with a header and a body, or None", made
+        "the bounce function returned %.200r, expected a Bounce with a header and a body, or None",
+        changed,
     )
     return bounce
 
 
-def _is_sound(bounce: Bounce) -> bool:
-    octets = isinstance(bounce.header, bytes) and isinstance(bounce.body, bytes)
-    return octets and is_header(bounce.header)
+def _is_valid(bounce: Bounce) -> bool:
+    are_bytes = isinstance(bounce.header, bytes) and isinstance(bounce.body, bytes)
+    return are_bytes and is_header(bounce.header)

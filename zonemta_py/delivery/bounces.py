@@ -1,19 +1,21 @@
-"""What the envelope sender hears, composed for the same batch as the outcome it is about.
+"""Reports to the envelope sender, composed for the batch that settles the recipients they are about.
 
-A report is sent from the null sender. A report that fails makes a double bounce, from ``#@[]`` to
-whom the zone names; when that fails too, or nobody is named, nobody hears and the ledger says so.
+A report has the null sender. If its delivery fails, a double bounce is sent from ``#@[]`` to the zone's
+``double_bounce_to``. If that fails too, or the key is not set, the report is discarded, by an event.
 """
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
-from zonemta_py.config.schema import Bounce as BounceSettings
-from zonemta_py.config.schema import Config, Retry, Zone
+from zonemta_py.config.schema import Config
+from zonemta_py.config.zones import BounceSettings, Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.delivery import outcome as settle
-from zonemta_py.delivery.bounce_hook import Bounce, reworked
-from zonemta_py.delivery.request import DeliveryContext
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
+from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.outcome import delayed_note, report_notes
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.active import ActiveMessage
@@ -24,42 +26,47 @@ from zonemta_py.queue.transitions import NO_EFFECTS, AcceptedMessage, Outcome, S
 from zonemta_py.routing import Router
 from zonemta_py.smtp import qsbmf, verp
 from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.dsn import Failure, Report, status_report
+from zonemta_py.smtp.dsn import RecipientReport, Report, ReportedMessage, ReportHead, status_report
 from zonemta_py.smtp.dsn_params import decode_xtext
 
-ALSO_DELAYED_MAX = 50  # other recipients that a warning names
+ALSO_DELAYED_MAX = 50  # further recipients that a warning names
 
-_HERE = Origin("", "", "", "", "")
+_FAILURES = (OutcomeKind.BOUNCED, OutcomeKind.EXPIRED)
+_LOCAL_ORIGIN = Origin("", "", "", "", "")
 
 log = logging.getLogger(__name__)
 
 
-def aftermath(
-    outbound: DeliveryContext, zone: Zone, active: ActiveMessage, outcomes: Sequence[Outcome]
+async def settle_effects(
+    context: DeliveryContext, zone: Zone, active: ActiveMessage, outcomes: Sequence[Outcome]
 ) -> SettleEffects:
-    """What settling ``outcomes`` causes: reports now, or notes for the report at the message's end.
+    """The reports that settling ``outcomes`` causes, or notes for a report at the end of the message.
 
-    What the peers said is a fact: a report that cannot be made does not undo it.
+    The settle must follow without a turn of the loop: the result depends on whether the message ends.
+    A defect in composing reports is logged: the outcomes count without a report.
     """
     try:
-        return _aftermath(outbound, zone, active, outcomes)
+        failed = active.notes or any(outcome.kind in _FAILURES for outcome in outcomes)
+        if failed and not _headers_only(active, zone.bounce):
+            with suppress(QueueCorrupt):  # then the report does not contain the body
+                await context.queue.prefetch(active, zone.bounce.max_bytes)
+        return _settle_effects(context, zone, active, outcomes)
     except Exception:
-        log.exception("no report about %s could be made", active.id)
+        log.exception("no report about %s could be composed", active.id)
         return NO_EFFECTS
 
 
-def _aftermath(
-    outbound: DeliveryContext, zone: Zone, active: ActiveMessage, outcomes: Sequence[Outcome]
+def _settle_effects(
+    context: DeliveryContext, zone: Zone, active: ActiveMessage, outcomes: Sequence[Outcome]
 ) -> SettleEffects:
-    now_ms = clock.now_ms()
-    told = settle.notes(active.meta, outcomes, zone.retry, now_ms)
-    ending = outbound.queue.ends(active, outcomes)
-    if not told and not (ending and active.notes):
-        return SettleEffects()
-    failed = [note for note in told if note.action == "failed"]
-    others = [note for note in told if note.action != "failed"]
+    notes = report_notes(active.meta, outcomes, zone.retry, clock.now_ms())
+    ends = context.queue.is_last(active, outcomes)
+    if not notes and not (ends and active.notes):
+        return NO_EFFECTS
+    failed = [note for note in notes if note.action == "failed"]
+    others = [note for note in notes if note.action != "failed"]
     kept: list[Note] = []
-    if ending:
+    if ends:
         failed = [*active.notes, *failed]
     elif zone.bounce.aggregate == "message":
         kept, failed = failed, []
@@ -68,16 +75,16 @@ def _aftermath(
         verp.DOUBLE_BOUNCE,
     )
     if warned:
-        others += _also_delayed(outbound.queue, active, {note.number for note in others})
-    about = _Reports(outbound, zone, active)
+        others += _also_delayed(context.queue, active, {note.recipient_index for note in others})
+    reports = _ReportComposer(context, zone, active)
     if zone.bounce.format == "qsbmf":
-        about.add(failed)
-        about.add(others)
+        reports.add(failed)
+        reports.add(others)
     else:
-        about.add([*failed, *others])
-    return SettleEffects(
-        about.made, about.made[0].message if failed and about.made else "", kept, about.facts, warned
-    )
+        reports.add([*failed, *others])
+    composed = reports.composed
+    failure_report = composed[0].message if failed and composed else ""
+    return SettleEffects(composed, failure_report, kept, reports.discarded, warned)
 
 
 class BounceReporter:
@@ -87,49 +94,49 @@ class BounceReporter:
         self.configure(config, hostname, router)
 
     def configure(self, config: Config, hostname: str, router: Router) -> None:
-        """Use a new configuration."""
+        """Use the configuration of a reload."""
         self._config, self._hostname, self._router = config, hostname, router
 
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """See ``Reports``."""
         zones = self._config.zones
         context = DeliveryContext(queue, self._config, self._hostname, self._router)
-        reports = _Reports(context, zones.get(notes[0].zone, zones["default"]), active)
+        reports = _ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
         reports.add(notes)
-        return SettleEffects(reports.made, "", (), reports.facts)
+        return SettleEffects(reports.composed, "", (), reports.discarded)
 
 
 def _also_delayed(queue: Queue, active: ActiveMessage, named: set[int]) -> list[Note]:
-    """The other recipients of the message that wait after a failure, so that one warning tells all."""
+    """The other deferred recipients of the message, for the same warning."""
     found: list[Note] = []
     try:
         for zone in active.meta.zones:
             prefix = zone_prefix(DEFERRED, zone, active.id)
             for key, value in queue.store.scan(prefix, end_of(prefix)):
                 record = read_waiting(value)
-                note = settle.delayed_note(zone, parse_recipient(key)[2], record)
-                if note is not None and note.number not in named and record.due_ms != HELD_MS:
+                note = delayed_note(zone, parse_recipient(key)[2], record)
+                if note is not None and note.recipient_index not in named and record.due_ms != HELD_MS:
                     found.append(note)
                 if len(found) == ALSO_DELAYED_MAX:
                     return found
     except QueueCorrupt as exc:
-        log.critical("%s: a warning does not name everybody: %s", active.id, exc)
+        log.critical("%s: a warning does not name every recipient: %s", active.id, exc)
     return found
 
 
-class _Reports:
-    """The reports about one message: ``made`` ones, and ``facts`` about those that are discarded."""
+class _ReportComposer:
+    """Composes reports about one message: ``composed`` ones, and events for ``discarded`` ones."""
 
-    def __init__(self, outbound: DeliveryContext, zone: Zone, active: ActiveMessage) -> None:
-        self._outbound = outbound
+    def __init__(self, context: DeliveryContext, zone: Zone, active: ActiveMessage) -> None:
+        self._context = context
         self._zone = zone
-        self._live = active
-        self.made: list[AcceptedMessage] = []
-        self.facts: list[Discarded] = []
+        self._active = active
+        self.composed: list[AcceptedMessage] = []
+        self.discarded: list[Discarded] = []
 
     def add(self, notes: Sequence[Note]) -> None:
-        """Report ``notes``, if there are any, to the sender or whoever stands in for it."""
-        sender = verp.base(self._live.meta.sender)
+        """Compose a report on ``notes``, if there are any, to the sender or the zone's ``double_bounce_to``."""
+        sender = verp.base(self._active.meta.sender)
         bounce = self._zone.bounce
         if sender in ("", verp.DOUBLE_BOUNCE):
             notes = [note for note in notes if note.action == "failed"]
@@ -138,124 +145,121 @@ class _Reports:
         if sender == verp.DOUBLE_BOUNCE:
             self._discard(notes, "triple bounce")
         elif sender:
-            self._send(notes, sender, "")
+            self._compose(notes, sender, "")
         elif bounce.double_bounce_to:
-            self._send(notes, bounce.double_bounce_to, verp.DOUBLE_BOUNCE)
+            self._compose(notes, bounce.double_bounce_to, verp.DOUBLE_BOUNCE)
         else:
             self._discard(notes, "double bounce")
 
     def _discard(self, notes: Sequence[Note], reason: str) -> None:
-        active = self._live
+        active = self._active
         log.warning("%s: discarding the report about %s", reason, active.id)
-        numbers = tuple(note.number for note in notes)
-        self.facts.append(
+        numbers = tuple(note.recipient_index for note in notes)
+        self.discarded.append(
             Discarded(
                 time_ms=clock.now_ms(), message=active.id, sender=active.meta.sender,
                 recipients=numbers, reason=reason,
             )
         )  # fmt: skip
 
-    def _send(self, notes: Sequence[Note], to: str, envelope_sender: str) -> None:
-        outbound, active = self._outbound, self._live
-        report_id = outbound.queue.ids.next(clock.now_ms())
+    def _compose(self, notes: Sequence[Note], to: str, envelope_sender: str) -> None:
+        context, active = self._context, self._active
+        report_id = context.queue.ids.next(clock.now_ms())
         born_ms = born(active.meta, active.id)
         failures = [_failure(note, self._zone.retry, born_ms) for note in notes]
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
         bounce = Bounce(active.id, to, failures, active.meta.header, report.header, report.body)
-        made = reworked(self._zone.bounce.function, bounce)
-        if made is None:
+        changed = apply_bounce_function(self._zone.bounce.function, bounce)
+        if changed is None:
             self._discard(notes, "bounce function")
             return
         domain = domain_of(to)
-        zone = self._zone.bounce.zone or outbound.router.route(domain, "", "", {})
+        zone = self._zone.bounce.zone or context.router.route(domain, "", "", {})
         new = NewMessage(
             sender=envelope_sender,
-            header=made.header,
+            header=changed.header,
             recipients=[NewRecipient(to, domain, zone)],
-            origin=_HERE,
-            message_id=f"<{report_id}@{outbound.hostname}>",
-            eight_bit=not (made.body.isascii() and made.header.isascii()),
+            origin=_LOCAL_ORIGIN,
+            message_id=f"<{report_id}@{context.hostname}>",
+            eight_bit=not (changed.body.isascii() and changed.header.isascii()),
             smtputf8=not to.isascii(),
             report_for=active.id,
         )
-        self.made.append(compose_report(report_id, new, made.body, clock.now_ms()))
+        self.composed.append(compose_report(report_id, new, changed.body, clock.now_ms()))
 
-    def _rfc3464(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
-        active, bounce = self._live, self._zone.bounce
-        failed = any(failure.action == "failed" for failure in failures)  # RET is about those alone
-        whole = failed and not _headers_only(active, bounce)
-        original = _original(self._outbound.queue, active, bounce) if whole else None
-        return status_report(
-            hostname=self._outbound.hostname,
+    def _rfc3464(self, report_id: str, to: str, recipients: Sequence[RecipientReport]) -> Report:
+        active, bounce = self._active, self._zone.bounce
+        # RET applies to reports of failures only (RFC 3461 section 4.3).
+        failed = any(each.action == "failed" for each in recipients)
+        full = failed and not _headers_only(active, bounce)
+        original = _original(self._context.queue, active, bounce) if full else None
+        message = ReportedMessage(
             message_id=active.id,
-            report_id=report_id,
-            sender=to,
             arrival_date=clock.mail_date(born(active.meta, active.id)),
-            date=clock.mail_date(clock.now_ms()),
-            failures=failures,
-            original_header=_header(active.meta.header, bounce.max_bytes),
-            original_body=original,
+            header=_header(active.meta.header, bounce.max_bytes),
+            body=original,
             envelope_id=decode_xtext(active.meta.envid),
         )
+        return status_report(self._head(report_id, to), message, recipients)
 
-    def _qsbmf(self, report_id: str, to: str, failures: Sequence[Failure]) -> Report:
-        active, bounce = self._live, self._zone.bounce
+    def _qsbmf(self, report_id: str, to: str, recipients: Sequence[RecipientReport]) -> Report:
+        active, bounce = self._active, self._zone.bounce
         copy = active.meta.header + b"\r\n"
         if not _headers_only(active, bounce):
-            copy += _beginning(self._outbound.queue, active, bounce.max_bytes)
+            copy += _beginning(self._context.queue, active, bounce.max_bytes)
         stripped = len(copy) > bounce.max_bytes
         return qsbmf.bounce_report(
-            hostname=self._outbound.hostname,
-            report_id=report_id,
+            self._head(report_id, to),
+            recipients,
             sender=verp.base(active.meta.sender),
-            to=to,
-            date=clock.mail_date(clock.now_ms()),
-            failures=failures,
             original=copy[: bounce.max_bytes],
             stripped=stripped,
         )
 
+    def _head(self, report_id: str, to: str) -> ReportHead:
+        return ReportHead(self._context.hostname, report_id, to, clock.mail_date(clock.now_ms()))
+
 
 def _headers_only(active: ActiveMessage, bounce: BounceSettings) -> bool:
-    """Whether only the header goes back: the sender's RET counts more than the zone's setting."""
+    """Whether a report returns the header only: the sender's RET precedes the zone's setting."""
     return active.meta.ret == "HDRS" or (bounce.return_ == "headers" and active.meta.ret != "FULL")
 
 
-def _header(block: bytes, most: int) -> bytes:
-    """The header block, cut at a line end when it is longer than a report should be."""
-    if len(block) <= most:
+def _header(block: bytes, max_bytes: int) -> bytes:
+    """The header block, cut at the end of a line when it is longer than ``max_bytes``."""
+    if len(block) <= max_bytes:
         return block
-    return block[: block.rfind(b"\r\n", 0, most) + 2]
+    return block[: block.rfind(b"\r\n", 0, max_bytes) + 2]
 
 
 def _original(queue: Queue, active: ActiveMessage, bounce: BounceSettings) -> bytes | None:
-    """The body, or None for one that is too large to go back or cannot be read."""
+    """The body; None when it is larger than the zone's limit or damaged."""
     if active.mark.size + len(active.meta.header) > bounce.max_bytes:
         return None
     try:
         return b"".join(queue.body(active))
     except QueueCorrupt:
-        return None  # the report matters more than what it returns
+        return None  # a report without the body is better than none
 
 
-def _beginning(queue: Queue, active: ActiveMessage, most: int) -> bytes:
-    """More than ``most`` octets of the body, or all there are."""
+def _beginning(queue: Queue, active: ActiveMessage, max_bytes: int) -> bytes:
+    """The first chunks of the body, until they exceed ``max_bytes`` or a damaged one."""
     found = b""
     try:
         for chunk in queue.body(active):
             found += chunk
-            if len(found) > most:
+            if len(found) > max_bytes:
                 break
     except QueueCorrupt:
-        pass  # as above
+        pass  # see _original
     return found
 
 
-def _failure(note: Note, retry: Retry, born_ms: int) -> Failure:
+def _failure(note: Note, retry: Retry, born_ms: int) -> RecipientReport:
     default = {"failed": "5.0.0", "delayed": "4.0.0"}.get(note.action, "2.0.0")
     until_ms = born_ms + int(retry.give_up_after * 1000)
-    return Failure(
+    return RecipientReport(
         action=note.action,
         recipient=note.recipient,
         status="4.4.7" if note.expired else note.status or default,

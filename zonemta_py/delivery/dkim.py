@@ -1,7 +1,7 @@
-"""Signing on the way out: keys by domain, signatures once a message. The one door to cryptography.
+"""DKIM signing of outgoing messages, with keys by domain. The only importer of cryptography.
 
-RSA is done in threads: OpenSSL does not hold the interpreter meanwhile. Ed25519 takes less than the
-way to a thread.
+RSA signatures are computed in threads: OpenSSL releases the interpreter lock. Ed25519 takes less time
+than the handover to a thread.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from zonemta_py.core.threads import Threads
 from zonemta_py.smtp import dkim
 from zonemta_py.smtp.headers import scan
 
-RSA_BITS_MIN = 1024  # RFC 8301 section 3.2: verifiers need not look at less
-SIGNED_MAX = 1000  # messages whose signatures are remembered
+RSA_BITS_MIN = 1024  # RFC 8301 section 3.2: verifiers may ignore shorter keys
+SIGNED_MAX = 1000  # messages whose signatures are cached
 THREADS = 2
 
 
 class Key:
-    """A private key with its place in DNS."""
+    """A private key, and the name of its DNS record."""
 
     def __init__(self, domain: str, selector: str, path: Path) -> None:
         self.domain = domain
@@ -39,7 +39,7 @@ class Key:
 
     @property
     def is_slow(self) -> bool:
-        """Whether signing belongs into a thread."""
+        """Whether to sign in a thread."""
         return isinstance(self._key, rsa.RSAPrivateKey)
 
     def sign(self, data: bytes) -> bytes:
@@ -49,7 +49,7 @@ class Key:
         return self._key.sign(hashlib.sha256(data).digest())  # RFC 8463 section 3
 
     def record(self) -> tuple[str, str]:
-        """Name and text of the TXT record that verifiers look for."""
+        """Name and text of the TXT record with the public key."""
         public = self._key.public_key()
         if isinstance(public, rsa.RSAPublicKey):
             kind, form = "rsa", serialization.PublicFormat.SubjectPublicKeyInfo
@@ -68,29 +68,29 @@ def _load(path: Path) -> rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as exc:
-        raise ConfigError(f"{path}: not a private key in PEM that can be read: {exc}") from exc
+        raise ConfigError(f"{path}: not a readable private key in PEM: {exc}") from exc
     if isinstance(key, rsa.RSAPrivateKey):
         if key.key_size < RSA_BITS_MIN:
             raise ConfigError(
-                f"{path}: an RSA key of {key.key_size} bits, verifiers ask for 1024 or more"
+                f"{path}: an RSA key of {key.key_size} bits, verifiers require 1024 or more"
             )
         return key
     if isinstance(key, ed25519.Ed25519PrivateKey):
         return key
-    raise ConfigError(f"{path}: a key for DKIM is RSA or Ed25519")
+    raise ConfigError(f"{path}: found another kind of key, allowed for DKIM: RSA, Ed25519")
 
 
 def load_keys(settings: Dkim) -> dict[str, list[Key]]:
     """The keys by domain, in the order of the configuration. Raises ConfigError."""
     keys: dict[str, list[Key]] = {}
     for entry in settings.keys:
-        assert entry.domain and entry.selector and entry.key_file  # config.checks saw to it
+        assert entry.domain and entry.selector and entry.key_file  # config.checks has verified it
         keys.setdefault(entry.domain, []).append(Key(entry.domain, entry.selector, entry.key_file))
     return keys
 
 
 class Signer:
-    """Adds the signatures of an author's domain, every key of it, to a header block."""
+    """Computes the signatures of an author's domain, one with each of its keys."""
 
     def __init__(
         self,
@@ -103,24 +103,24 @@ class Signer:
         self._threads: Threads | None = None
 
     def configure(self, settings: Dkim, keys: Mapping[str, Sequence[Key]]) -> None:
-        """Take over settings and keys; signatures made with the old ones are forgotten."""
+        """Use new settings and keys; cached signatures are dropped."""
         self._settings = settings
         self._keys = keys
         self._signed: OrderedDict[str, bytes | asyncio.Future[None]] = OrderedDict()
 
     @property
     def signs(self) -> bool:
-        """Whether there is any key."""
+        """Whether there is a key for any domain."""
         return bool(self._keys)
 
     async def signatures(
         self, message: str, header: bytes, body_hash: Callable[[], Awaitable[bytes]]
     ) -> bytes:
-        """The DKIM-Signature fields of ``message``, none without a key; asked again, the same ones.
+        """The DKIM-Signature fields of ``message``, empty without a key; cached for its next transactions.
 
-        ``body_hash`` is asked when somebody signs. What it raises is raised here.
+        ``body_hash`` is called when there is a key. Raises what it raises.
         """
-        signed = self._signed  # a new configuration starts another
+        signed = self._signed  # a new configuration replaces the cache
         known = signed.get(message)
         if isinstance(known, bytes):
             return known
@@ -132,7 +132,7 @@ class Signer:
                 fields = await self._sign(header, body_hash)
             except BaseException:
                 signed.pop(message, None)
-                known.set_result(None)  # whoever waits tries for itself
+                known.set_result(None)  # a waiting transaction tries again by itself
                 raise
             signed[message] = fields
             known.set_result(None)
@@ -152,7 +152,7 @@ class Signer:
         expires_s = time_s + int(settings.expire) if settings.expire is not None else None
         made = []
         for key in keys:
-            terms = dkim.Terms(key.algorithm, key.domain, key.selector, time_s, expires_s)
+            terms = dkim.SignatureTerms(key.algorithm, key.domain, key.selector, time_s, expires_s)
             unsigned = dkim.unsigned_field(terms, listed, hashed)
             data = dkim.to_sign(header, fields, listed, unsigned)
             signature = await self._in_thread(partial(key.sign, data)) if key.is_slow else key.sign(data)
@@ -167,7 +167,7 @@ class Signer:
         return await done
 
     def close(self) -> None:
-        """No signature is asked for any more."""
+        """End the threads. No call of ``signatures`` follows."""
         if self._threads is not None:
             self._threads.close()
             self._threads = None

@@ -1,107 +1,92 @@
-"""Which of a pool's addresses a message leaves from. Pure.
-
-Weighted, and stable per message, so that a greylisting server sees the retry come from where the
-first attempt came.
-
-From a domain to the ways there: hosts by MX or smarthost, each from an address of the zone's pool.
-"""
+"""From a domain to the endpoints of its mail: hosts by MX or smarthost, each with a source address."""
 
 from collections.abc import Sequence
 from random import Random
 from zlib import crc32
 
-from zonemta_py.config.schema import Config, PoolAddress, Zone
+from zonemta_py.config.schema import Config, PoolAddress
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
+from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.session_pool import Endpoint
 from zonemta_py.smtp.mx_order import Host, allowed, order
 
-
-def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> PoolAddress | None:
-    """The address of ``pool`` for ``message`` towards ``target_ip``, or None if no family matches."""
-    version = 6 if ":" in target_ip else 4
-    fitting = [
-        entry
-        for entry in pool
-        if entry.weight and (entry.address is None or (6 if ":" in entry.address else 4) == version)
-    ]
-    if len(fitting) <= 1:
-        return fitting[0] if fitting else None
-    ticket = crc32(message.encode()) % sum(entry.weight for entry in fitting)
-    for entry in fitting:
-        ticket -= entry.weight
-        if ticket < 0:
-            return entry
-    raise AssertionError("a ticket lies below the sum of the weights")
+SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
+SOLE_ENDPOINTS_MAX = 10_000
 
 
-ONLY_S = 5.0  # how long the only way somewhere is not looked up again: the least TTL of an answer
-ONLY_MAX = 10_000
+class Endpoint(Struct, frozen=True):
+    """Both ends of a session. ``source`` None: the system chooses the local address."""
+
+    host: str
+    ip: str
+    port: int
+    source: str | None
+
+
+Candidates = Sequence[tuple[Endpoint, PoolAddress]]
 
 
 class EndpointResolver:
-    """Finds ways, by one configuration. Where there is only one, and no choice by message, it is kept."""
+    """Finds endpoints by one configuration. A sole endpoint, the same for every message, is cached."""
 
     def __init__(self, config: Config, hostname: str, resolver: MxResolver, rng: Random) -> None:
         self._config = config
         self._hostname = hostname
         self._resolver = resolver
         self._rng = rng
-        self._only: dict[tuple[str, int, str], tuple[float, Sequence[tuple[Endpoint, PoolAddress]]]] = {}
+        self._sole: dict[tuple[str, int, str], tuple[float, Candidates]] = {}
 
-    async def find(
-        self, zone: Zone, domain: str, message: str
-    ) -> Sequence[tuple[Endpoint, PoolAddress]]:
-        """The ways to ``domain`` in the order to try them. Raises DestinationFailed."""
+    async def find(self, zone: Zone, domain: str, message: str) -> Candidates:
+        """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed."""
         target = domain if zone.smarthost is None else str(zone.smarthost)
         key = (target, zone.port, zone.pool)
-        only = self._only.get(key)
-        if only is not None and only[0] > clock.monotonic_s():
-            return only[1]
-        hosts, ways = await self._look_up(zone, domain, message)
-        if len(ways) == 1 and len(hosts) == 1 and len(self._config.pools[zone.pool]) == 1:
-            if len(self._only) >= ONLY_MAX:
-                self._only.clear()
-            self._only[key] = (clock.monotonic_s() + ONLY_S, ways)
-        return ways
+        sole = self._sole.get(key)
+        if sole is not None and sole[0] > clock.monotonic_s():
+            return sole[1]
+        hosts, endpoints = await self._look_up(zone, domain, message)
+        if len(endpoints) == 1 and len(hosts) == 1 and len(self._config.pools[zone.pool]) == 1:
+            if len(self._sole) >= SOLE_ENDPOINTS_MAX:
+                self._sole.clear()
+            self._sole[key] = (clock.monotonic_s() + SOLE_ENDPOINT_S, endpoints)
+        return endpoints
 
-    async def _look_up(
-        self, zone: Zone, domain: str, message: str
-    ) -> tuple[Sequence[Host], list[tuple[Endpoint, PoolAddress]]]:
+    async def _look_up(self, zone: Zone, domain: str, message: str) -> tuple[Sequence[Host], Candidates]:
         smarthost = zone.smarthost
-        hosts = (
-            await self._resolver.resolve(domain)
-            if smarthost is None
-            else await self._smarthost(smarthost.host)
-        )
         if smarthost is None:
-            hosts = self._without_ourselves(domain, hosts)
-        pairs = order(hosts, self._rng)
-        if smarthost is None:
-            permitted = allowed(pairs, private=self._config.allow_private_destinations)
-            if not permitted:
-                raise DestinationFailed(
-                    0,
-                    "4.4.4",
-                    f"{domain} leads only to private addresses ({pairs[0][1]}), which is not allowed",
-                )
-            pairs = permitted
-        port = zone.port if smarthost is None else smarthost.port
+            hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain))
+            pairs = self._permitted(domain, order(hosts, self._rng))
+            port = zone.port
+        else:
+            hosts = await self._smarthost(smarthost.host)
+            pairs = order(hosts, self._rng)
+            port = smarthost.port
         pool = self._config.pools[zone.pool]
-        ways = []
+        endpoints = []
         for host, ip in pairs:
             source = choose_source(pool, message, ip)
             if source is not None:
-                ways.append((Endpoint(host, ip, port, source.address), source))
-        if not ways:
+                endpoints.append((Endpoint(host, ip, port, source.address), source))
+        if not endpoints:
             raise DestinationFailed(
                 0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}"
             )
-        return hosts, ways
+        return hosts, endpoints
 
-    def _without_ourselves(self, domain: str, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-        """The hosts that are to be preferred to us (RFC 5321 section 5.1). Raises DestinationFailed."""
+    def _permitted(self, domain: str, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        """The (host, IP) pairs without private addresses, unless allowed. Raises DestinationFailed."""
+        permitted = allowed(pairs, private=self._config.allow_private_destinations)
+        if not permitted:
+            raise DestinationFailed(
+                0,
+                "4.4.4",
+                f"{domain} leads only to private addresses ({pairs[0][1]}), which is not allowed",
+            )
+        return permitted
+
+    def _preferred_to_us(self, domain: str, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        """The hosts with a lower MX preference than this one (RFC 5321 section 5.1). Raises DestinationFailed."""
         ours = [host.preference for host in hosts if host.name == self._hostname.lower()]
         if not ours:
             return hosts
@@ -120,8 +105,30 @@ class EndpointResolver:
         return await self._resolver.addresses_of(host)
 
 
+def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> PoolAddress | None:
+    """The address of ``pool`` from which ``message`` is sent to ``target_ip``; None if no family matches.
+
+    By weight, and the same for every attempt of a message: a greylisting server must see the retry
+    come from the address of the first attempt.
+    """
+    version = 6 if ":" in target_ip else 4
+    fitting = [
+        entry
+        for entry in pool
+        if entry.weight and (entry.address is None or (6 if ":" in entry.address else 4) == version)
+    ]
+    if len(fitting) <= 1:
+        return fitting[0] if fitting else None
+    ticket = crc32(message.encode()) % sum(entry.weight for entry in fitting)
+    for entry in fitting:
+        ticket -= entry.weight
+        if ticket < 0:
+            return entry
+    raise AssertionError("a ticket lies below the sum of the weights")
+
+
 def credentials(zone: Zone) -> tuple[str, str] | None:
-    """Name and password for the zone's smarthost. Raises DestinationFailed when unreadable."""
+    """Name and password for the zone's smarthost. Raises DestinationFailed when the file cannot be read."""
     auth = zone.smarthost_auth
     if auth.username is None or auth.password_file is None:
         return None

@@ -1,66 +1,72 @@
-"""Carries out orders of a zone without sessions: each recipient by itself, through the zone's transport."""
+"""Executes the requests of a zone without SMTP sessions: recipient by recipient, by the zone's transport."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from zonemta_py.config.schema import Zone
-from zonemta_py.config.secrets import read_token
+from zonemta_py.config.references import read_token
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply, printable
-from zonemta_py.transports.blackhole import Blackhole
-from zonemta_py.transports.interface import LocalTransport, Parcel
-from zonemta_py.transports.maildir import Maildir
-from zonemta_py.transports.pipe import PRESETS, Pipe
-from zonemta_py.transports.python import Routine
+from zonemta_py.transports.blackhole import BlackholeTransport
+from zonemta_py.transports.interface import LocalMessage, LocalTransport
+from zonemta_py.transports.maildir import MaildirTransport
+from zonemta_py.transports.pipe import PRESETS, PipeTransport
+from zonemta_py.transports.python import PythonTransport
 
 log = logging.getLogger(__name__)
 
 
 def _http(zone: Zone, hostname: str) -> LocalTransport:
-    # Only where it is used: loading aiohttp takes a command a quarter of a second.
-    from zonemta_py.transports.http import HttpPost
+    # Imported where it is used: loading aiohttp takes a quarter of a second.
+    from zonemta_py.transports.http import HttpTransport
 
     token = read_token(zone.http.token_file)
-    return HttpPost(zone.http.url or "", zone.http.timeout, hostname, token)
+    return HttpTransport(zone.http.url or "", zone.http.timeout, hostname, token)
 
 
 _MAKERS: dict[str, Callable[[Zone, str], LocalTransport]] = {
-    "blackhole": lambda zone, hostname: Blackhole(zone.blackhole.latency),
+    "blackhole": lambda zone, hostname: BlackholeTransport(zone.blackhole.latency),
     "http": _http,
-    "maildir": lambda zone, hostname: Maildir(
+    "maildir": lambda zone, hostname: MaildirTransport(
         str(zone.maildir.path), create=zone.maildir.create, hostname=hostname
     ),
-    "pipe": lambda zone, hostname: Pipe(
+    "pipe": lambda zone, hostname: PipeTransport(
         zone.pipe.command or PRESETS[zone.pipe.preset], zone.pipe.timeout
     ),
-    "python": lambda zone, hostname: Routine(zone.python.function or "", zone.python.timeout),
+    "python": lambda zone, hostname: PythonTransport(zone.python.function or "", zone.python.timeout),
 }
 
 
 class LocalAgent:
-    """As ``worker.Carrier``, for the transports in ``_MAKERS``."""
+    """The ``DeliveryAgent`` of a zone whose transport has no sessions (see ``is_local``)."""
 
     def __init__(self, zone: Zone, hostname: str) -> None:
+        """Raises ConfigError. See ``make_transport``."""
         self._transport = make_transport(zone, hostname)
 
-    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
-        """Hand the message over for each recipient, one after the other."""
-        errand.opened()
+    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+        """Deliver to each recipient, one after the other. Raises QueueUnavailable."""
+        context.session_opened()
         attempts = []
-        for recipient in order.recipients:
+        for recipient in request.recipients:
             began_s = clock.monotonic_s()
-            parcel = Parcel(
-                order.message, order.sender, recipient, order.header, _opener(errand), _beginner(errand)
+            message = LocalMessage(
+                request.message,
+                request.sender,
+                recipient,
+                request.header,
+                _body_reader(context),
+                _start_waiter(context),
             )
             try:
-                reply = await self._transport.deliver(parcel)
+                reply = await self._transport.deliver(message)
             except QueueCorrupt as exc:
-                log.critical("%s is not delivered: %s", order.message, exc)
-                reply = Reply(0, "4.3.0", "the stored message is damaged; the operator has been told")
+                log.critical("%s is not delivered: %s", request.message, exc)
+                reply = Reply(0, "4.3.0", "the stored message is damaged; see the log of the relay")
             faults.reach("dot.answered")
             attempts.append(
                 Attempt(
@@ -75,23 +81,23 @@ class LocalAgent:
         return DeliveryResult(attempts)
 
     def close(self) -> None:
-        """Connections at rest end."""
+        """Close idle connections."""
         self._transport.close()
 
 
 def make_transport(zone: Zone, hostname: str) -> LocalTransport:
-    """The transport that a zone's configuration asks for. Raises ConfigError when it cannot be had."""
+    """The transport of a zone's configuration. Raises ConfigError when it cannot be loaded."""
     return _MAKERS[zone.transport](zone, hostname)
 
 
 def is_local(zone: Zone) -> bool:
-    """Whether the zone's mail needs no session."""
+    """Whether the zone is delivered without SMTP sessions."""
     return zone.transport in _MAKERS
 
 
-def _opener(errand: RequestContext) -> Callable[[], AsyncIterator[bytes]]:
+def _body_reader(context: RequestContext) -> Callable[[], AsyncIterator[bytes]]:
     async def chunks() -> AsyncIterator[bytes]:
-        body = errand.body()
+        body = context.body()
         if isinstance(body, bytes):
             yield body
             return
@@ -101,8 +107,8 @@ def _opener(errand: RequestContext) -> Callable[[], AsyncIterator[bytes]]:
     return chunks
 
 
-def _beginner(errand: RequestContext) -> Callable[[], Awaitable[None]]:
-    async def begin() -> None:
-        await errand.started
+def _start_waiter(context: RequestContext) -> Callable[[], Awaitable[None]]:
+    async def started() -> None:
+        await context.started
 
-    return begin
+    return started

@@ -1,7 +1,7 @@
-"""From a domain to the hosts that take its mail. The one door to dnspython.
+"""From a domain to the hosts that accept its mail. The only importer of dnspython besides the test sink.
 
-Answers are kept for their TTL, within bounds; "no such domain" too, for a while; a name server
-that does not answer is a deferral and is not remembered beyond a few seconds.
+Answers are cached for their TTL, within bounds; "no such domain" for NEGATIVE_TTL_S. A name server that
+does not answer is a temporary failure, cached for FAILURE_TTL_S.
 
 Source: RFC 5321 section 5.1, RFC 7505 (null MX), RFC 2308 (negative answers).
 """
@@ -28,14 +28,14 @@ TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
 NEGATIVE_TTL_S = 300.0
 FAILURE_TTL_S = 5.0
 CACHE_MAX = 50_000
-MX_MAX = 20  # hosts of one domain that are looked at
-ADDRESSES_MAX = 16  # of one host that are kept, of either family
+MX_MAX = 20  # hosts looked up for one domain
+ADDRESSES_MAX = 16  # kept for one host and family
 
 Answer = tuple[Host, ...] | DestinationFailed
 
 
 class MxResolver:
-    """Looks up domains, each once at a time, and remembers."""
+    """Looks up domains, each once at a time, with a cache."""
 
     def __init__(self, settings: Resolver) -> None:
         self._cache: OrderedDict[str, tuple[float, Answer]] = OrderedDict()
@@ -43,7 +43,7 @@ class MxResolver:
         self.configure(settings)
 
     def configure(self, settings: Resolver) -> None:
-        """Take over settings; what is remembered came from other servers and goes."""
+        """Use new settings; answers from other servers are dropped."""
         self._resolver = dns.asyncresolver.Resolver(configure=settings.nameservers is None)
         if settings.nameservers is not None:
             self._resolver.nameservers = [
@@ -55,8 +55,8 @@ class MxResolver:
         self._cache.clear()
 
     async def resolve(self, domain: str) -> tuple[Host, ...]:
-        """The hosts of ``domain``, never none. Raises DestinationFailed."""
-        answer = self._remembered(domain)
+        """The hosts of ``domain``, at least one. Raises DestinationFailed."""
+        answer = self._cached(domain)
         if answer is None:
             answer = await self._shared(domain)
         if isinstance(answer, DestinationFailed):
@@ -64,13 +64,13 @@ class MxResolver:
         return answer
 
     async def addresses_of(self, host: str) -> tuple[Host, ...]:
-        """A named host by its addresses, MX not asked. Raises DestinationFailed."""
+        """A host by its addresses, without MX. Raises DestinationFailed."""
         ips, _ = await self._addresses(host)
         if not ips:
             raise DestinationFailed(0, "4.4.4", f"{host} has no address")
         return (Host(0, host, ips),)
 
-    def _remembered(self, domain: str) -> Answer | None:
+    def _cached(self, domain: str) -> Answer | None:
         entry = self._cache.get(domain)
         if entry is None:
             return None
@@ -80,7 +80,7 @@ class MxResolver:
         return entry[1]
 
     async def _shared(self, domain: str) -> Answer:
-        """One look-up however many ask; it goes on when the first to ask gives up."""
+        """Join a running look-up or start one; it continues when a caller is cancelled."""
         pending = self._pending.get(domain)
         if pending is None:
             pending = asyncio.ensure_future(self._look_up(domain))
@@ -132,12 +132,15 @@ class MxResolver:
             return [], TTL_MAX_S
         records = sorted((record.preference, record.exchange) for record in answer)
         if len(records) == 1 and records[0][1] == dns.name.root:
-            raise DestinationFailed(556, "5.1.10", f"{domain} takes no mail (null MX)", permanent=True)
+            raise DestinationFailed(556, "5.1.10", f"{domain} accepts no mail (null MX)", permanent=True)
         names = [(preference, _text(name)) for preference, name in records if name != dns.name.root]
         return names, float(answer.rrset.ttl if answer.rrset is not None else TTL_MIN_S)
 
     async def _addresses(self, name: str) -> tuple[tuple[str, ...], float]:
-        """IPv4 and IPv6 addresses of a host, CNAMEs followed. Neither failing hides the other."""
+        """IPv4 and IPv6 addresses of a host, CNAMEs followed.
+
+        Raises DestinationFailed when a look-up fails and the other finds nothing.
+        """
         results = await asyncio.gather(
             self._query(name, "A", missing_domain_ok=True),
             self._query(name, "AAAA", missing_domain_ok=True),
@@ -157,15 +160,15 @@ class MxResolver:
         return tuple(ips), ttl_s
 
     async def _query(
-        self, name: str, kind: str, *, missing_domain_ok: bool = False
+        self, name: str, rdtype: str, *, missing_domain_ok: bool = False
     ) -> dns.resolver.Answer | None:
-        """The answer, or None when there is no record of this kind."""
+        """The answer, or None when there is no record of this type. Raises DestinationFailed."""
         try:
-            return await self._resolver.resolve(f"{name}.", kind, search=False)
+            return await self._resolver.resolve(f"{name}.", rdtype, search=False)
         except dns.resolver.NoAnswer as exc:
             if exc.kwargs["response"].flags & dns.flags.TC:
                 raise DestinationFailed(
-                    0, "4.4.3", f"the answer for {kind} of {name} is cut off"
+                    0, "4.4.3", f"the answer for {rdtype} of {name} is truncated"
                 ) from exc
             return None
         except dns.resolver.NXDOMAIN as exc:
@@ -176,7 +179,7 @@ class MxResolver:
             ) from exc
         except dns.exception.DNSException as exc:
             text = " ".join(str(exc).split())[:200]
-            raise DestinationFailed(0, "4.4.3", f"looking up {kind} of {name} failed: {text}") from exc
+            raise DestinationFailed(0, "4.4.3", f"looking up {rdtype} of {name} failed: {text}") from exc
 
 
 def _text(name: dns.name.Name) -> str:

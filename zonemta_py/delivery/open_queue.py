@@ -5,7 +5,7 @@ import socket
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.queue.queue import Queue, QueueOptions
-from zonemta_py.queue.spill import DestinationOf, OnReady, ignore_ready
+from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
 from zonemta_py.routing import Destinations, make_router
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_store
@@ -27,7 +27,7 @@ def open_queue(
     settings = config.queue
     hostname = config.hostname or socket.getfqdn()
     return Queue(
-        store or open_store(settings, spare=standby),
+        store or open_store(settings, standby=standby),
         QueueOptions(
             sync=settings.durability == "sync",
             window=settings.ready_window,

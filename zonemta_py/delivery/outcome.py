@@ -1,67 +1,83 @@
-"""From what a peer said to what becomes of each recipient. Pure: time and chance are arguments."""
+"""From an attempt to the outcome of each recipient, and what a report says of it.
+
+Pure: the time and the random part of a delay are arguments.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from zonemta_py.config.schema import Retry
+from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, born
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.transitions import Outcome
-from zonemta_py.schedule.retry import Policy, RetryContext, next_attempt, priority_of, warning_is_due
+from zonemta_py.schedule.retry import (
+    RetryContext,
+    RetryPolicy,
+    next_attempt,
+    priority_of,
+    warning_is_due,
+)
 from zonemta_py.smtp.classify import Phase, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
 
 
-def decide(
+class RetryRules(NamedTuple):
+    """The ``retry`` settings of a zone, and the policy made from them."""
+
+    settings: Retry
+    policy: RetryPolicy
+
+
+def decide_outcome(
     meta: Meta,
-    urgency: str,
-    recipient: Recipient,
+    priority: str,
+    recipient: QueuedRecipient,
     attempt: Attempt,
-    retry: Retry,
-    policy: Policy,
+    rules: RetryRules,
     now_ms: int,
     spread: float,
 ) -> Outcome:
-    """The outcome of ``attempt`` for ``recipient``. ``spread`` (0 to 1) is its part of the jitter.
+    """The outcome of ``attempt`` for ``recipient``; ``spread`` (0 to 1) scales the jitter of the delay.
 
-    A temporary failure for which ``policy`` knows no later time expires.
+    A temporary failure after which the policy names no further attempt expires the recipient.
     """
-    judged = judge(attempt)
-    if judged is Verdict.DELIVERED:
+    meaning = verdict_of(attempt)
+    if meaning is Verdict.DELIVERED:
         return Outcome(recipient, OutcomeKind.DELIVERED, attempt)
-    if judged is Verdict.FAILED:
+    if meaning is Verdict.FAILED:
         return Outcome(recipient, OutcomeKind.BOUNCED, attempt)
     born_ms = born(meta, recipient.message)
     context = RetryContext(
         created_ms=born_ms,
         attempts=recipient.record.attempts + 1,
         now_ms=now_ms,
-        end_ms=born_ms + int(retry.give_up_after * 1000),
+        end_ms=born_ms + int(rules.settings.give_up_after * 1000),
         zone=recipient.zone,
         sender=meta.sender,
         recipient=recipient.address,
-        priority=urgency,
+        priority=priority,
         code=attempt.code,
         status=attempt.status,
         reply=attempt.text,
     )
-    due_ms = next_attempt(policy, context, spread * retry.jitter / 100)
+    due_ms = next_attempt(rules.policy, context, spread * rules.settings.jitter / 100)
     if due_ms is None:
         return Outcome(recipient, OutcomeKind.EXPIRED, attempt)
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
-def judge(attempt: Attempt) -> Verdict:
-    """What the attempt means: a server's reply by its code, our own finding by its status."""
+def verdict_of(attempt: Attempt) -> Verdict:
+    """The meaning of an attempt: by the code of the server's reply, or by the status of a local error."""
     if attempt.code:
         return verdict(Reply(attempt.code, attempt.status, attempt.text), Phase(attempt.phase))
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
 
 
-def priority(header: bytes, policy: str) -> str:
-    """The priority a message's header asks for, looked up only for a retry policy that asks."""
+def requested_priority(header: bytes, policy: str) -> str:
+    """urgent, normal or nonurgent, from the ``Priority`` field; "normal" for a policy that does not use it."""
     if policy in ("priority", "function"):
         for field in scan(header)[0]:
             if field.name == b"priority":
@@ -69,20 +85,21 @@ def priority(header: bytes, policy: str) -> str:
     return "normal"
 
 
-def notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) -> list[Note]:
-    """What the sender is to hear of ``outcomes``, by NOTIFY (RFC 3461 section 4.1) and once per delay.
+def report_notes(meta: Meta, outcomes: Sequence[Outcome], retry: Retry, now_ms: int) -> list[Note]:
+    """What to report to the sender: by NOTIFY (RFC 3461 section 4.1), a delay once per message.
 
-    A success that the peer took over to report (it offers DSN) is not ours to tell.
+    A success at a peer that offers DSN is reported by that peer.
     """
-    found = []
+    notes = []
     for outcome in outcomes:
         action = _action(meta, outcome, retry, now_ms)
         if action:
-            found.append(_note(outcome, action, now_ms))
-    return found
+            notes.append(_note(outcome, action, now_ms))
+    return notes
 
 
 def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
+    """The ``Action`` of RFC 3464; empty when there is nothing to report."""
     notify = outcome.recipient.record.notify
     if outcome.kind is OutcomeKind.DELIVERED:
         success = "delivered" if outcome.attempt.final else "relayed"
@@ -96,17 +113,17 @@ def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
 def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
     recipient, attempt = outcome.recipient, outcome.attempt
     return Note(
-        FORMAT, recipient.zone, recipient.record.number, recipient.address, recipient.record.orcpt,
+        FORMAT, recipient.zone, recipient.record.recipient_index, recipient.address, recipient.record.orcpt,
         action, outcome.kind is OutcomeKind.EXPIRED, recipient.record.attempts + 1, now_ms,
         attempt.phase, attempt.code, attempt.status, attempt.text, attempt.mx if attempt.code else "",
     )  # fmt: skip
 
 
 def delayed_note(zone: str, address: str, record: Waiting) -> Note | None:
-    """What a warning says of another recipient that waits; None when it is not delayed or not to be told."""
+    """The entry of a deferred recipient in a warning about another; None when it does not belong there."""
     if not record.attempts or not record.due_ms or not wants_delay(record.notify):
         return None
     return Note(
-        FORMAT, zone, record.number, address, record.orcpt, "delayed", False, record.attempts,
+        FORMAT, zone, record.recipient_index, address, record.orcpt, "delayed", False, record.attempts,
         record.last_ms, "", record.code, record.status, record.text, "",
     )  # fmt: skip

@@ -1,26 +1,22 @@
-"""What a sender is asked to do, and what it says of it: all that passes between deciding and sending.
+"""The interface between a worker, which decides, and a delivery agent, which transmits.
 
-What all zones share when they decide: the queue, names, rules. A reload replaces it.
+Nothing here knows the queue, so an agent may run in another process.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass, field
-from random import Random
 from typing import Protocol
 
-from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt
-from zonemta_py.queue.queue import Queue
-from zonemta_py.routing import Router
 from zonemta_py.transports.pipelining import DsnOptions
 
 
 class DeliveryRequest(Struct, frozen=True, array_like=True):
-    """A transaction to be. ``size`` is the message's, header and empty line included.
+    """One transaction to execute. The order of the fields is the wire format between processes.
 
-    ``dsn`` is None when nobody asked for anything. ``room``: how many sessions may rest in the zone
-    and at the destination meanwhile. ``body_hash`` is DKIM's, empty when it is not known.
+    ``message`` is the id; ``size_bytes`` counts the header, the empty line and the body. ``dsn`` is
+    None when the client asked for nothing. ``idle_limits``: how many idle sessions the zone, and the
+    destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
     """
 
     destination: str
@@ -29,35 +25,35 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     sender: str
     recipients: Sequence[str]
     header: bytes
-    size: int
+    size_bytes: int
     eight_bit: bool
     smtputf8: bool
     dsn: DsnOptions | None
-    room: tuple[int, int]
+    idle_limits: tuple[int, int]
     body_hash: bytes = b""
 
-    def with_room(self, room: tuple[int, int]) -> "DeliveryRequest":
-        """The same with another ``room``."""
-        return replace(self, room=room)
+    def within(self, idle_limits: tuple[int, int]) -> "DeliveryRequest":
+        """The same request with other ``idle_limits``."""
+        return self if idle_limits == self.idle_limits else replace(self, idle_limits=idle_limits)
 
 
 class DeliveryResult(Struct, frozen=True, array_like=True):
-    """What came of it. ``attempts`` has one entry per recipient, None or missing for those not tried.
+    """How a request ended. ``attempts`` has an entry per recipient; None or missing: not attempted.
 
-    ``failure``: no session could be had, and this is why; ``permanent`` if trying again cannot help.
-    ``held``: other sessions with the destination rest here, so the peer is there.
+    ``failure``: why no session could be opened; ``permanent`` if a retry cannot succeed.
+    ``has_idle``: the agent has idle sessions with the destination, so the destination is reachable.
     """
 
     attempts: Sequence[Attempt | None]
     failure: Attempt | None = None
     permanent: bool = False
-    held: bool = False
+    has_idle: bool = False
 
 
 class RequestContext(Protocol):
-    """What a sender asks of the one who holds the lease, while it carries out an order.
+    """What an agent asks of the owner of the lease while it executes a request.
 
-    ``started``, once ``opened`` was said, must be awaited before the final dot goes out.
+    ``started`` must be awaited after ``session_opened`` and before the final dot is sent.
     """
 
     started: Awaitable[None]
@@ -65,16 +61,15 @@ class RequestContext(Protocol):
     def body(self) -> bytes | AsyncIterator[bytes]:
         """The body: whole, or in chunks. The iterator raises QueueCorrupt before the end of a damaged one."""
 
-    def opened(self) -> None:
-        """There is a session with the destination."""
+    def session_opened(self) -> None:
+        """A session with the destination is available: the transaction begins."""
 
 
-@dataclass(slots=True)
-class DeliveryContext:
-    """Everything a settle or a report asks that is not its zone's own."""
+class DeliveryAgent(Protocol):
+    """Executes the requests of one zone, in this process or through another one."""
 
-    queue: Queue
-    config: Config
-    hostname: str
-    router: Router
-    rng: Random = field(default_factory=Random)
+    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+        """Execute ``request``. Raises AgentLost, and what ``context`` raises."""
+
+    def close(self) -> None:
+        """No request follows. Idle sessions end now, the others after their transaction."""

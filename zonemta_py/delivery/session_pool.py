@@ -1,61 +1,62 @@
-"""Open sessions between transactions: kept for reuse, up to a time, within the zone's connections."""
+"""Idle sessions: kept between transactions for reuse, for a limited time, within the zone's connections."""
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zonemta_py.core.codec import Struct
+from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.transports.pipelining import SmtpSession
 
+OnClosed = Callable[[str, int], None]
 
-class Endpoint(Struct, frozen=True):
-    """Where a session leads and where it leaves from."""
 
-    host: str
-    ip: str
-    port: int
-    source: str | None
+def ignore_closed(destination: str, idle: int) -> None:
+    """The ``on_closed`` of a pool in the process that counts its sessions."""
 
 
 @dataclass(slots=True)
-class _Idle:
-    """One session at rest."""
+class _IdleSession:
+    """``expires_s``: loop time at which it is closed."""
 
-    way: Endpoint
+    endpoint: Endpoint
     destination: str
     session: SmtpSession
-    until_s: float
+    expires_s: float
 
 
 class SessionPool:
-    """The idle sessions of one zone, oldest first."""
+    """The idle sessions of one zone.
 
-    def __init__(self) -> None:
+    ``size`` counts them. ``on_closed(destination, idle)`` is called when the pool has closed a session
+    with ``destination``, with the number of those that are left.
+    """
+
+    def __init__(self, on_closed: OnClosed = ignore_closed) -> None:
         self._loop = asyncio.get_running_loop()
-        self._idle: dict[tuple[str, int, str | None], deque[_Idle]] = {}
+        self._idle: dict[tuple[str, int, str | None], deque[_IdleSession]] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
-        self._at: Counter[str] = Counter()
+        self._by_destination: Counter[str] = Counter()
+        self._on_closed = on_closed
         self.size = 0
-        self.changed: Callable[[str], None] = lambda destination: None  # sessions of it ended here
 
-    def at(self, destination: str) -> int:
-        """How many sessions with ``destination`` rest."""
-        return self._at[destination]
+    def count(self, destination: str) -> int:
+        """The number of idle sessions with ``destination``."""
+        return self._by_destination[destination]
 
-    def _count(self, destination: str, more: int) -> None:
-        self.size += more
-        self._at[destination] += more
-        if not self._at[destination]:
-            del self._at[destination]
+    def _add_to_count(self, destination: str, change: int) -> None:
+        self.size += change
+        self._by_destination[destination] += change
+        if not self._by_destination[destination]:
+            del self._by_destination[destination]
 
-    def take(self, way: Endpoint) -> SmtpSession | None:
-        """The session to ``way`` that rested last, if one is still usable."""
-        key = (way.ip, way.port, way.source)
+    def take(self, endpoint: Endpoint) -> SmtpSession | None:
+        """The session with ``endpoint`` used last, if one is still usable. It leaves the pool."""
+        key = (endpoint.ip, endpoint.port, endpoint.source)
         entries = self._idle.get(key)
         while entries:
             entry = entries.pop()
-            self._count(entry.destination, -1)
+            self._add_to_count(entry.destination, -1)
             if not entries:
                 del self._idle[key]
             if entry.session.usable:
@@ -63,54 +64,59 @@ class SessionPool:
             entry.session.close()
         return None
 
-    def holds(self, way: Endpoint) -> bool:
-        """Whether ``take`` would find a usable session to ``way``."""
-        return any(entry.session.usable for entry in self._idle.get((way.ip, way.port, way.source), ()))
+    def has_idle(self, endpoint: Endpoint) -> bool:
+        """Whether ``take`` would return a session with ``endpoint``."""
+        key = (endpoint.ip, endpoint.port, endpoint.source)
+        return any(entry.session.usable for entry in self._idle.get(key, ()))
 
-    def put(self, way: Endpoint, destination: str, session: SmtpSession, idle_s: float) -> None:
-        """Let ``session`` rest for ``idle_s`` at most."""
-        entry = _Idle(way, destination, session, self._loop.time() + idle_s)
-        self._idle.setdefault((way.ip, way.port, way.source), deque()).append(entry)
-        self._count(destination, 1)
+    def put(self, endpoint: Endpoint, destination: str, session: SmtpSession, idle_s: float) -> None:
+        """Keep ``session`` for at most ``idle_s``."""
+        entry = _IdleSession(endpoint, destination, session, self._loop.time() + idle_s)
+        key = (endpoint.ip, endpoint.port, endpoint.source)
+        self._idle.setdefault(key, deque()).append(entry)
+        self._add_to_count(destination, 1)
         if self._timer is None:
-            self._timer = self._loop.call_later(idle_s, self._sweep)
+            self._timer = self._loop.call_later(idle_s, self._close_expired)
 
-    def make_room(self, destination: str, room: int, room_at_destination: int) -> None:
-        """Close the longest idle so that ``room`` more sessions fit the limits."""
-        entries = sorted((e for queue in self._idle.values() for e in queue), key=lambda e: e.until_s)
+    def trim(self, destination: str, zone_limit: int, destination_limit: int) -> None:
+        """Close the longest idle sessions above ``destination_limit``, then above ``zone_limit``.
+
+        A negative limit counts as 0.
+        """
+        entries = sorted((e for queue in self._idle.values() for e in queue), key=lambda e: e.expires_s)
         here = [entry for entry in entries if entry.destination == destination]
-        surplus = here[: max(0, len(here) - max(0, room_at_destination))]
-        rest = [entry for entry in entries if entry not in surplus]
-        surplus += rest[: max(0, len(rest) - max(0, room))]
+        surplus = here[: max(0, len(here) - max(0, destination_limit))]
+        remaining = [entry for entry in entries if entry not in surplus]
+        surplus += remaining[: max(0, len(remaining) - max(0, zone_limit))]
         for entry in surplus:
-            self._remove(entry)
+            self._close(entry)
 
-    def _remove(self, entry: _Idle) -> None:
-        key = (entry.way.ip, entry.way.port, entry.way.source)
+    def _close(self, entry: _IdleSession) -> None:
+        key = (entry.endpoint.ip, entry.endpoint.port, entry.endpoint.source)
         queue = self._idle[key]
         queue.remove(entry)
         if not queue:
             del self._idle[key]
-        self._count(entry.destination, -1)
+        self._add_to_count(entry.destination, -1)
         entry.session.close()
-        self.changed(entry.destination)
+        self._on_closed(entry.destination, self._by_destination[entry.destination])
 
-    def _sweep(self) -> None:
+    def _close_expired(self) -> None:
         self._timer = None
         now_s = self._loop.time()
         entries = [entry for queue in self._idle.values() for entry in queue]
         for entry in entries:
-            if entry.until_s <= now_s or not entry.session.usable:
-                self._remove(entry)
-        left = [entry.until_s for queue in self._idle.values() for entry in queue]
-        if left:
-            self._timer = self._loop.call_at(min(left), self._sweep)
+            if entry.expires_s <= now_s or not entry.session.usable:
+                self._close(entry)
+        remaining = [entry.expires_s for queue in self._idle.values() for entry in queue]
+        if remaining:
+            self._timer = self._loop.call_at(min(remaining), self._close_expired)
 
     def close(self) -> None:
-        """End every idle session."""
+        """Close every idle session."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for queue in list(self._idle.values()):
             for entry in list(queue):
-                self._remove(entry)
+                self._close(entry)

@@ -1,278 +1,290 @@
-"""One transaction on the wire: find a session, send, say what the peer said. Decides nothing about mail.
+"""Executes one SMTP or LMTP transaction: find a session, send the message, return the peer's answers.
 
-It knows no queue: what it is to send is an ``DeliveryRequest``, what came of it a ``DeliveryResult``, so that it runs
-beside the queue or in a process of its own.
+It knows no queue: a ``DeliveryRequest`` goes in, a ``DeliveryResult`` comes out, so it runs in the
+queue's process or in another one.
 """
 
 import logging
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from zonemta_py.config.schema import PoolAddress, Zone
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.dkim import Signer
-from zonemta_py.delivery.endpoints import EndpointResolver, credentials
+from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.delivery.session_pool import Endpoint, SessionPool
+from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
-from zonemta_py.transports.pipelining import Mail, Result, SmtpSession
+from zonemta_py.transports.pipelining import SmtpSession, Transaction, TransactionResult
 
 log = logging.getLogger(__name__)
 
 
-class SmtpAgent:
-    """Carries out orders of one zone, on sessions of its pool."""
+@dataclass(frozen=True, slots=True)
+class SmtpResources:
+    """What the agents of all zones in a process share."""
 
-    def __init__(
-        self,
-        zone: Zone,
-        hostname: str,
-        ways: EndpointResolver,
-        signer: Signer,
-        dead: UnreachableHosts,
-        rng: Random,
-    ) -> None:
+    hostname: str
+    endpoints: EndpointResolver
+    signer: Signer
+    unreachable: UnreachableHosts
+    rng: Random
+
+
+class SmtpAgent:
+    """The ``DeliveryAgent`` of a zone that delivers over sessions, which it keeps in ``pool``."""
+
+    def __init__(self, zone: Zone, resources: SmtpResources, pool: SessionPool) -> None:
         self._zone = zone
-        self._hostname = hostname
-        self._ways = ways
-        self._signer = signer
-        self._dead = dead
-        self._rng = rng
-        self.pool = SessionPool()
+        self._resources = resources
+        self.pool = pool
         self._closed = False
 
-    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
-        """Carry out ``order``. Whatever the errand raises is raised here too."""
+    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+        """Execute ``request``. Raises what ``context`` raises, except QueueCorrupt."""
         began_s = clock.monotonic_s()
-        ways: Sequence[tuple[Endpoint, PoolAddress]] = ()
+        endpoints: Candidates = ()
         try:
-            ways = await self._ways.find(self._zone, order.domain, order.message)
-            session, way, reused = await self._session(ways, order)
+            endpoints = await self._resources.endpoints.find(self._zone, request.domain, request.message)
+            session, endpoint, reused = await self._session(endpoints, request)
         except DestinationFailed as exc:
-            held = any(self.pool.holds(way) for way, _ in ways)
-            return self._unreachable(order, exc, began_s, held=held)
-        errand.opened()
+            has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
+            return _no_session(request, exc, began_s, has_idle=has_idle)
+        context.session_opened()
         try:
-            if self._signer.signs:
-                order = await self._signed(order, errand)
-            result = await self._transact(session, order, errand)
+            if self._resources.signer.signs:
+                request = await self._signed(request, context)
+            result = await _transact(session, request, context)
             faults.reach("dot.answered")
-            if reused and _was_closing(result):
-                raise SessionLost("the session was about to be closed")
+            if reused and _is_closing(result):
+                raise SessionLost("the peer was about to close the session")
         except SessionLost as exc:
             if not reused:
-                return DeliveryResult(_same(order, way, session, str(exc), began_s))
-            # A session that rested may have been closed at the other end: that says nothing.
+                return DeliveryResult(_lost(request, endpoint, session, str(exc), began_s))
+            # The peer may have closed an idle session at any time: not a failure of this transaction.
             session.close()
             try:
-                session, way, _ = await self._session(ways, order, fresh=True)
-                result = await self._transact(session, order, errand)
+                session, endpoint = await self._new_session(endpoints, request)
+                result = await _transact(session, request, context)
             except DestinationFailed as failed:
-                return self._unreachable(order, failed, began_s)
+                return _no_session(request, failed, began_s)
             except SessionLost as lost:
-                return DeliveryResult(_same(order, way, session, str(lost), began_s))
-        self._rest(session, way, order.destination)
-        return DeliveryResult(_attempts(result, way, session, began_s))
+                return DeliveryResult(_lost(request, endpoint, session, str(lost), began_s))
+        self._keep(session, endpoint, request.destination)
+        return DeliveryResult(_attempts(result, endpoint, session, began_s))
 
     def close(self) -> None:
-        """End the sessions at rest, and from now on every other after its transaction."""
+        """Close the idle sessions, and from now on every other one after its transaction."""
         self._closed = True
         self.pool.close()
 
     # ---- sessions
 
     async def _session(
-        self,
-        ways: Sequence[tuple[Endpoint, PoolAddress]],
-        order: DeliveryRequest,
-        *,
-        fresh: bool = False,
+        self, endpoints: Candidates, request: DeliveryRequest
     ) -> tuple[SmtpSession, Endpoint, bool]:
-        if not fresh:
-            for way, _ in ways:
-                session = self.pool.take(way)
-                if session is not None:
-                    return session, way, True
-        now_s = clock.monotonic_s()
-        alive = [pair for pair in ways if not self._dead.rests(pair[0].ip, now_s)]
-        failure = DestinationFailed(0, "4.4.1", _nobody(ways))
-        for way, source in alive:
-            self.pool.make_room(order.destination, *order.room)
+        """An idle session (then the last value is true) or a new one. Raises DestinationFailed."""
+        for endpoint, _ in endpoints:
+            session = self.pool.take(endpoint)
+            if session is not None:
+                return session, endpoint, True
+        session, endpoint = await self._new_session(endpoints, request)
+        return session, endpoint, False
+
+    async def _new_session(
+        self, endpoints: Candidates, request: DeliveryRequest
+    ) -> tuple[SmtpSession, Endpoint]:
+        """Connect to the first endpoint that accepts a session. Raises DestinationFailed."""
+        resources = self._resources
+        unreachable, now_s = resources.unreachable, clock.monotonic_s()
+        failure = DestinationFailed(0, "4.4.1", _all_unreachable(endpoints))
+        for endpoint, source in [
+            pair for pair in endpoints if not unreachable.skipped_s(pair[0].ip, now_s)
+        ]:
+            self.pool.trim(request.destination, *request.idle_limits)
             try:
-                session = await self._open(way, source.ehlo or self._hostname)
+                session = await self._open(endpoint, source.ehlo or resources.hostname)
             except DestinationFailed as exc:
                 failure = exc
                 if exc.timed_out:
-                    self._dead.timed_out(way.ip, clock.monotonic_s(), self._rng.random())
+                    unreachable.timed_out(endpoint.ip, clock.monotonic_s(), resources.rng.random())
                 else:
-                    self._dead.answered(way.ip)
+                    unreachable.answered(endpoint.ip)
             else:
-                self._dead.answered(way.ip)
-                return session, way, False
+                unreachable.answered(endpoint.ip)
+                return session, endpoint
         raise failure
 
-    async def _open(self, way: Endpoint, ehlo: str) -> SmtpSession:
+    async def _open(self, endpoint: Endpoint, ehlo: str) -> SmtpSession:
         zone = self._zone
-        target = Target(way.host, way.ip, way.port)
+        target = Target(endpoint.host, endpoint.ip, endpoint.port)
         lmtp = zone.transport == "lmtp"
-        manner = SessionOptions(ehlo, way.source, zone.tls, zone.timeouts, credentials(zone), lmtp)
+        options = SessionOptions(ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp)
         try:
-            return await open_session(target, manner)
+            return await open_session(target, options)
         except TlsFailed as exc:
-            if zone.tls != "opportunistic" or manner.credentials is not None:
+            if zone.tls != "opportunistic" or options.credentials is not None:
                 raise
-            log.info("%s; going on without TLS", exc.text)
+            log.info("%s; continuing without TLS", exc.text)
             return await open_session(
-                target, SessionOptions(ehlo, way.source, "off", zone.timeouts, None, lmtp)
+                target, SessionOptions(ehlo, endpoint.source, "off", zone.timeouts, None, lmtp)
             )
 
-    def _rest(self, session: SmtpSession, way: Endpoint, destination: str) -> None:
+    def _keep(self, session: SmtpSession, endpoint: Endpoint, destination: str) -> None:
         if not self._closed and session.usable and session.messages < self._zone.messages_per_connection:
-            self.pool.put(way, destination, session, self._zone.timeouts.idle)
+            self.pool.put(endpoint, destination, session, self._zone.timeouts.idle)
         else:
             session.close()
 
-    # ---- the transaction
-
-    async def _signed(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryRequest:
-        """``order`` with the signatures of its author's domain on top of its header."""
+    async def _signed(self, request: DeliveryRequest, context: RequestContext) -> DeliveryRequest:
+        """``request`` with the DKIM signatures of its author's domain in front of its header."""
         try:
-            fields = await self._signer.signatures(
-                order.message, order.header, partial(_body_hash, order, errand)
+            fields = await self._resources.signer.signatures(
+                request.message, request.header, partial(_body_hash, request, context)
             )
         except QueueCorrupt:
-            return order  # found again, and told, when it is sent
+            return request  # reported when the body is read to be sent
         if not fields:
-            return order
-        return replace(order, header=fields + order.header, size=order.size + len(fields))
-
-    async def _transact(
-        self, session: SmtpSession, order: DeliveryRequest, errand: RequestContext
-    ) -> Result:
-        recipients = order.recipients
-        ascii_header = order.header.isascii()
-        smtputf8 = (
-            (order.smtputf8 and not ascii_header)
-            or needs_smtputf8(order.sender)
-            or any(map(needs_smtputf8, recipients))
-        )
-        eight_bit = order.eight_bit or not ascii_header
-        refusal = _unfit(session, order.size, eight_bit, smtputf8)
-        if refusal is not None:
-            return Result([(Phase.MAIL, refusal)] * len(recipients))
-        if session.recipients_max is not None:
-            recipients = recipients[: session.recipients_max]
-        dsn = order.dsn if order.dsn is not None and session.offers("dsn") else None
-        try:
-            body = errand.body()
-            mail = Mail(
-                order.sender, recipients, order.header, body, order.size, eight_bit, smtputf8, dsn
-            )
-            return await session.transact(mail, errand.started)
-        except QueueCorrupt as exc:
-            log.critical("%s is not delivered: %s", order.message, exc)
-            here = Reply(0, "4.3.0", "the stored message is damaged; the operator has been told")
-            return Result([(Phase.DATA, here)] * len(recipients))
-
-    @staticmethod
-    def _unreachable(
-        order: DeliveryRequest, exc: DestinationFailed, began_s: float, *, held: bool = False
-    ) -> DeliveryResult:
-        attempt = Attempt(
-            phase=Phase.CONNECT.value,
-            code=0,
-            status=exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}",
-            text=printable(exc.text),
-            duration_ms=_since_ms(began_s),
-        )
-        return DeliveryResult([attempt] * len(order.recipients), attempt, exc.permanent, held)
+            return request
+        size_bytes = request.size_bytes + len(fields)
+        return replace(request, header=fields + request.header, size_bytes=size_bytes)
 
 
-async def _body_hash(order: DeliveryRequest, errand: RequestContext) -> bytes:
-    """The one computed at intake, or if nobody was going to sign then, computed now."""
-    if order.body_hash:
-        return order.body_hash
-    body, found = errand.body(), BodyHash()
+# ---- the transaction
+
+
+async def _transact(
+    session: SmtpSession, request: DeliveryRequest, context: RequestContext
+) -> TransactionResult:
+    """Send the message. Raises SessionLost, and what ``context`` raises except QueueCorrupt."""
+    recipients = request.recipients
+    ascii_header = request.header.isascii()
+    smtputf8 = (
+        (request.smtputf8 and not ascii_header)
+        or needs_smtputf8(request.sender)
+        or any(map(needs_smtputf8, recipients))
+    )
+    eight_bit = request.eight_bit or not ascii_header
+    refusal = _refusal(session, request.size_bytes, eight_bit, smtputf8)
+    if refusal is not None:
+        return TransactionResult([(Phase.MAIL, refusal)] * len(recipients))
+    if session.recipients_max is not None:
+        recipients = recipients[: session.recipients_max]
+    dsn = request.dsn if request.dsn is not None and session.offers("dsn") else None
+    try:
+        transaction = Transaction(
+            request.sender, recipients, request.header, context.body(), request.size_bytes,
+            eight_bit, smtputf8, dsn,
+        )  # fmt: skip
+        return await session.transact(transaction, context.started)
+    except QueueCorrupt as exc:
+        log.critical("%s is not delivered: %s", request.message, exc)
+        reply = Reply(0, "4.3.0", "the stored message is damaged; see the log of the relay")
+        return TransactionResult([(Phase.DATA, reply)] * len(recipients))
+
+
+async def _body_hash(request: DeliveryRequest, context: RequestContext) -> bytes:
+    """The DKIM body hash from intake, or computed now. Raises QueueCorrupt."""
+    if request.body_hash:
+        return request.body_hash
+    body, body_hash = context.body(), BodyHash()
     if isinstance(body, bytes):
-        found.feed(body)
+        body_hash.feed(body)
     else:
         async for chunk in body:
-            found.feed(chunk)
-    return found.digest()
+            body_hash.feed(chunk)
+    return body_hash.digest()
 
 
-# ---- what it comes to
+def _refusal(session: SmtpSession, size_bytes: int, eight_bit: bool, smtputf8: bool) -> Reply | None:
+    """Why the peer cannot accept the message, known from its extensions; None when it can."""
+    if session.size_max and size_bytes > session.size_max:
+        return Reply(
+            0, "5.3.4", f"the message has {size_bytes} bytes, the peer takes {session.size_max}"
+        )
+    if smtputf8 and not session.offers("smtputf8"):
+        return Reply(0, "5.6.7", "an address or header needs SMTPUTF8, which the peer does not offer")
+    if eight_bit and not session.offers("8bitmime") and not smtputf8:
+        return Reply(0, "5.6.3", "the message has 8-bit content, which the peer does not take")
+    return None
 
 
-def _attempts(
-    result: Result, way: Endpoint, session: SmtpSession, began_s: float
-) -> list[Attempt | None]:
-    """One Attempt for all recipients that got the same answer."""
-    duration_ms = _since_ms(began_s)
-    made: dict[tuple[Phase, Reply], Attempt] = {}
-    attempts: list[Attempt | None] = []
-    for answer in result.answers:
-        if answer is None:
-            attempts.append(None)
-            continue
-        if answer not in made:
-            phase, reply = answer
-            made[answer] = Attempt(
-                phase=phase.value,
-                code=reply.code,
-                status=reply.status,
-                text=reply.text,
-                mx=way.host,
-                mx_ip=way.ip,
-                source_ip=way.source or "",
-                tls=session.secure,
-                duration_ms=duration_ms,
-                uncertain=result.uncertain and phase is Phase.DOT,
-                dsn=session.offers("dsn"),
-            )
-        attempts.append(made[answer])
-    return attempts
-
-
-def _same(
-    order: DeliveryRequest, way: Endpoint, session: SmtpSession, text: str, began_s: float
-) -> list[Attempt | None]:
-    lost: tuple[Phase, Reply] | None = (Phase.DATA, Reply(0, "4.4.2", text))
-    return _attempts(Result([lost] * len(order.recipients)), way, session, began_s)
-
-
-def _nobody(ways: Sequence[tuple[Endpoint, PoolAddress]]) -> str:
-    """Why no connection was even tried."""
-    ips = ", ".join(dict.fromkeys(way.ip for way, _ in ways))
-    return f"every address timed out lately and is left alone for a while: {ips}"
-
-
-def _was_closing(result: Result) -> bool:
-    """Whether all the peer had to say was that it closes the connection."""
+def _is_closing(result: TransactionResult) -> bool:
+    """Whether the peer only said that it closes the connection."""
     return all(
         answer is not None and answer[0] is Phase.MAIL and answer[1].code == 421
         for answer in result.answers
     )
 
 
-def _unfit(session: SmtpSession, size: int, eight_bit: bool, smtputf8: bool) -> Reply | None:
-    """Why this peer cannot take this message, found before it is asked."""
-    if session.size_max and size > session.size_max:
-        return Reply(0, "5.3.4", f"the message has {size} bytes, the peer takes {session.size_max}")
-    if smtputf8 and not session.offers("smtputf8"):
-        return Reply(0, "5.6.7", "an address or header needs SMTPUTF8, which the peer does not offer")
-    if eight_bit and not session.offers("8bitmime") and not smtputf8:
-        return Reply(0, "5.6.3", "the message has 8-bit content, which the peer does not take")
-    return None
+# ---- the attempts
+
+
+def _attempts(
+    result: TransactionResult, endpoint: Endpoint, session: SmtpSession, began_s: float
+) -> list[Attempt | None]:
+    """An attempt per recipient; recipients with the same answer share one."""
+    duration_ms = _since_ms(began_s)
+    by_answer: dict[tuple[Phase, Reply], Attempt] = {}
+    attempts: list[Attempt | None] = []
+    for answer in result.answers:
+        if answer is None:
+            attempts.append(None)
+            continue
+        if answer not in by_answer:
+            phase, reply = answer
+            by_answer[answer] = Attempt(
+                phase=phase.value,
+                code=reply.code,
+                status=reply.status,
+                text=reply.text,
+                mx=endpoint.host,
+                mx_ip=endpoint.ip,
+                source_ip=endpoint.source or "",
+                tls=session.secure,
+                duration_ms=duration_ms,
+                uncertain=result.uncertain and phase is Phase.DOT,
+                dsn=session.offers("dsn"),
+            )
+        attempts.append(by_answer[answer])
+    return attempts
+
+
+def _lost(
+    request: DeliveryRequest, endpoint: Endpoint, session: SmtpSession, text: str, began_s: float
+) -> list[Attempt | None]:
+    """The attempts of a transaction whose session was lost before the final dot."""
+    answer: tuple[Phase, Reply] | None = (Phase.DATA, Reply(0, "4.4.2", text))
+    return _attempts(TransactionResult([answer] * len(request.recipients)), endpoint, session, began_s)
+
+
+def _no_session(
+    request: DeliveryRequest, exc: DestinationFailed, began_s: float, *, has_idle: bool = False
+) -> DeliveryResult:
+    """A temporary failure for every recipient, whatever the peer's status, unless ``exc`` is permanent."""
+    attempt = Attempt(
+        phase=Phase.CONNECT.value,
+        code=0,
+        status=exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}",
+        text=printable(exc.text),
+        duration_ms=_since_ms(began_s),
+    )
+    return DeliveryResult([attempt] * len(request.recipients), attempt, exc.permanent, has_idle)
+
+
+def _all_unreachable(endpoints: Candidates) -> str:
+    """Why no connection was attempted."""
+    ips = ", ".join(dict.fromkeys(endpoint.ip for endpoint, _ in endpoints))
+    return f"every address timed out lately and is not tried for a while: {ips}"
 
 
 def _since_ms(began_s: float) -> int:

@@ -1,22 +1,21 @@
-"""One lease: from its recipients to an order, from what came of it to a settle."""
+"""One lease: its recipients become a request, the result of the request becomes a settle."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
-from zonemta_py.config.schema import Zone
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery import bounces as report
-from zonemta_py.delivery import outcome as settle
-from zonemta_py.delivery.request import DeliveryContext, DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.delivery.bounces import settle_effects
+from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.outcome import RetryRules, decide_outcome, requested_priority
+from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.interrupted import cut_off
+from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Destination
 from zonemta_py.smtp import verp
@@ -24,112 +23,91 @@ from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
 
-REST_S = 300.0  # of a destination, when the policy names no time
+SUSPEND_S = 300.0  # for a destination whose retry policy gives up after the first failure
 
 log = logging.getLogger(__name__)
 
 
-class Delivery(Struct, frozen=True):
-    """How an attempt ended: the batch of its settle, and why no session was had, if so.
+class LeaseResult(Struct, frozen=True):
+    """How a lease ended: the future of its settle, and why no session could be opened, if so.
 
-    ``crowded``: none could be had beside those that work, and the lease was given back untried.
+    ``at_connection_limit``: the destination accepts no session in addition to the open ones; the
+    lease was released without an attempt.
     """
 
     settled: CommitFuture
     failure: Attempt | None = None
-    crowded: bool = False
+    at_connection_limit: bool = False
 
 
-class DeliveryAgent(Protocol):
-    """A sender, here or in another process."""
+class LeaseContext:
+    """The ``RequestContext`` of a lease in this process."""
 
-    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
-        """Carry out ``order``."""
-
-    def close(self) -> None:
-        """No order follows; sessions at rest end, and others when theirs is carried out."""
-
-
-class _Errand:
-    """The lease behind an order, for the one who carries it out."""
-
-    __slots__ = ("_destination", "_lease", "_live", "_queue", "started", "working")
+    __slots__ = ("_active", "_destination", "_lease", "_queue", "has_session", "started")
 
     def __init__(self, queue: Queue, lease: Lease, destination: Destination) -> None:
         self._queue = queue
         self._lease = lease
-        self._live = lease.active
+        self._active = lease.active
         self._destination = destination
         self.started: Awaitable[None] = CommitFuture()
-        self.working = False
+        self.has_session = False
 
     def body(self) -> bytes | AsyncIterator[bytes]:
-        """The body, whole when it is at hand."""
-        if self._live.body is not None:
-            return self._live.body
-        chunks = self._queue.body(self._live)
-        if self._queue.store.is_remote():
-            return _in_threads(chunks)
-        return b"".join(chunks) if self._live.mark.chunks <= 1 else _each(chunks)
+        """The body, whole when it is small. Raises QueueCorrupt."""
+        small = self._queue.small_body(self._active)
+        return small if small is not None else self._queue.stream(self._active)
 
-    def opened(self) -> None:
-        """The worker holds a session: the transaction begins."""
-        self.working = True
+    def session_opened(self) -> None:
+        """Count the session with the destination, and record the start of the transaction."""
+        self.has_session = True
         self._destination.working += 1
         self.started = self._queue.start(self._lease)
 
-    def over(self) -> None:
-        """It does not any more."""
-        if self.working:
+    def close(self) -> None:
+        """The request has ended, and with it the use of the session."""
+        if self.has_session:
             self._destination.working -= 1
 
 
-async def _each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-
-
-async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        yield chunk
-
-
 class Worker:
-    """Delivers one lease after another of one zone."""
+    """Delivers leases of one zone."""
 
-    def __init__(self, outbound: DeliveryContext, zone: Zone) -> None:
-        self._outbound = outbound
+    def __init__(self, context: DeliveryContext, zone: Zone) -> None:
+        self._context = context
         self._zone = zone
-        self._policy = make_policy(zone.retry, log.error)
+        self._rules = RetryRules(zone.retry, make_policy(zone.retry, log.error))
 
     async def deliver(
-        self, lease: Lease, room: tuple[int, int], destination: Destination, carrier: DeliveryAgent
-    ) -> Delivery:
-        """Attempt ``lease``.
+        self, lease: Lease, idle_limits: tuple[int, int], destination: Destination, agent: DeliveryAgent
+    ) -> LeaseResult:
+        """Attempt ``lease`` through ``agent`` and settle it. ``idle_limits``: see ``DeliveryRequest``.
 
-        ``room``: how many sessions may rest in the zone and at the destination while this runs.
+        Raises QueueUnavailable, and what the agent raises except AgentLost.
         """
-        queue, meta = self._outbound.queue, lease.active.meta
+        queue, meta = self._context.queue, lease.active.meta
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
         if expands:
             queue.narrow(lease, 1)
-        order = self._order(lease, room, expands=expands)
-        errand = _Errand(queue, lease, destination)
+        request = self._request(lease, idle_limits, expands=expands)
+        lease_context = LeaseContext(queue, lease, destination)
         try:
-            sent = await carrier.send(order, errand)
+            result = await agent.deliver(request, lease_context)
         except AgentLost as exc:
-            log.warning("%s: %s; its lease is given back", lease.active.id, exc)
-            return Delivery(cut_off(queue, lease) if exc.uncertain else queue.release(lease))
+            log.warning("%s: %s; its lease is released", lease.active.id, exc)
+            return LeaseResult(interrupt(queue, lease) if exc.uncertain else queue.release(lease))
         finally:
-            errand.over()
-        if sent.failure is None:
-            return Delivery(self._settle(lease, sent.attempts))
-        # Others hold a session, or have just put one to rest: the peer is there, and full.
-        if not errand.working and (destination.working or sent.held) and not sent.permanent:
-            return Delivery(queue.release(lease), crowded=True)
-        return Delivery(self._settle(lease, sent.attempts), None if sent.permanent else sent.failure)
+            lease_context.close()
+        if result.failure is None:
+            return LeaseResult(await self._settle(lease, result.attempts))
+        # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
+        reachable = destination.working or result.has_idle
+        if reachable and not lease_context.has_session and not result.permanent:
+            return LeaseResult(queue.release(lease), at_connection_limit=True)
+        failure = None if result.permanent else result.failure
+        return LeaseResult(await self._settle(lease, result.attempts), failure)
 
-    def _order(self, lease: Lease, room: tuple[int, int], *, expands: bool) -> DeliveryRequest:
+    def _request(self, lease: Lease, idle_limits: tuple[int, int], *, expands: bool) -> DeliveryRequest:
         active, meta = lease.active, lease.active.meta
         recipients = [recipient.address for recipient in lease.recipients]
         return DeliveryRequest(
@@ -143,51 +121,42 @@ class Worker:
             meta.eight_bit,
             meta.smtputf8,
             _dsn_options(lease),
-            room,
+            idle_limits,
             meta.body_hash,
         )
 
-    def give_up(self, lease: Lease, failure: Attempt) -> CommitFuture:
+    async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""
-        return self._settle(lease, [failure] * len(lease.recipients))
+        return await self._settle(lease, [failure] * len(lease.recipients))
+
+    async def defer_after_defect(self, lease: Lease) -> CommitFuture:
+        """Defer the recipients of ``lease``: a defect of the relay prevented the attempt."""
+        text = "internal error of the relay; see its log"
+        return await self.fail(lease, Attempt(Phase.CONNECT.value, 0, "4.3.0", text))
 
     def first_delay_s(self) -> float:
-        """How long a message waits after its first failure; a destination that is down rests as long."""
+        """The delay after a message's first failure: also how long a destination that fails is suspended."""
         now_ms = clock.now_ms()
         end_ms = now_ms + int(self._zone.retry.give_up_after * 1000)
-        due_ms = next_attempt(self._policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
-        return (due_ms - now_ms) / 1000 if due_ms is not None else REST_S
+        due_ms = next_attempt(self._rules.policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
+        return (due_ms - now_ms) / 1000 if due_ms is not None else SUSPEND_S
 
-    def broken(self, lease: Lease) -> CommitFuture:
-        """A defect of ours kept ``lease`` from being attempted: its recipients are deferred, not lost."""
-        here = Attempt(
-            Phase.CONNECT.value, 0, "4.3.0", "internal error of the relay; the operator has been told"
-        )
-        return self._settle(lease, [here] * len(lease.recipients))
-
-    def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> CommitFuture:
-        outbound, active, retry = self._outbound, lease.active, self._zone.retry
-        now_ms, priority = clock.now_ms(), settle.priority(active.meta.header, retry.policy)
+    async def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> CommitFuture:
+        context, active, rules = self._context, lease.active, self._rules
+        now_ms, priority = clock.now_ms(), requested_priority(active.meta.header, rules.settings.policy)
         outcomes = [
-            settle.decide(
-                active.meta,
-                priority,
-                recipient,
-                attempt,
-                retry,
-                self._policy,
-                now_ms,
-                outbound.rng.random(),
+            decide_outcome(
+                active.meta, priority, recipient, attempt, rules, now_ms, context.rng.random()
             )
             for recipient, attempt in zip(lease.recipients, attempts, strict=False)
             if attempt is not None
         ]
-        after = report.aftermath(outbound, self._zone, active, outcomes)
-        return outbound.queue.settle(lease, outcomes, after)
+        effects = await settle_effects(context, self._zone, active, outcomes)
+        return context.queue.settle(lease, outcomes, effects)
 
 
 def _dsn_options(lease: Lease) -> DsnOptions | None:
-    """What the client asked about reports, for a peer that takes over the duty; None: nothing."""
+    """The client's parameters of RFC 3461, to pass on to a peer that offers DSN; None without any."""
     meta = lease.active.meta
     mail = f" RET={meta.ret}" if meta.ret else ""
     mail += f" ENVID={meta.envid}" if meta.envid else ""
@@ -196,6 +165,6 @@ def _dsn_options(lease: Lease) -> DsnOptions | None:
     rcpts = []
     for recipient in lease.recipients:
         record = recipient.record
-        own = f" NOTIFY={write_notify(record.notify)}" if record.notify else ""
-        rcpts.append(own + (f" ORCPT={record.orcpt}" if record.orcpt else ""))
+        notify = f" NOTIFY={write_notify(record.notify)}" if record.notify else ""
+        rcpts.append(notify + (f" ORCPT={record.orcpt}" if record.orcpt else ""))
     return DsnOptions(mail, rcpts)

@@ -1,210 +1,115 @@
-"""The workers of one zone: started when there is mail and a free allowance, gone when there is not."""
+"""The workers of one zone: one starts when there is mail and a connection is free, and ends when not."""
 
 import asyncio
 import logging
 from collections.abc import Callable
+from enum import Enum, auto
 
-from zonemta_py.config.schema import Zone
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.request import DeliveryContext
-from zonemta_py.delivery.worker import Delivery, DeliveryAgent, Worker
+from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.request import DeliveryAgent
+from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import born
 from zonemta_py.schedule.scheduler import Destination, Scheduler
 
-BROKEN_S = 1.0  # a pause after a defect of ours, so that it does not become a busy loop
+DEFECT_PAUSE_S = (
+    1.0  # after an unexpected exception in a worker, so that it does not repeat in a busy loop
+)
 
 log = logging.getLogger(__name__)
 
+MakeAgent = Callable[[str, Zone], DeliveryAgent]
 
-class ZoneDelivery:
-    """Delivers the mail of one zone. ``pump`` is called whenever something may have changed."""
 
-    def __init__(
-        self,
-        name: str,
-        zone: Zone,
-        outbound: DeliveryContext,
-        make_carrier: Callable[[str, Zone], DeliveryAgent],
-    ) -> None:
+class NoLease(Enum):
+    """Why a worker got no lease."""
+
+    LOOK_AGAIN = auto()  # a message was unreadable, or mail on disk has not been reached yet
+    NO_MAIL = auto()
+
+
+class Next(Enum):
+    """What a worker does after a delivery."""
+
+    CONTINUE = auto()  # with another lease
+    RESUME = auto()  # the destination, which was suspended; then continue
+    LEARN_LIMIT = auto()  # of the destination's connections; then end
+    SUSPEND = auto()  # the destination; then end
+
+
+def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
+    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
+    if result.at_connection_limit:
+        return Next.LEARN_LIMIT
+    if result.failure is not None:
+        return Next.SUSPEND
+    return Next.RESUME if suspended else Next.CONTINUE
+
+
+def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
+    """Whether a message accepted at ``created_ms`` is not retried any more. Pure."""
+    return created_ms <= now_ms - int(give_up_after_s * 1000)
+
+
+class ZoneWorkers:
+    """Delivers the mail of one zone. ``start_workers`` is called whenever something may have changed."""
+
+    def __init__(self, name: str, zone: Zone, context: DeliveryContext, make_agent: MakeAgent) -> None:
         self.name = name
-        self._outbound = outbound
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(zone, clock.monotonic_s())
-        self._make_carrier = make_carrier
-        self._carrier = make_carrier(name, zone)
-        self._worker = Worker(outbound, zone)
+        self._make_agent = make_agent
+        self._agent = make_agent(name, zone)
+        self._worker = Worker(context, zone)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
 
+    # ---- what the relay calls
+
+    def ready(self, destination: str, *, low_volume: bool = False) -> None:
+        """The window has mail for ``destination``; that of a low-volume submitter is urgent."""
+        self.scheduler.ready(destination, urgent=low_volume)
+        self.start_workers()
+
+    def ready_all(self) -> None:
+        """Schedule every destination that has mail in the window."""
+        for destination in self._context.queue.windows.zone(self.name).destinations():
+            self.scheduler.ready(destination)
+        self.start_workers()
+
     def configure(self, zone: Zone) -> None:
-        """Take over settings after a reload; sessions made under the old ones end."""
+        """Use new settings after a reload. Sessions opened under the old ones end with their transaction."""
         self.scheduler.configure(zone, clock.monotonic_s())
-        self._carrier.close()
-        self._carrier = self._make_carrier(self.name, zone)  # a worker under way ends with the old one
-        self._worker = Worker(self._outbound, zone)
+        self._agent.close()
+        self._agent = self._make_agent(self.name, zone)  # a running request ends with the old agent
+        self._worker = Worker(self._context, zone)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.look_around()
-
-    def look_around(self) -> None:
-        """Take up whatever the window holds already."""
-        window = self._outbound.queue.windows.zone(self.name)
-        for destination in window.destinations():
-            self.scheduler.ready(destination)
-        self.pump()
-
-    def ready(self, destination: str, *, light: bool = False) -> None:
-        """The window has mail for ``destination``; ``light``: of somebody who should not wait in line."""
-        self.scheduler.ready(destination, first=light)
-        self.pump()
+        self.ready_all()
 
     def describe(self, destination: str) -> str:
-        """Why mail for ``destination`` rests; empty when nothing is known to be wrong."""
+        """Why mail for ``destination`` is suspended; empty when it is not."""
         state = self.scheduler.state(destination)
         if state is None or not state.failing:
             return ""
-        rest_s = max(0, round(state.down_until_s - clock.monotonic_s()))
-        return f"next try in {rest_s} s: {state.reason}"
+        wait_s = max(0, round(state.down_until_s - clock.monotonic_s()))
+        return f"next try in {wait_s} s: {state.reason}"
 
     def probe(self, destination: str | None) -> None:
-        """An operator wants resting destinations tried now: one, or all."""
-        for name in self.scheduler.end_rests(destination):
+        """Try a suspended destination now, or all of them (None)."""
+        for name in self.scheduler.resume(destination):
             self.ready(name)
 
-    def pump(self) -> None:
-        """Start as many workers as limits and mail allow."""
-        while not self._stopping:
-            now_s = clock.monotonic_s()
-            bucket = self.scheduler.bucket
-            if bucket is not None and bucket.wait_s(now_s) > 0:
-                self._pump_later(bucket.wait_s(now_s))
-                return
-            destination = self.scheduler.next(now_s)
-            if destination is None:
-                return
-            task = self._loop.create_task(self._work(destination))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _pump_later(self, delay_s: float) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(delay_s, self._pump_now)
-
-    def _pump_now(self) -> None:
-        self._timer = None
-        self.pump()
-
-    async def _work(self, destination: Destination) -> None:
-        more = True
-        try:
-            more = await self._serve(destination)
-        except QueueUnavailable:
-            self._stopping = True  # nothing can be settled, so nothing may be sent
-        except Exception:
-            log.exception("the worker of %s for %s failed; another follows", self.name, destination.name)
-            await asyncio.sleep(BROKEN_S)
-        finally:
-            self.scheduler.ended(destination, has_mail=more)
-            self.pump()
-
-    async def _serve(self, destination: Destination) -> bool:
-        """Deliver until there is no mail, no allowance or no destination; True: there may be more."""
-        served = 0
-        settled: CommitFuture | None = None
-        while not self._stopping:
-            zone, bucket = self.scheduler.zone, self.scheduler.bucket
-            window = self._outbound.queue.windows.zone(self.name)
-            now_s = clock.monotonic_s()
-            if bucket is not None and bucket.wait_s(now_s) > 0:
-                return True
-            try:
-                lease = self._outbound.queue.lease(
-                    self.name, destination.name, zone.recipients_per_transaction
-                )
-            except QueueCorrupt as exc:
-                log.critical("not delivered: %s", exc)
-                await asyncio.sleep(0)
-                continue
-            if lease is None:
-                if window.may_refill(destination.name):
-                    await asyncio.sleep(0)  # a refill reads so much at a time, and found nothing yet
-                    continue
-                self.scheduler.empty(destination)
-                return False
-            faults.reach("lease.taken")
-            if self.scheduler.leased(destination, more=window.has_mail(destination.name)):
-                self.pump()
-            if bucket is not None:
-                bucket.take(now_s)
-            delivery = await self._deliver(lease, destination)
-            if delivery.crowded:
-                destination.crowded(clock.monotonic_s())
-                return True
-            if delivery.failure is not None:
-                await delivery.settled
-                await self._rest(destination, delivery.failure, zone)
-                return True
-            if destination.answered():
-                self._outbound.queue.windows.zone(self.name).awake(destination.name)
-                self.ready(destination.name)
-            if settled is not None:
-                await settled  # one settle under way per worker, no more
-            settled = delivery.settled
-            served += 1
-            if self.scheduler.should_yield(destination, served):
-                return True
-        return True
-
-    async def _deliver(self, lease: Lease, destination: Destination) -> Delivery:
-        scheduler = self.scheduler
-        room = (
-            scheduler.zone.connections - scheduler.active,
-            scheduler.per_destination - destination.active,
-        )
-        worker = self._worker
-        try:
-            return await worker.deliver(lease, room, destination, self._carrier)
-        except QueueUnavailable:
-            raise
-        except Exception:
-            log.exception("delivery of %s to %s failed here", lease.active.id, destination.name)
-            return Delivery(worker.broken(lease))
-
-    async def _rest(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
-        """No session could be had: leave the destination alone for a while and make room for others.
-
-        Its mail stays on disk unattempted, except what is too old, which expires with this failure.
-        """
-        now_s = clock.monotonic_s()
-        self.scheduler.failed(destination, self._worker.first_delay_s(), now_s, failure.text)
-        self._outbound.queue.windows.rest(self.name, destination.name)
-        self._loop.call_later(destination.down_until_s - now_s, self._rested, destination)
-        oldest_ms = clock.now_ms() - int(zone.retry.give_up_after * 1000)
-        while lease := self._outbound.queue.lease(
-            self.name, destination.name, zone.recipients_per_transaction
-        ):
-            if born(lease.active.meta, lease.active.id) > oldest_ms:
-                self._outbound.queue.release(lease)
-                self._outbound.queue.windows.rest(self.name, destination.name)
-                return
-            await self._worker.give_up(lease, failure)
-
-    def _rested(self, destination: Destination) -> None:
-        """The rest is over, or would be if this timer had not come a little early."""
-        left_s = destination.down_until_s - clock.monotonic_s()
-        if left_s > 0:
-            self._loop.call_later(left_s + 0.001, self._rested, destination)
-        else:
-            self.ready(destination.name)
-
     async def close(self, grace_s: float) -> None:
-        """Finish the transactions under way, at most ``grace_s``, then cut off what is left."""
+        """Finish the running transactions within ``grace_s``, then cancel the remaining ones."""
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -214,4 +119,151 @@ class ZoneDelivery:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        self._carrier.close()
+        self._agent.close()
+
+    # ---- starting workers
+
+    def start_workers(self) -> None:
+        """Start as many workers as limits and mail allow; at the zone's rate limit, later."""
+        while not self._stopping:
+            now_s = clock.monotonic_s()
+            bucket = self.scheduler.bucket
+            if bucket is not None and bucket.wait_s(now_s) > 0:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(bucket.wait_s(now_s), self._on_timer)
+                return
+            destination = self.scheduler.next(now_s)
+            if destination is None:
+                return
+            task = self._loop.create_task(self._work(destination))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.start_workers()
+
+    async def _work(self, destination: Destination) -> None:
+        has_mail = True
+        try:
+            has_mail = await self._serve(destination)
+        except QueueUnavailable:
+            self._stopping = True  # nothing can be settled, so nothing may be sent
+        except Exception:
+            log.exception("the worker of %s for %s failed; another follows", self.name, destination.name)
+            await asyncio.sleep(DEFECT_PAUSE_S)
+        finally:
+            self.scheduler.ended(destination, has_mail=has_mail)
+            self.start_workers()
+
+    # ---- one worker
+
+    async def _serve(self, destination: Destination) -> bool:
+        """Deliver leases of ``destination`` until there is a reason to end; False: it has no more mail."""
+        served = 0
+        settled: CommitFuture | None = None
+        while not self._stopping and not self._at_rate_limit():
+            zone = self.scheduler.zone
+            lease = self._take_lease(destination)
+            if lease is NoLease.NO_MAIL:
+                return False
+            if lease is NoLease.LOOK_AGAIN:
+                await asyncio.sleep(0)
+                continue
+            result = await self._deliver(lease, destination)
+            match decide_next(result, suspended=destination.failing):
+                case Next.LEARN_LIMIT:
+                    destination.limit_reached(clock.monotonic_s())
+                    return True
+                case Next.SUSPEND:
+                    assert result.failure is not None
+                    await result.settled
+                    await self._suspend(destination, result.failure, zone)
+                    return True
+                case Next.RESUME:
+                    self._resume(destination)
+            if settled is not None:
+                await settled  # a worker has one unfinished settle at most
+            settled = result.settled
+            served += 1
+            if self.scheduler.should_yield(destination, served):
+                break
+        return True
+
+    def _at_rate_limit(self) -> bool:
+        bucket = self.scheduler.bucket
+        return bucket is not None and bucket.wait_s(clock.monotonic_s()) > 0
+
+    def _take_lease(self, destination: Destination) -> Lease | NoLease:
+        """The next lease of ``destination``, counted by scheduler and rate limit."""
+        scheduler, queue = self.scheduler, self._context.queue
+        window = queue.windows.zone(self.name)
+        try:
+            lease = queue.lease(self.name, destination.name, scheduler.zone.recipients_per_transaction)
+        except QueueCorrupt as exc:
+            log.critical("not delivered: %s", exc)
+            return NoLease.LOOK_AGAIN
+        if lease is None:
+            if window.may_refill(destination.name):  # one refill reads a limited number of keys
+                return NoLease.LOOK_AGAIN
+            scheduler.empty(destination)
+            return NoLease.NO_MAIL
+        faults.reach("lease.taken")
+        if scheduler.leased(destination, more=window.has_mail(destination.name)):
+            self.start_workers()
+        if scheduler.bucket is not None:
+            scheduler.bucket.take(clock.monotonic_s())
+        return lease
+
+    async def _deliver(self, lease: Lease, destination: Destination) -> LeaseResult:
+        scheduler = self.scheduler
+        idle_limits = (
+            scheduler.zone.connections - scheduler.active,
+            scheduler.per_destination - destination.active,
+        )
+        worker = self._worker
+        try:
+            return await worker.deliver(lease, idle_limits, destination, self._agent)
+        except QueueUnavailable:
+            raise
+        except Exception:
+            log.exception(
+                "an internal error in the delivery of %s to %s", lease.active.id, destination.name
+            )
+            return LeaseResult(await worker.defer_after_defect(lease))
+
+    # ---- suspended destinations
+
+    async def _suspend(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
+        """No session could be opened: suspend ``destination``, and free its part of the window.
+
+        Its mail stays on disk without an attempt. Messages that are too old expire with ``failure``.
+        """
+        windows, now_s = self._context.queue.windows, clock.monotonic_s()
+        self.scheduler.failed(destination, self._worker.first_delay_s(), now_s, failure.text)
+        windows.suspend(self.name, destination.name)
+        self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
+        now_ms = clock.now_ms()
+        while lease := self._context.queue.lease(
+            self.name, destination.name, zone.recipients_per_transaction
+        ):
+            created_ms = born(lease.active.meta, lease.active.id)
+            if not is_expired(created_ms, now_ms, zone.retry.give_up_after):
+                self._context.queue.release(lease)
+                windows.suspend(self.name, destination.name)
+                return
+            await (await self._worker.fail(lease, failure))
+
+    def _probe_when_due(self, destination: Destination) -> None:
+        """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""
+        wait_s = destination.down_until_s - clock.monotonic_s()
+        if wait_s > 0:
+            self._loop.call_later(wait_s + 0.001, self._probe_when_due, destination)
+        else:
+            self.ready(destination.name)
+
+    def _resume(self, destination: Destination) -> None:
+        """A session was opened: the destination is not suspended any more."""
+        destination.answered()
+        self._context.queue.windows.zone(self.name).resume(destination.name)
+        self.ready(destination.name)

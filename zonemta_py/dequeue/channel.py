@@ -139,11 +139,11 @@ class Channel:
         ended = self._outcomes(lease, verdicts, now_ms)
         deferred = sum(1 for outcome in ended if outcome.kind is OutcomeKind.DEFERRED)
         if not 0 < deferred < len(ended):
-            return ended, settle_effects(self.channels.context, self.settings, active, ended)
+            return ended, await settle_effects(self.channels.context, self.settings, active, ended)
         writer = await copy_body(queue, active)
         try:
             again, ended = requeue(writer, active, ended, now_ms)
-            after = settle_effects(self.channels.context, self.settings, active, ended)
+            after = await settle_effects(self.channels.context, self.settings, active, ended)
             if after.warned:
                 again = replace(again, meta=again.meta._replace(warned=True))
             return ended, replace(after, reports=[*after.reports, again])

@@ -1,1 +1,1 @@
-"""The relay in several processes: the queue in one, senders in others, frames between them."""
+"""The relay in several processes: the queue in one, receivers and senders in others, linked by sockets."""

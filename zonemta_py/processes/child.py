@@ -1,54 +1,71 @@
-"""A process started here, and this end of the link to it."""
+"""A child process: how it is started and watched here, and what runs in it first.
+
+Its arguments are ``LEVEL BEAT_S FD…``: the log level, the seconds between two beats, its end of the
+link, then inherited sockets.
+"""
 
 import asyncio
+import gc
 import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from zonemta_py.core import clock
+from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import pack
+from zonemta_py.core.logs import configure_logs
+from zonemta_py.core.loop import loop_factory
 from zonemta_py.processes.link import Link
 
-END_S = 5.0  # from the end of the link to the end of the process
+EXIT_TIMEOUT_S = 5.0  # from the end of the link to the end of the process
 
 log = logging.getLogger(__name__)
 
 
-class Child(ABC):
-    """One process. ``lost`` is called with it, once, when it is gone. A subclass handles its frames."""
+class ChildProcess(ABC):
+    """The parent's side of one process. A subclass handles its frames.
 
-    kind = "child"  # as log lines name it
+    ``slot`` is its 0-based number among the processes of its kind. ``on_lost`` is called once with the
+    child when the link has ended.
+    """
+
+    kind = "child"  # in log lines
     module = ""  # what the process runs
-    beat_s = 5.0  # between two of its signs of life
-    silent_s = 60.0  # without one, it hangs
+    beat_s = 5.0  # between two beats of the process
+    silent_s = 60.0  # without a frame or beat for this time, it hangs
 
     def __init__(
-        self, place: int, decode: Callable[[bytes | memoryview], Any], lost: Callable[[Any], None]
+        self, slot: int, decode: Callable[[bytes | memoryview], Any], on_lost: Callable[[Any], None]
     ) -> None:
-        self.place = place
-        self.since_s = clock.monotonic_s()
+        self.slot = slot
+        self.started_s = clock.monotonic_s()
         self.gone = False
-        self._silent = False
-        self._tell_lost = lost
-        self._link = Link(pack, decode, self._handle, self._lost)
+        self._was_silent = False
+        self._on_lost = on_lost
+        self._link = Link(pack, decode, self._handle, self._link_ended)
 
     async def start(self, log_level: str, fds: Sequence[int] = ()) -> None:
         """Start the process with its end of the link, and ``fds``. Raises OSError.
 
-        -P: a file in the folder where the relay was started must not stand in for a module.
+        -P: a file in the current directory must not replace a module.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             numbers = [str(fd) for fd in (theirs.fileno(), *fds)]
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a moment, and it is waited for in a thread
-                [sys.executable, "-P", "-m", self.module, log_level, str(self.beat_s), *numbers],
-                pass_fds=[theirs.fileno(), *fds],
-                stdin=subprocess.DEVNULL,
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - short, and waited for in a thread
+                    [sys.executable, "-P", "-m", self.module, log_level, str(self.beat_s), *numbers],
+                    pass_fds=[theirs.fileno(), *fds],
+                    stdin=subprocess.DEVNULL,
+                )
+            except BaseException:
+                ours.close()
+                raise
         self.pid = self._process.pid
         ours.setblocking(False)
         try:
@@ -58,11 +75,11 @@ class Child(ABC):
             raise
 
     def send(self, frame: Any) -> None:
-        """Send a frame; nothing happens when the process is gone."""
+        """Send a frame; without effect once the process is gone."""
         self._link.send(frame)
 
     def send_now(self, frame: Any) -> None:
-        """Send a frame before anything else happens: whoever connects after this meets its effect."""
+        """Send a frame before anything else happens: a client that connects after this sees its effect."""
         self._link.send(frame)
         self._link.flush()
 
@@ -71,45 +88,77 @@ class Child(ABC):
         """A frame from the process."""
 
     @abstractmethod
-    def _give_up(self) -> None:
-        """The process is gone: end what was under way there."""
+    def _abandon_work(self) -> None:
+        """The process is gone: end what it had not finished."""
 
-    def look(self) -> None:
-        """Kill the process if it has shown no life for long, at this look and at the one before.
+    def check_alive(self) -> None:
+        """Kill the process if it was silent for ``silent_s``, at this check and at the one before.
 
-        Two looks: after a pause of this process itself, what the other said meanwhile is still unread.
+        Two checks: when this process itself was paused, the beats of that time are still unread.
         """
         silent_s = clock.monotonic_s() - self._link.heard_s
         if silent_s < self.silent_s:
-            self._silent = False
-        elif not self._silent:
-            self._silent = True
+            self._was_silent = False
+        elif not self._was_silent:
+            self._was_silent = True
         else:
             log.error(
-                "%s %d (pid %d) has said nothing for %.0f s: killed",
-                self.kind, self.place, self.pid, silent_s,
+                "%s %d (pid %d) has sent nothing for %.0f s: killed",
+                self.kind, self.slot, self.pid, silent_s,
             )  # fmt: skip
             self._process.kill()
 
-    def _lost(self) -> None:
+    def _link_ended(self) -> None:
         self.gone = True
-        self._give_up()
+        self._abandon_work()
         asyncio.get_running_loop().run_in_executor(None, self._reap)
-        self._tell_lost(self)
+        self._on_lost(self)
 
     def _reap(self) -> None:
         try:
-            self._process.wait(END_S)
+            self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            log.error("%s %d (pid %d) does not end: killed", self.kind, self.place, self.pid)
+            log.error("%s %d (pid %d) does not end: killed", self.kind, self.slot, self.pid)
             self._process.kill()
             self._process.wait()
 
-    def abandon(self) -> None:
-        """End the process, and do not wait: it ends when the link does."""
+    def end(self) -> None:
+        """End the link, and with it the process, without waiting."""
         self._link.close()
 
     async def close(self) -> None:
-        """End the process."""
-        self.abandon()
+        """End the process, and wait for it."""
+        self.end()
         await asyncio.get_running_loop().run_in_executor(None, self._reap)
+
+
+# ---- in the child
+
+
+def child_main(serve: Callable[..., Awaitable[None]]) -> None:
+    """Run ``serve(beat_s, *fds)`` until it returns, then end at once.
+
+    A child ignores signals: the queue's process receives them too, and decides. It ends when its link does.
+    """
+    configure_logs(sys.argv[1])
+    if faults.VARIABLE in os.environ:
+        faults.arm(os.environ[faults.VARIABLE])
+    beat_s, fds = float(sys.argv[2]), [int(text) for text in sys.argv[3:]]
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+            loop.add_signal_handler(number, lambda: None)
+        gc.collect()
+        gc.freeze()  # the objects of start-up are never garbage
+        gc.set_threshold(50_000, 20, 100)
+        try:
+            await serve(beat_s, *fds)
+        except Exception:
+            log.exception("this process failed")
+            os._exit(1)
+        # At once: cancelling running tasks, and waiting for them, may take forever.
+        os._exit(0)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run())

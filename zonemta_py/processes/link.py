@@ -1,8 +1,8 @@
-"""Frames between two processes of the relay, over a Unix socket: those of one turn in one write.
+"""Frames between two processes of the relay, over a Unix socket; those of one loop turn in one write.
 
-Layout: 4 octets length (big-endian), then msgpack; length 0 is a sign of life. Both ends are ours and
-of one version, so there is nothing to negotiate; a frame that cannot be read ends the link. Bodies
-travel here, so octets are read into one buffer and decoded from it.
+Layout: 4 bytes length (big-endian), then msgpack; length 0 is a beat. Both ends have the same version,
+so nothing is negotiated; a frame that cannot be decoded ends the link. Bodies are sent here too, so
+frames are decoded from one receive buffer without a copy.
 """
 
 import asyncio
@@ -16,38 +16,39 @@ from zonemta_py.core.errors import QueueCorrupt
 
 log = logging.getLogger(__name__)
 
-Handle = Callable[[Any], None]
-
 _BEAT = bytes(4)
 BUFFER_BYTES = 1 << 18
-LEAST_FREE = 1 << 16  # octets to be read at once, at least
-JOINED_MAX = 1 << 15  # octets that are worth a copy to have one piece
+FREE_MIN_BYTES = 1 << 16  # of the receive buffer, for one read
+JOINED_MAX_BYTES = 1 << 15  # frames up to this size are copied into one piece
 
 
 class Link(asyncio.BufferedProtocol):
-    """One end. ``handle`` gets every frame, ``lost`` is called once, when the other end is gone."""
+    """One end. ``handle`` receives every frame; ``on_lost`` is called once, when the link has ended.
+
+    ``heard_s``: monotonic time of the last bytes from the other end.
+    """
 
     def __init__(
         self,
         encode: Callable[[Any], bytes],
         decode: Callable[[bytes | memoryview], Any],
-        handle: Handle,
-        lost: Callable[[], None],
+        handle: Callable[[Any], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self._encode = encode
         self._decode = decode
         self._handle = handle
-        self._lost = lost
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray(BUFFER_BYTES)
-        self._start = self._end = 0  # of what is unread in it
-        self.heard_s = clock.monotonic_s()  # when the other end last said anything
+        self._start = self._end = 0  # of the unread bytes in it
+        self.heard_s = clock.monotonic_s()
         self._out: list[bytes] = []
         self._out_bytes = 0
 
     async def connect(self, fd: int, beat_s: float) -> None:
-        """Take over an inherited socket, and show every ``beat_s`` that this process lives."""
+        """Use an inherited socket, and send a beat every ``beat_s``. Raises OSError."""
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         await self._loop.create_unix_connection(lambda: self, sock=sock)
@@ -59,20 +60,20 @@ class Link(asyncio.BufferedProtocol):
             self._loop.call_later(beat_s, self._beat, beat_s)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The other end is there."""
+        """Send what was given before."""
         self._transport = cast(asyncio.Transport, transport)
         if self._out:
             self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other end is gone, and with it what was on its way."""
+        """Unsent frames are dropped."""
         self._transport = None
         self._out.clear()
         self._out_bytes = 0
-        self._lost()
+        self._on_lost()
 
     def send(self, frame: Any) -> None:
-        """Send ``frame`` at the end of this turn; nothing happens when the other end is gone."""
+        """Send ``frame`` at the end of this loop turn; without effect once the link has ended."""
         data = self._encode(frame)
         self._out.append(len(data).to_bytes(4))
         self._out.append(data)
@@ -81,9 +82,9 @@ class Link(asyncio.BufferedProtocol):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what waits for the end of the turn."""
+        """Send the frames of this turn now."""
         if self._transport is not None and self._out:
-            if self._out_bytes > JOINED_MAX:
+            if self._out_bytes > JOINED_MAX_BYTES:
                 self._transport.writelines(self._out)
                 self._out = []
             else:
@@ -92,21 +93,21 @@ class Link(asyncio.BufferedProtocol):
             self._out_bytes = 0
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next octets go: behind what is unread."""
+        """The free part of the buffer, behind the unread bytes."""
         unread = self._end - self._start
         if not unread:
             self._start = self._end = 0
             if len(self._buffer) > BUFFER_BYTES:
                 self._buffer = bytearray(BUFFER_BYTES)
-        elif len(self._buffer) - self._end < LEAST_FREE:
+        elif len(self._buffer) - self._end < FREE_MIN_BYTES:
             self._buffer[:unread] = self._buffer[self._start : self._end]
             self._start, self._end = 0, unread
-            if len(self._buffer) - unread < LEAST_FREE:
-                self._buffer += bytes(len(self._buffer))  # a frame longer than all before
+            if len(self._buffer) - unread < FREE_MIN_BYTES:
+                self._buffer += bytes(len(self._buffer))  # for a frame longer than the buffer
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Whole frames are handled, the rest waits."""
+        """Handle every complete frame."""
         self.heard_s = clock.monotonic_s()
         self._end += nbytes
         while self._end - self._start >= 4:

@@ -1,7 +1,7 @@
-"""A receiver's process: listeners and sessions are here, what they store goes over the link.
+"""A receiver process: listeners and sessions run here; what they store goes over the link.
 
-``python -m zonemta_py.processes.receiver_process LEVEL BEAT_S LINK_FD LISTENING_FD…``. It ends when the link does:
-without the queue's process nothing can be promised to a client.
+``python -m zonemta_py.processes.receiver_process LEVEL BEAT_S LINK_FD LISTENING_FD…``. It ends when the
+link does: without the queue's process no message can be accepted.
 """
 
 import asyncio
@@ -14,69 +14,69 @@ from typing import Any
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.codec import pack
 from zonemta_py.intake.listener import Intake
-from zonemta_py.processes import receiver_protocol as frames
-from zonemta_py.processes.child_main import child_main
+from zonemta_py.processes import receiver_protocol as protocol
+from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
 
 
 class ReceiverProcess:
-    """What the frames of the queue's process ask for. ``sockets`` are those of all listeners, in order."""
+    """Executes the frames of the queue's process. ``sockets`` are those of all listeners, in order."""
 
     def __init__(self, sockets: Iterable[socket.socket]) -> None:
-        self.over = asyncio.Event()
-        self.link = Link(pack, frames.decode, self._handle, self.over.set)
+        self.link_lost = asyncio.Event()
+        self.link = Link(pack, protocol.decode, self._handle, self.link_lost.set)
         self._sockets = iter(sockets)
         self.queue: RemoteQueue | None = None
         self._intake: Intake | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _handle(self, frame: frames.Frame) -> None:
+    def _handle(self, frame: protocol.Frame) -> None:
         match frame:
-            case frames.Ended() | frames.Known():
+            case protocol.CommitResult() | protocol.KeyState():
                 assert self.queue is not None
                 self.queue.handle(frame)
-            case frames.Welcome():
+            case protocol.Welcome():
                 self.queue = RemoteQueue(self.link, frame)
-            case frames.Configure():
+            case protocol.Configure():
                 self._configure(frame)
-            case frames.Stop():
-                self._soon(self._stop(frame.grace_s))
+            case protocol.Stop():
+                self._spawn(self._stop(frame.grace_s))
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _configure(self, frame: frames.Configure) -> None:
+    def _configure(self, frame: protocol.Configure) -> None:
         config = parse_config(frame.text, Path(frame.path))
         router = make_router(config)
         if self._intake is not None:
             self._intake.apply(self._intake.prepare(config, frame.hostname, router))
             return
         assert self.queue is not None
-        sockets = [list(islice(self._sockets, size)) for size in frame.sockets]
-        self._intake = intake = Intake(self.queue, sockets, frame.place, frame.receivers)
-        policies = intake.prepare(config, frame.hostname, router)
+        sockets = [list(islice(self._sockets, count)) for count in frame.sockets]
+        self._intake = intake = Intake(self.queue, sockets, frame.slot, frame.receivers)
+        contexts = intake.prepare(config, frame.hostname, router)
 
         async def start() -> None:
-            await intake.start(config, policies)
-            self.link.send(frames.Ready())
+            await intake.start(config, contexts)
+            self.link.send(protocol.Ready())
 
-        self._soon(start())
+        self._spawn(start())
 
     async def _stop(self, grace_s: float) -> None:
         if self._intake is not None:
             await self._intake.drain(grace_s)
-        self.link.send(frames.Drained())
+        self.link.send(protocol.Drained())
 
 
 async def run(beat_s: float, link_fd: int, *listening_fds: int) -> None:
-    """Until the link ends."""
+    """Serve until the link ends."""
     process = ReceiverProcess(socket.socket(fileno=fd) for fd in listening_fds)
     await process.link.connect(link_fd, beat_s)
-    await process.over.wait()
+    await process.link_lost.wait()
 
 
 if __name__ == "__main__":

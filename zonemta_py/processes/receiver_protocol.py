@@ -1,4 +1,7 @@
-"""What the queue's process and a receiver say to each other. ``number`` names a promise between them."""
+"""The frames between the queue's process and a receiver. ``number`` matches an answer to its request.
+
+The order of the fields and the tags are the wire format.
+"""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -9,33 +12,36 @@ from zonemta_py.queue.format.records import IdempotencyRecord
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=1):
-    """To a receiver, first: whose queue this is, and above which id its own ones begin, in which lane."""
+    """To a receiver, first: what its message ids are made of. They are greater than ``last_id``.
+
+    ``worker`` is its worker index in them (see ``queue.format.ids``).
+    """
 
     node: str
     boot: int
-    floor: str
-    lane: int
+    last_id: str
+    worker: int
 
 
 class Configure(Struct, frozen=True, array_like=True, tag=2):
-    """To a receiver: the configuration, as text and the file it came from; at the start and at a reload.
+    """To a receiver, at the start and at a reload: the configuration as text, and its file's path.
 
-    It is one of ``receivers``, at ``place``, and takes its part of ``max_sessions``. ``sockets``: how many
-    of the inherited ones each listener has, in order.
+    The receiver in ``slot`` of ``receivers`` takes its part of ``max_sessions``. ``sockets``: the number of
+    inherited sockets of each listener, in order.
     """
 
     text: str
     path: str
     hostname: str
-    place: int
+    slot: int
     receivers: int
     sockets: list[int]
 
 
-class Ended(Struct, frozen=True, array_like=True, tag=3):
-    """To a receiver: what Write or Accept asked for is on disk; or not, for ``problem``.
+class CommitResult(Struct, frozen=True, array_like=True, tag=3):
+    """To a receiver: what Write or Accept asked for is on disk; or not, because of ``problem``.
 
-    ``final``: nothing can be written any more.
+    ``final``: no later write will succeed.
     """
 
     number: int
@@ -43,8 +49,8 @@ class Ended(Struct, frozen=True, array_like=True, tag=3):
     final: bool
 
 
-class Known(Struct, frozen=True, array_like=True, tag=4):
-    """To a receiver: the answer to Look; ``problem``: it could not be read."""
+class KeyState(Struct, frozen=True, array_like=True, tag=4):
+    """To a receiver: the answer to LookUpKey; ``problem``: the record could not be read."""
 
     number: int
     busy: bool
@@ -53,7 +59,7 @@ class Known(Struct, frozen=True, array_like=True, tag=4):
 
 
 class Stop(Struct, frozen=True, array_like=True, tag=5):
-    """To a receiver: take no more connections, and let transactions under way finish."""
+    """To a receiver: accept no connection any more, and finish running transactions. Answered by Drained."""
 
     grace_s: float
 
@@ -63,7 +69,7 @@ class Ready(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Write(Struct, frozen=True, array_like=True, tag=12):
-    """From a receiver: a part of a body; the keys and values to write. Answered by Ended."""
+    """From a receiver: keys and values with a part of a body. Answered by CommitResult."""
 
     number: int
     message: str
@@ -71,9 +77,9 @@ class Write(Struct, frozen=True, array_like=True, tag=12):
 
 
 class Accept(Struct, frozen=True, array_like=True, tag=13):
-    """From a receiver: take responsibility for a message. Answered by Ended.
+    """From a receiver: take responsibility for a message. Answered by CommitResult.
 
-    ``last`` is the chunk of its body that is not written yet; the rest describes the whole.
+    ``last`` is the chunk of its body that is not written yet; the other fields describe the whole body.
     """
 
     number: int
@@ -86,38 +92,41 @@ class Accept(Struct, frozen=True, array_like=True, tag=13):
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=14):
-    """From a receiver: the body will not be finished."""
+    """From a receiver: the body will not be completed."""
 
     message: str
 
 
-class Fact(Struct, frozen=True, array_like=True, tag=15):
-    """From a receiver: a fact for the ledger, as the ledger writes it."""
+class RecordEvent(Struct, frozen=True, array_like=True, tag=15):
+    """From a receiver: an event for the event log, encoded as there."""
 
     event: bytes
 
 
-class Look(Struct, frozen=True, array_like=True, tag=16):
-    """From a receiver: what is known of a submission key? ``take``: and it is at it now, unless another is."""
+class LookUpKey(Struct, frozen=True, array_like=True, tag=16):
+    """From a receiver: what was accepted under a submission key? Answered by KeyState.
+
+    ``acquire``: the session takes the key, unless another one has it.
+    """
 
     number: int
     digest: str
-    take: bool
+    acquire: bool
 
 
-class GiveBack(Struct, frozen=True, array_like=True, tag=17):
-    """From a receiver: a key that it took is free again."""
+class ReleaseKey(Struct, frozen=True, array_like=True, tag=17):
+    """From a receiver: a key that it acquired is free again."""
 
     digest: str
 
 
 class Drained(Struct, frozen=True, array_like=True, tag=18):
-    """From a receiver: no session is left; the answer to Stop."""
+    """From a receiver: its last session has ended. The answer to Stop."""
 
 
 Frame = (
-    Welcome | Configure | Ended | Known | Stop
-    | Ready | Write | Accept | Abort | Fact | Look | GiveBack | Drained
+    Welcome | Configure | CommitResult | KeyState | Stop
+    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | Drained
 )  # fmt: skip
 
-decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union, which is no class
+decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

@@ -1,9 +1,7 @@
-"""One receiver process from outside: the bodies it writes, the submission keys it has taken.
+"""The receiver processes as the queue's process sees them: the pool, and one receiver.
 
-The receivers' processes as the queue's process sees them: their sockets, their start, their end.
-
-The listening sockets stay open here, one for each place, so that a client which connects while a
-receiver starts again waits in the socket's queue and is not refused.
+The listening sockets stay open here, a set for each slot: a client that connects while a receiver
+restarts waits in the socket's backlog and is not refused.
 """
 
 import asyncio
@@ -13,143 +11,21 @@ from collections.abc import Callable, Sequence
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.processes import receiver_protocol as frames
-from zonemta_py.processes.child import Child
+from zonemta_py.processes import receiver_protocol as protocol
+from zonemta_py.processes.child import ChildProcess
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
 from zonemta_py.queue.queue import Queue
 
+READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
+DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
+
 log = logging.getLogger(__name__)
 
 
-class _Body:
-    """An ``Upload`` whose octets come from elsewhere."""
-
-    def __init__(self, message: str) -> None:
-        self.id = message
-        self.abandoned = False
-        self.chunks = 0
-        self.size = 0
-        self.crc = 0
-        self.last = b""
-
-    def finish(self, accept: frames.Accept) -> None:
-        """It is whole."""
-        self.abandoned = self.abandoned or self.chunks + bool(accept.last) != accept.chunks
-        self.size, self.crc, self.last = accept.size, accept.crc, accept.last
-
-    def mark(self, created_ms: int) -> Mark:
-        """Its marker."""
-        return Mark(FORMAT, created_ms, self.size, self.chunks + bool(self.last), self.crc)
-
-
-class ReceiverChild(Child):
-    """A receiver for ``queue``."""
-
-    kind = "receiver"
-    module = "zonemta_py.processes.receiver_process"
-
-    def __init__(self, place: int, queue: Queue, lost: Callable[["ReceiverChild"], None]) -> None:
-        super().__init__(place, frames.decode, lost)
-        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.drained = asyncio.Event()
-        self._queue = queue
-        self._bodies: dict[str, _Body] = {}
-        self._taken: set[str] = set()
-
-    def welcome(self) -> None:
-        """Say whose queue this is."""
-        queue = self._queue
-        self.send(frames.Welcome(queue.node, queue.boot, queue.ids.last, self.place + 1))
-
-    def _handle(self, frame: frames.Frame) -> None:
-        match frame:
-            case frames.Accept():
-                self._accept(frame)
-            case frames.Write():
-                self._write(frame)
-            case frames.Abort():
-                self._abort(self._bodies.pop(frame.message, None))
-            case frames.Fact():
-                batch = WriteBatch()
-                batch.events.append(frame.event)
-                self._queue.commits.submit(batch)
-            case frames.Look():
-                self._look(frame)
-            case frames.GiveBack():
-                self._taken.discard(frame.digest)
-                self._queue.idempotency_keys.release(frame.digest)
-            case frames.Ready():
-                if not self.ready.done():
-                    self.ready.set_result(True)
-            case frames.Drained():
-                self.drained.set()
-
-    def _write(self, frame: frames.Write) -> None:
-        body = self._bodies.get(frame.message)
-        if body is None:
-            self._queue.ids.note(frame.message)
-            body = self._bodies[frame.message] = _Body(frame.message)
-            self._queue.uploads[frame.message] = body
-        body.chunks += 1
-        batch = WriteBatch()
-        batch.kinds.append("chunk")
-        batch.patient = True
-        for key, value in frame.ops:
-            batch.put(key, value)
-        self._answer(frame.number, self._queue.commits.submit(batch))
-
-    def _accept(self, frame: frames.Accept) -> None:
-        self._queue.ids.note(frame.message)
-        body = self._bodies.pop(frame.message, None) or _Body(frame.message)
-        body.finish(frame)
-        if frame.new.key is not None:
-            self._taken.discard(frame.new.key[0])  # the commit gives it back
-        self._answer(frame.number, self._queue.accept(body, frame.new))
-
-    def _answer(self, number: int, promise: CommitFuture) -> None:
-        def ended(failure: QueueUnavailable | None) -> None:
-            final = self._queue.failure is not None
-            self.send(frames.Ended(number, str(failure) if failure is not None else "", final))
-
-        promise.add_done_callback(ended)
-
-    def _abort(self, body: _Body | None) -> None:
-        if body is not None:
-            self._queue.abort(body)
-
-    def _look(self, frame: frames.Look) -> None:
-        keys = self._queue.idempotency_keys
-        try:
-            lookup = keys.acquire(frame.digest) if frame.take else keys.lookup(frame.digest)
-        except QueueCorrupt as exc:
-            log.critical("a submission key cannot be read: %s", exc)
-            self.send(frames.Known(frame.number, False, None, str(exc)))
-            return
-        if frame.take and not lookup.busy:
-            self._taken.add(frame.digest)
-        self.send(frames.Known(frame.number, lookup.busy, lookup.known, ""))
-
-    def _give_up(self) -> None:
-        """Its sessions are gone: what they began leaves nothing behind."""
-        for body in self._bodies.values():
-            self._abort(body)
-        self._bodies.clear()
-        for digest in self._taken:
-            self._queue.idempotency_keys.release(digest)
-        self._taken.clear()
-        self.drained.set()
-        if not self.ready.done():
-            self.ready.set_result(False)
-
-
-START_S = 30.0  # for a process to say that it accepts connections
-LAST_WORDS_S = 1.0  # for its own end, after the grace that it gives its sessions
-
-
-class Receivers:
-    """Receivers for ``queue``, each with its own sockets: ``sockets[place][listener]``."""
+class ReceiverPool:
+    """Receivers for ``queue``, each with its own sockets: ``sockets[slot][listener]``."""
 
     def __init__(
         self,
@@ -164,60 +40,182 @@ class Receivers:
         self._queue = queue
         self._sockets = sockets
         self._log_level = log_level
-        self.staff = ProcessSupervisor("receiver", len(sockets), self._launch)
+        self._supervisor = ProcessSupervisor("receiver", len(sockets), self._launch)
 
     async def start(self) -> None:
-        """Start them all; they accept connections then. Raises LocalError."""
-        await self.staff.start()
+        """Start all of them; they accept connections on return. Raises LocalError."""
+        await self._supervisor.start()
 
-    async def _launch(self, place: int) -> ReceiverChild:
-        child = ReceiverChild(place, self._queue, self.staff.lost)
-        descriptors = [sock.fileno() for group in self._sockets[place] for sock in group]
+    async def _launch(self, slot: int) -> "ReceiverChild":
+        """Start the receiver of ``slot``. Raises OSError when it does not become ready."""
+        child = ReceiverChild(slot, self._queue, self._supervisor.on_lost)
+        descriptors = [sock.fileno() for group in self._sockets[slot] for sock in group]
         await child.start(self._log_level, descriptors)
         child.welcome()
         config = self._config
-        child.send(self._configuration(place))
+        child.send(self._configuration(slot))
         try:
-            await asyncio.wait([child.ready], timeout=START_S)
+            await asyncio.wait([child.ready], timeout=READY_TIMEOUT_S)
         except BaseException:
-            child.abandon()
+            child.end()
             raise
         if not child.ready.done() or not child.ready.result():
             await child.close()
-            raise OSError(f"process {child.pid} did not get ready")
-        if self._config is not config:  # reloaded meanwhile, when it was not among the children yet
-            child.send(self._configuration(place))
+            raise OSError(f"process {child.pid} did not become ready")
+        if self._config is not config:  # a reload happened before it was one of the children
+            child.send(self._configuration(slot))
         return child
 
-    def _configuration(self, place: int) -> frames.Configure:
+    def _configuration(self, slot: int) -> protocol.Configure:
         config, sockets = self._config, self._sockets
-        sizes = [len(group) for group in sockets[place]]
-        return frames.Configure(config.text, config.path, self._hostname, place, len(sockets), sizes)
+        counts = [len(group) for group in sockets[slot]]
+        return protocol.Configure(config.text, config.path, self._hostname, slot, len(sockets), counts)
 
     def configure(self, config: Config, hostname: str) -> None:
-        """Take over a new configuration."""
+        """Use a new configuration."""
         self._config, self._hostname = config, hostname
-        for child in self.staff.children:
-            child.send_now(self._configuration(child.place))
+        for child in self._supervisor.children:
+            child.send_now(self._configuration(child.slot))
 
     @property
     def pids(self) -> list[int]:
-        """The processes that live."""
-        return [child.pid for child in self.staff.children]
+        """The running processes."""
+        return [child.pid for child in self._supervisor.children]
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more connections; transactions under way have ``grace_s``."""
-        self.staff.stop()
-        for child in self.staff.children:
-            child.send(frames.Stop(grace_s))
-        for sock in (sock for place in self._sockets for group in place for sock in group):
+        """Accept no connection any more; running transactions have ``grace_s`` to finish."""
+        self._supervisor.stop_restarting()
+        for child in self._supervisor.children:
+            child.send(protocol.Stop(grace_s))
+        for sock in (sock for slot in self._sockets for group in slot for sock in group):
             sock.close()
-        waits = [asyncio.ensure_future(child.drained.wait()) for child in self.staff.children]
+        waits = [asyncio.ensure_future(child.drained.wait()) for child in self._supervisor.children]
         if waits:
-            await asyncio.wait(waits, timeout=grace_s + LAST_WORDS_S)
+            await asyncio.wait(waits, timeout=grace_s + DRAIN_MARGIN_S)
             for wait in waits:
                 wait.cancel()
 
     async def close(self) -> None:
-        """End them."""
-        await self.staff.close()
+        """End all processes."""
+        await self._supervisor.close()
+
+
+class ReceiverChild(ChildProcess):
+    """One receiver: the uploads of its sessions, and the submission keys they hold."""
+
+    kind = "receiver"
+    module = "zonemta_py.processes.receiver_process"
+
+    def __init__(self, slot: int, queue: Queue, on_lost: Callable[["ReceiverChild"], None]) -> None:
+        super().__init__(slot, protocol.decode, on_lost)
+        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.drained = asyncio.Event()
+        self._queue = queue
+        self._uploads: dict[str, RemoteUpload] = {}
+        self._acquired: set[str] = set()
+
+    def welcome(self) -> None:
+        """Send what the receiver's message ids are made of."""
+        queue = self._queue
+        self.send(protocol.Welcome(queue.node, queue.boot, queue.ids.last, self.slot + 1))
+
+    def _handle(self, frame: protocol.Frame) -> None:
+        match frame:
+            case protocol.Accept():
+                self._accept(frame)
+            case protocol.Write():
+                self._write(frame)
+            case protocol.Abort():
+                self._abort(self._uploads.pop(frame.message, None))
+            case protocol.RecordEvent():
+                batch = WriteBatch()
+                batch.events.append(frame.event)
+                self._queue.commits.submit(batch)
+            case protocol.LookUpKey():
+                self._look_up(frame)
+            case protocol.ReleaseKey():
+                self._acquired.discard(frame.digest)
+                self._queue.idempotency_keys.release(frame.digest)
+            case protocol.Ready():
+                if not self.ready.done():
+                    self.ready.set_result(True)
+            case protocol.Drained():
+                self.drained.set()
+
+    def _write(self, frame: protocol.Write) -> None:
+        upload = self._uploads.get(frame.message)
+        if upload is None:
+            self._queue.ids.note(frame.message)
+            upload = self._uploads[frame.message] = RemoteUpload(frame.message)
+            self._queue.uploads[frame.message] = upload
+        upload.chunks += 1
+        batch = WriteBatch()
+        batch.kinds.append("chunk")
+        batch.patient = True
+        for key, value in frame.ops:
+            batch.put(key, value)
+        self._answer(frame.number, self._queue.commits.submit(batch))
+
+    def _accept(self, frame: protocol.Accept) -> None:
+        self._queue.ids.note(frame.message)
+        upload = self._uploads.pop(frame.message, None) or RemoteUpload(frame.message)
+        upload.finish(frame)
+        if frame.new.key is not None:
+            self._acquired.discard(frame.new.key[0])  # the queue releases it with the commit
+        self._answer(frame.number, self._queue.accept(upload, frame.new))
+
+    def _answer(self, number: int, future: CommitFuture) -> None:
+        def committed(failure: QueueUnavailable | None) -> None:
+            final = self._queue.failure is not None
+            self.send(protocol.CommitResult(number, str(failure) if failure is not None else "", final))
+
+        future.add_done_callback(committed)
+
+    def _abort(self, upload: "RemoteUpload | None") -> None:
+        if upload is not None:
+            self._queue.abort(upload)
+
+    def _look_up(self, frame: protocol.LookUpKey) -> None:
+        keys = self._queue.idempotency_keys
+        try:
+            lookup = keys.acquire(frame.digest) if frame.acquire else keys.lookup(frame.digest)
+        except QueueCorrupt as exc:
+            log.critical("a submission key cannot be read: %s", exc)
+            self.send(protocol.KeyState(frame.number, False, None, str(exc)))
+            return
+        if frame.acquire and not lookup.busy:
+            self._acquired.add(frame.digest)
+        self.send(protocol.KeyState(frame.number, lookup.busy, lookup.known, ""))
+
+    def _abandon_work(self) -> None:
+        """Its sessions are gone: remove their unfinished bodies, and release their keys."""
+        for upload in self._uploads.values():
+            self._abort(upload)
+        self._uploads.clear()
+        for digest in self._acquired:
+            self._queue.idempotency_keys.release(digest)
+        self._acquired.clear()
+        self.drained.set()
+        if not self.ready.done():
+            self.ready.set_result(False)
+
+
+class RemoteUpload:
+    """An ``Upload`` whose chunks come over the link."""
+
+    def __init__(self, message: str) -> None:
+        self.id = message
+        self.abandoned = False
+        self.chunks = 0
+        self.size = 0
+        self.crc = 0
+        self.last = b""
+
+    def finish(self, accept: protocol.Accept) -> None:
+        """The body is complete; one whose written chunks do not match ``accept`` is abandoned."""
+        self.abandoned = self.abandoned or self.chunks + bool(accept.last) != accept.chunks
+        self.size, self.crc, self.last = accept.size, accept.crc, accept.last
+
+    def mark(self, created_ms: int) -> Mark:
+        """See ``Upload``."""
+        return Mark(FORMAT, created_ms, self.size, self.chunks + bool(self.last), self.crc)

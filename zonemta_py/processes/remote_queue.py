@@ -1,4 +1,4 @@
-"""The queue as a receiver's sessions see it: every promise is kept at the other end of the link."""
+"""The queue as the sessions of a receiver process use it: every request goes over the link."""
 
 from itertools import count
 from weakref import WeakValueDictionary
@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Event, encode
-from zonemta_py.processes import receiver_protocol as frames
+from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.link import Link
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
@@ -16,26 +16,26 @@ from zonemta_py.queue.idempotency import KeyLookup
 
 
 class RemoteQueue:
-    """``QueueClient`` over ``link``. Message ids are made here, in a lane of their own."""
+    """``QueueClient`` over ``link``. Message ids are issued here, with a worker index of their own."""
 
-    def __init__(self, link: Link, welcome: frames.Welcome) -> None:
+    def __init__(self, link: Link, welcome: protocol.Welcome) -> None:
         self.failure: QueueUnavailable | None = None
         self._link = link
         self._boot = welcome.boot
-        self._ids = MessageIds(welcome.node, welcome.floor, welcome.lane)
+        self._ids = MessageIds(welcome.node, welcome.last_id, welcome.worker)
         self._numbers = count(1)
-        self._promises: dict[int, CommitFuture] = {}
+        self._commits: dict[int, CommitFuture] = {}
         self._lookups: dict[int, KeyLookup] = {}
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
     @property
     def idempotency_keys(self) -> "RemoteQueue":
-        """The submission keys are asked for over the same link."""
+        """The submission keys, over the same link."""
         return self
 
-    def handle(self, frame: frames.Ended | frames.Known) -> None:
-        """An answer came."""
-        if isinstance(frame, frames.Known):
+    def handle(self, frame: protocol.CommitResult | protocol.KeyState) -> None:
+        """Finish the future that ``frame`` answers."""
+        if isinstance(frame, protocol.KeyState):
             lookup = self._lookups.pop(frame.number)
             if frame.problem:
                 lookup.set_exception(QueueUnavailable(frame.problem))
@@ -45,68 +45,68 @@ class RemoteQueue:
         failure = QueueUnavailable(frame.problem) if frame.problem else None
         if frame.final:
             self.failure = failure
-        future = self._promises.pop(frame.number)
+        future = self._commits.pop(frame.number)
         if failure is None:
             future.set_result()
         else:
             future.set_exception(failure)
 
-    def _promise(self, promise: CommitFuture) -> int:
+    def _number_of(self, future: CommitFuture) -> int:
         number = next(self._numbers)
-        self._promises[number] = promise
+        self._commits[number] = future
         return number
 
     def open_message(self) -> MessageWriter:
-        """A writer whose chunks travel as they fill."""
+        """A writer that sends its chunks as they fill."""
         message = self._ids.next(clock.now_ms())
-        return MessageWriter(message, self._boot, _Chunks(self, message), self._writers)
+        return MessageWriter(message, self._boot, _ChunkCommits(self, message), self._writers)
 
     def write(self, message: str, batch: WriteBatch) -> CommitFuture:
-        """Have a part of a body written."""
+        """Write a part of a body."""
         ops = [(key, value) for key, value in batch.ops if value is not None]
-        self._link.send(frames.Write(self._promise(batch.future), message, ops))
+        self._link.send(protocol.Write(self._number_of(batch.future), message, ops))
         return batch.future
 
     def accept(self, writer: MessageWriter, new: NewMessage) -> CommitFuture:
-        """Have the queue take responsibility."""
-        promise, mark = CommitFuture(), writer.mark(0)
+        """Take responsibility for a message."""
+        future, mark = CommitFuture(), writer.mark(0)
         self._link.send(
-            frames.Accept(
-                self._promise(promise), writer.id, new, mark.chunks, mark.size, mark.crc, writer.last
+            protocol.Accept(
+                self._number_of(future), writer.id, new, mark.chunks, mark.size, mark.crc, writer.last
             )
         )
-        return promise
+        return future
 
     def abort(self, writer: MessageWriter) -> None:
-        """Have what was written of a body removed."""
+        """Remove the written chunks of a body."""
         if writer.chunks:
-            self._link.send(frames.Abort(writer.id))
+            self._link.send(protocol.Abort(writer.id))
 
     def record(self, event: Event) -> None:
-        """Put a fact into the ledger."""
-        self._link.send(frames.Fact(encode(event)))
+        """Write an event that belongs to no accepted message."""
+        self._link.send(protocol.RecordEvent(encode(event)))
 
     def lookup(self, digest: str) -> KeyLookup:
-        """What is known of a submission key, which stays free."""
-        return self._ask(digest, take=False)
+        """What was accepted under a submission key, which stays free."""
+        return self._look_up(digest, acquire=False)
 
     def acquire(self, digest: str) -> KeyLookup:
-        """Take a submission key unless another session has it."""
-        return self._ask(digest, take=True)
+        """The same, and the key is taken unless it is busy."""
+        return self._look_up(digest, acquire=True)
 
-    def _ask(self, digest: str, *, take: bool) -> KeyLookup:
+    def _look_up(self, digest: str, *, acquire: bool) -> KeyLookup:
         lookup, number = KeyLookup(), next(self._numbers)
         self._lookups[number] = lookup
-        self._link.send(frames.Look(number, digest, take))
+        self._link.send(protocol.LookUpKey(number, digest, acquire))
         return lookup
 
     def release(self, digest: str) -> None:
-        """The session is done with the key."""
-        self._link.send(frames.GiveBack(digest))
+        """A key that was acquired is free again."""
+        self._link.send(protocol.ReleaseKey(digest))
 
 
-class _Chunks:
-    """Where the writer of one message puts its batches."""
+class _ChunkCommits:
+    """The ``Commits`` of one message's writer."""
 
     def __init__(self, queue: RemoteQueue, message: str) -> None:
         self._queue = queue

@@ -1,7 +1,7 @@
-"""A sender's process: orders come in over the link, sessions and DNS are here, results go back.
+"""A sender process: requests come in over the link, sessions and DNS are here, results go back.
 
-``python -m zonemta_py.processes.sender_process LEVEL BEAT_S LINK_FD``. It ends when the link does: without the queue's
-process nobody could settle what it sends.
+``python -m zonemta_py.processes.sender_process LEVEL BEAT_S LINK_FD``. It ends when the link does: without
+the queue's process no result can be settled.
 """
 
 import asyncio
@@ -20,69 +20,139 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.smtp_agent import SmtpAgent
-from zonemta_py.processes import sender_protocol as frames
-from zonemta_py.processes.child_main import child_main
+from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.processes import sender_protocol as protocol
+from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 log = logging.getLogger(__name__)
 
 
-class _Errand:
-    """An order's way back: its body, the word that its beginning is durable."""
+class SenderProcess:
+    """Executes the frames of the queue's process."""
+
+    def __init__(self) -> None:
+        self.link_lost = asyncio.Event()
+        self.link = Link(pack, protocol.decode, self._handle, self.link_lost.set)
+        self._requests: dict[int, LinkContext] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._agents: dict[str, SmtpAgent] = {}
+        self._unreachable = SharedUnreachableHosts(self.link)
+        self._rng = Random()
+        self._signer = Signer(Dkim(), {})
+
+    def _handle(self, frame: protocol.Frame) -> None:
+        match frame:
+            case protocol.Deliver():
+                task = asyncio.create_task(self._deliver(frame))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case protocol.Durable():
+                if frame.number in self._requests:
+                    self._requests[frame.number].durable()
+            case protocol.Chunk():
+                if frame.number in self._requests:
+                    self._requests[frame.number].chunk(frame)
+            case protocol.Cancel():
+                if frame.number in self._requests:
+                    self._requests[frame.number].cancel()
+            case protocol.Trim():
+                agent = self._agents.get(frame.zone)
+                if agent is not None:
+                    agent.pool.trim(frame.destination, frame.zone_limit, frame.destination_limit)
+                self.link.send(protocol.Trimmed(frame.number))
+            case protocol.HostStatus():
+                self._unreachable.apply(frame)
+            case protocol.ClearUnreachable():
+                self._unreachable.clear(frame.ip or None)
+            case protocol.Configure():
+                self._configure(frame)
+
+    def _configure(self, frame: protocol.Configure) -> None:
+        config: Config = parse_config(frame.text, Path(frame.path))
+        for old in self._agents.values():
+            old.close()
+        self._signer.configure(config.dkim, load_keys(config.dkim))
+        endpoints = EndpointResolver(config, frame.hostname, MxResolver(config.resolver), self._rng)
+        resources = SmtpResources(frame.hostname, endpoints, self._signer, self._unreachable, self._rng)
+        self._agents = {
+            name: SmtpAgent(zone, resources, SessionPool(partial(self._report_idle, name)))
+            for name, zone in config.zones.items()
+        }
+
+    def _report_idle(self, zone: str, destination: str, idle: int) -> None:
+        self.link.send(protocol.IdleSessions(zone, destination, idle))
+
+    async def _deliver(self, frame: protocol.Deliver) -> None:
+        context = self._requests[frame.number] = LinkContext(self.link, frame.number, frame.body)
+        result, problem, idle = None, "", 0
+        try:
+            agent = self._agents[frame.zone]
+            result = await agent.deliver(frame.request, context)
+            idle = agent.pool.count(frame.request.destination)
+        except Exception as exc:
+            log.exception("a request failed by an internal error")
+            problem = repr(exc)
+        finally:
+            del self._requests[frame.number]
+        self.link.send(protocol.Done(frame.number, result, problem, idle))
+
+
+class LinkContext:
+    """The ``RequestContext`` of a request that came over the link."""
 
     def __init__(self, link: Link, number: int, body: bytes | None) -> None:
-        loop = asyncio.get_running_loop()
-        self.link = link
+        self._link = link
         self._number = number
         self._body = body
-        self._chunks: asyncio.Queue[frames.Chunk] = asyncio.Queue()
+        self._chunks: asyncio.Queue[protocol.Chunk] = asyncio.Queue()
         self._reading = 0
-        self._durable: asyncio.Future[None] = loop.create_future()
+        self._durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started: Awaitable[None] = _Shielded(self._durable)
 
     def body(self) -> bytes | AsyncIterator[bytes]:
-        """The body: here, or fetched a chunk ahead."""
+        """The body that came with the request, else chunks, fetched one ahead."""
         return self._body if self._body is not None else self._fetch()
 
     async def _fetch(self) -> AsyncIterator[bytes]:
         self._reading += 1
-        self.link.send(frames.More(self._number, self._reading))
+        self._link.send(protocol.FetchChunk(self._number, self._reading))
         while True:
             chunk = await self._chunks.get()
             if chunk.reading != self._reading:
-                continue  # fetched ahead for a transaction that died
+                continue  # fetched ahead for a transaction that failed
             if chunk.problem:
                 raise QueueCorrupt(chunk.problem)
             if not chunk.last:
-                self.link.send(frames.More(self._number, self._reading))
+                self._link.send(protocol.FetchChunk(self._number, self._reading))
             yield chunk.data
             if chunk.last:
                 return
 
-    def opened(self) -> None:
-        """There is a session; the queue's process writes the beginning."""
-        self.link.send(frames.Opened(self._number))
+    def session_opened(self) -> None:
+        """The queue's process writes the start of the transaction, and answers."""
+        self._link.send(protocol.SessionOpened(self._number))
 
     def durable(self) -> None:
-        """It is on disk."""
+        """The start is on disk."""
         if not self._durable.done():
             self._durable.set_result(None)
 
-    def give_up(self) -> None:
-        """It will never be."""
+    def cancel(self) -> None:
+        """The start could not be written, or the relay is stopping: the final dot must not be sent."""
         if not self._durable.done():
             self._durable.set_exception(QueueUnavailable("the queue cannot be written"))
             self._durable.exception()
 
-    def chunk(self, chunk: frames.Chunk) -> None:
-        """A chunk came."""
+    def chunk(self, chunk: protocol.Chunk) -> None:
+        """The answer to a FetchChunk."""
         self._chunks.put_nowait(chunk)
 
 
 class _Shielded:
-    """A future that may be awaited more than once and is not cancelled by whoever waits."""
+    """A future that can be awaited more than once, and is not cancelled with a task that awaits it."""
 
     def __init__(self, future: "asyncio.Future[None]") -> None:
         self._future = future
@@ -91,106 +161,37 @@ class _Shielded:
         return asyncio.shield(self._future).__await__()
 
 
-class _Dead(UnreachableHosts):
-    """The dead addresses as this process knows them; what it finds goes to the others."""
+class SharedUnreachableHosts(UnreachableHosts):
+    """Sends what this process finds out over ``link``; ``apply`` records what other processes found out."""
 
-    def __init__(self, tell: Link) -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__()
-        self._tell = tell
+        self._link = link
 
     def timed_out(self, ip: str, now_s: float, spread: float) -> None:
+        """See ``UnreachableHosts``."""
         super().timed_out(ip, now_s, spread)
-        self._tell.send(frames.Address(ip, spread))
+        self._link.send(protocol.HostStatus(ip, spread))
 
     def answered(self, ip: str) -> None:
+        """See ``UnreachableHosts``."""
         if ip in self:
             super().answered(ip)
-            self._tell.send(frames.Address(ip, -1.0))
+            self._link.send(protocol.HostStatus(ip, -1.0))
 
-
-class SenderProcess:
-    """What the frames of the queue's process ask for."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.Event()
-        self.link = Link(pack, frames.decode, self._handle, self.over.set)
-        self._errands: dict[int, _Errand] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._senders: dict[str, SmtpAgent] = {}
-        self._dead = _Dead(self.link)
-        self._rng = Random()
-        self._signer = Signer(Dkim(), {})
-
-    def _handle(self, frame: frames.Frame) -> None:
-        match frame:
-            case frames.Deliver():
-                task = asyncio.create_task(self._deliver(frame))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            case frames.Durable():
-                if frame.number in self._errands:
-                    self._errands[frame.number].durable()
-            case frames.Chunk():
-                if frame.number in self._errands:
-                    self._errands[frame.number].chunk(frame)
-            case frames.GiveUp():
-                if frame.number in self._errands:
-                    self._errands[frame.number].give_up()
-            case frames.Trim():
-                sender = self._senders.get(frame.zone)
-                if sender is not None:
-                    sender.pool.make_room(frame.destination, frame.in_zone, frame.at_destination)
-                self.link.send(frames.Trimmed(frame.number))
-            case frames.Address():
-                self._address(frame)
-            case frames.Forget():
-                self._dead.clear(frame.ip or None)
-            case frames.Configure():
-                self._configure(frame)
-
-    def _address(self, frame: frames.Address) -> None:
-        """Another sender's finding."""
-        if frame.spread < 0:
-            UnreachableHosts.answered(self._dead, frame.ip)
+    def apply(self, status: protocol.HostStatus) -> None:
+        """Record ``status`` without sending it."""
+        if status.spread < 0:
+            super().answered(status.ip)
         else:
-            UnreachableHosts.timed_out(self._dead, frame.ip, clock.monotonic_s(), frame.spread)
-
-    def _configure(self, frame: frames.Configure) -> None:
-        config: Config = parse_config(frame.text, Path(frame.path))
-        for old in self._senders.values():
-            old.close()
-        self._signer.configure(config.dkim, load_keys(config.dkim))
-        ways = EndpointResolver(config, frame.hostname, MxResolver(config.resolver), self._rng)
-        self._senders = {}
-        for name, zone in config.zones.items():
-            sender = SmtpAgent(zone, frame.hostname, ways, self._signer, self._dead, self._rng)
-            sender.pool.changed = partial(self._rested, name, sender)
-            self._senders[name] = sender
-
-    def _rested(self, zone: str, sender: SmtpAgent, destination: str) -> None:
-        """Sessions at rest ended."""
-        self.link.send(frames.Resting(zone, destination, sender.pool.at(destination)))
-
-    async def _deliver(self, deliver: frames.Deliver) -> None:
-        errand = self._errands[deliver.number] = _Errand(self.link, deliver.number, deliver.body)
-        sent, problem, resting = None, "", 0
-        try:
-            sender = self._senders[deliver.zone]
-            sent = await sender.send(deliver.order, errand)
-            resting = sender.pool.at(deliver.order.destination)
-        except Exception as exc:
-            log.exception("an order could not be carried out")
-            problem = repr(exc)
-        finally:
-            del self._errands[deliver.number]
-        self.link.send(frames.Done(deliver.number, sent, problem, resting))
+            super().timed_out(status.ip, clock.monotonic_s(), status.spread)
 
 
 async def run(beat_s: float, link_fd: int) -> None:
-    """Until the link ends."""
+    """Serve until the link ends."""
     process = SenderProcess()
     await process.link.connect(link_fd, beat_s)
-    await process.over.wait()
+    await process.link_lost.wait()
 
 
 if __name__ == "__main__":

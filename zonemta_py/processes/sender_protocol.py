@@ -1,4 +1,7 @@
-"""What the queue's process and a sender say to each other. ``number`` names an order between them."""
+"""The frames between the queue's process and a sender. ``number`` names a request between them.
+
+The order of the fields and the tags are the wire format.
+"""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -6,11 +9,11 @@ from typing import Any, cast
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
 
-BODY_INLINE_MAX = 65_536  # octets: a longer body is asked for, chunk by chunk
+BODY_INLINE_MAX = 65_536  # bytes: a longer body is fetched chunk by chunk
 
 
 class Configure(Struct, frozen=True, array_like=True, tag=1):
-    """To a sender: the configuration, as text and the file it came from; at the start and at a reload."""
+    """To a sender, at the start and at a reload: the configuration as text, and its file's path."""
 
     text: str
     path: str
@@ -18,24 +21,24 @@ class Configure(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Deliver(Struct, frozen=True, array_like=True, tag=2):
-    """To a sender: carry out an order. ``body`` is None when it is to be asked for."""
+    """To a sender: execute a request. ``body`` is None when it is to be fetched. Answered by Done."""
 
     number: int
     zone: str
-    order: DeliveryRequest
+    request: DeliveryRequest
     body: bytes | None
 
 
 class Durable(Struct, frozen=True, array_like=True, tag=3):
-    """To a sender: the beginning of the transaction is on disk, the final dot may go out."""
+    """To a sender: the start of the transaction is on disk, the final dot may be sent."""
 
     number: int
 
 
 class Chunk(Struct, frozen=True, array_like=True, tag=4):
-    """To a sender: the next chunk; ``problem``: it cannot be read, the body is damaged.
+    """To a sender: the next chunk of a body; ``problem``: the body is damaged.
 
-    ``reading`` is that of the More it answers: a body may be read again before all answers came.
+    ``reading`` is that of the FetchChunk it answers: a body may be read again before all answers came.
     """
 
     number: int
@@ -46,61 +49,64 @@ class Chunk(Struct, frozen=True, array_like=True, tag=4):
 
 
 class Trim(Struct, frozen=True, array_like=True, tag=5):
-    """To a sender: let no more sessions rest than so many in the zone, and at the destination."""
+    """To a sender: close the idle sessions above these limits. Answered by Trimmed."""
 
     number: int
     zone: str
     destination: str
-    in_zone: int
-    at_destination: int
+    zone_limit: int
+    destination_limit: int
 
 
-class GiveUp(Struct, frozen=True, array_like=True, tag=6):
-    """To a sender: end an order's session before its final dot."""
+class Cancel(Struct, frozen=True, array_like=True, tag=6):
+    """To a sender: abort a transaction before its final dot."""
 
     number: int
 
 
-class Address(Struct, frozen=True, array_like=True, tag=7):
-    """Both ways: a connection attempt to ``ip`` timed out (with its ``spread``), or (-1) was answered."""
+class HostStatus(Struct, frozen=True, array_like=True, tag=7):
+    """Both ways: a connection to ``ip`` timed out (with its ``spread``, 0 to 1), or was answered (-1)."""
 
     ip: str
     spread: float
 
 
-class Forget(Struct, frozen=True, array_like=True, tag=8):
-    """To a sender: an operator cleared a dead address, or all (empty)."""
+class ClearUnreachable(Struct, frozen=True, array_like=True, tag=8):
+    """To a sender: an operator cleared an unreachable address, or all of them (empty)."""
 
     ip: str
 
 
-class Opened(Struct, frozen=True, array_like=True, tag=11):
-    """From a sender: there is a session for the order; answered by Durable."""
+class SessionOpened(Struct, frozen=True, array_like=True, tag=11):
+    """From a sender: there is a session for the request. Answered by Durable, or by Cancel."""
 
     number: int
 
 
-class More(Struct, frozen=True, array_like=True, tag=12):
-    """From a sender: the next chunk of the body, please; a new ``reading`` begins with the first."""
+class FetchChunk(Struct, frozen=True, array_like=True, tag=12):
+    """From a sender: send the next chunk of the body; a new ``reading`` begins with the first.
+
+    Answered by Chunk.
+    """
 
     number: int
     reading: int
 
 
 class Done(Struct, frozen=True, array_like=True, tag=13):
-    """From a sender: what came of an order; None: it broke, for ``problem``.
+    """From a sender: the result of a request; None: an internal error, ``problem``.
 
-    ``resting``: how many sessions with the destination rest there now.
+    ``idle``: the number of idle sessions with the destination.
     """
 
     number: int
-    sent: DeliveryResult | None
+    result: DeliveryResult | None
     problem: str
-    resting: int
+    idle: int
 
 
-class Resting(Struct, frozen=True, array_like=True, tag=14):
-    """From a sender: so many sessions with a destination rest there now."""
+class IdleSessions(Struct, frozen=True, array_like=True, tag=14):
+    """From a sender: the number of idle sessions with a destination, after some were closed."""
 
     zone: str
     destination: str
@@ -114,8 +120,8 @@ class Trimmed(Struct, frozen=True, array_like=True, tag=15):
 
 
 Frame = (
-    Configure | Deliver | Durable | Chunk | Trim | GiveUp | Address | Forget
-    | Opened | More | Done | Resting | Trimmed
+    Configure | Deliver | Durable | Chunk | Trim | Cancel | HostStatus | ClearUnreachable
+    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed
 )  # fmt: skip
 
-decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union, which is no class
+decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

@@ -1,9 +1,7 @@
-"""One sender process from outside: the orders under way there, the sessions that rest there.
+"""The sender processes as the queue's process sees them: the pool, and one sender.
 
-The senders' processes as the queue's process sees them: configured, and fed with orders.
-
-Limits and leases stay here. A session is counted where it is: with the worker that uses it, or with
-the process in which it rests, so a zone's connections are exact over all processes.
+Limits and leases stay in the queue's process. A session is counted where it is: in use, by the worker;
+idle, by the process that holds it. So the connections of a zone are exact over all processes.
 """
 
 import asyncio
@@ -15,75 +13,175 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.processes import sender_protocol as frames
-from zonemta_py.processes.child import Child
+from zonemta_py.processes import sender_protocol as protocol
+from zonemta_py.processes.child import ChildProcess
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 
-class _Pending:
-    """An order under way. ``durable``: its process may have sent the final dot."""
+class RemoteAgent:
+    """The ``DeliveryAgent`` of a zone whose requests the sender processes execute."""
 
-    __slots__ = ("chunks", "destination", "done", "durable", "errand", "reading", "zone")
+    def __init__(self, pool: "SenderPool", zone: str) -> None:
+        self._pool = pool
+        self._zone = zone
 
-    def __init__(self, zone: str, destination: str, errand: RequestContext) -> None:
-        self.zone = zone
-        self.destination = destination
-        self.errand = errand
-        self.done: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
-        self.durable = False
-        self.chunks: AsyncIterator[bytes] | None = None
-        self.reading = 0  # of the body, that ``chunks`` is for
+    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+        """Execute ``request``. Raises AgentLost."""
+        return await self._pool.deliver(self._zone, request, context)
+
+    def close(self) -> None:
+        """The processes close their sessions, when they get a new configuration or end."""
 
 
-class SenderChild(Child):
-    """A sender. ``address`` is called with what it finds dead."""
+class SenderPool:
+    """``size`` sender processes."""
+
+    def __init__(
+        self, config: Config, hostname: str, unreachable: UnreachableHosts, size: int, log_level: str
+    ) -> None:
+        self._config = config
+        self._hostname = hostname
+        self._unreachable = unreachable
+        self._log_level = log_level
+        self._numbers = count(1)
+        self._supervisor = ProcessSupervisor("sender", size, self._launch)
+
+    async def start(self) -> None:
+        """Start all of them. Raises LocalError."""
+        await self._supervisor.start()
+
+    async def _launch(self, slot: int) -> "SenderChild":
+        child = SenderChild(slot, self._supervisor.on_lost, self.share_status)
+        await child.start(self._log_level)
+        child.send(self._configuration())
+        return child
+
+    def _configuration(self) -> protocol.Configure:
+        return protocol.Configure(self._config.text, self._config.path, self._hostname)
+
+    def configure(self, config: Config, hostname: str) -> None:
+        """Use a new configuration; sessions opened under the old one end with their transaction."""
+        self._config, self._hostname = config, hostname
+        for child in self._supervisor.children:
+            child.send(self._configuration())
+
+    def share_status(self, status: protocol.HostStatus, source: "SenderChild | None" = None) -> None:
+        """Record what the sender ``source`` found out about a host, and send it to the others."""
+        if status.spread < 0:
+            self._unreachable.answered(status.ip)
+        else:
+            self._unreachable.timed_out(status.ip, clock.monotonic_s(), status.spread)
+        for child in self._supervisor.children:
+            if child is not source:
+                child.send(status)
+
+    def clear_unreachable(self, ip: str | None) -> None:
+        """An operator cleared an unreachable address, or all of them (None)."""
+        for child in self._supervisor.children:
+            child.send(protocol.ClearUnreachable(ip or ""))
+
+    @property
+    def pids(self) -> list[int]:
+        """The running processes."""
+        return [child.pid for child in self._supervisor.children]
+
+    async def deliver(
+        self, zone: str, request: DeliveryRequest, context: RequestContext
+    ) -> DeliveryResult:
+        """Execute ``request`` in a process with an idle session, else in the least busy one.
+
+        Raises AgentLost when that process ends first.
+        """
+        supervisor, destination = self._supervisor, request.destination
+        while not supervisor.children:
+            await supervisor.available.wait()
+        chosen = max(
+            supervisor.children, key=lambda child: (child.idle[zone][destination] > 0, -child.active)
+        )
+        idle_limits = await self._trim_others(zone, request, chosen)
+        return await chosen.deliver(next(self._numbers), zone, request.within(idle_limits), context)
+
+    async def _trim_others(
+        self, zone: str, request: DeliveryRequest, chosen: "SenderChild"
+    ) -> tuple[int, int]:
+        """Close idle sessions in the other processes that exceed the limits; returns those for ``chosen``."""
+        in_zone, at_destination = request.idle_limits
+        trims = []
+        for child in self._supervisor.children:
+            if child is chosen:
+                continue
+            idle: Counter[str] = child.idle[zone]
+            there, all_there = idle[request.destination], idle.total()
+            keep_there = min(there, max(0, at_destination))
+            keep = min(all_there, max(0, in_zone))
+            if keep_there < there or keep < all_there:
+                number = next(self._numbers)
+                trim = protocol.Trim(number, zone, request.destination, keep, keep_there)
+                trims.append(child.trim(trim))
+            in_zone -= keep
+            at_destination -= keep_there
+        for trimmed in trims:
+            await trimmed
+        return in_zone, at_destination
+
+    async def close(self) -> None:
+        """End all processes; their requests raise AgentLost."""
+        await self._supervisor.close()
+
+
+class SenderChild(ChildProcess):
+    """One sender: its requests, and the idle sessions it holds.
+
+    ``idle`` counts them by zone and destination. ``on_status`` is called when it finds out that a host is
+    unreachable, or reachable again.
+    """
 
     kind = "sender"
     module = "zonemta_py.processes.sender_process"
 
     def __init__(
         self,
-        place: int,
-        lost: Callable[["SenderChild"], None],
-        address: Callable[["SenderChild", frames.Address], None],
+        slot: int,
+        on_lost: Callable[["SenderChild"], None],
+        on_status: Callable[[protocol.HostStatus, "SenderChild"], None],
     ) -> None:
-        super().__init__(place, frames.decode, lost)
-        self.resting: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._tell_address = address
-        self._pending: dict[int, _Pending] = {}
+        super().__init__(slot, protocol.decode, on_lost)
+        self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._on_status = on_status
+        self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def active(self) -> int:
-        """Orders under way."""
+        """The number of requests it executes."""
         return len(self._pending)
 
     async def deliver(
-        self, number: int, zone: str, order: DeliveryRequest, errand: RequestContext
+        self, number: int, zone: str, request: DeliveryRequest, context: RequestContext
     ) -> DeliveryResult:
-        """Have an order carried out. Raises AgentLost."""
+        """Execute a request. Raises AgentLost, RuntimeError for an internal error in the process."""
         if self.gone:
-            raise AgentLost(f"sender {self.place} ended", uncertain=False)
-        pending = self._pending[number] = _Pending(zone, order.destination, errand)
-        body = None
+            raise AgentLost(f"sender {self.slot} ended", uncertain=False)
+        pending = self._pending[number] = _PendingRequest(zone, request.destination, context)
+        inline = None
         try:
-            whole = errand.body()
-            if isinstance(whole, bytes) and len(whole) <= frames.BODY_INLINE_MAX:
-                body = whole
+            body = context.body()
+            if isinstance(body, bytes) and len(body) <= protocol.BODY_INLINE_MAX:
+                inline = body
         except QueueCorrupt:
-            pass  # found again, and told, when it is asked for
-        self.send(frames.Deliver(number, zone, order, body))
+            pass  # reported when the process fetches the body
+        self.send(protocol.Deliver(number, zone, request, inline))
         try:
-            return await pending.done
+            return await pending.result
         except asyncio.CancelledError:
-            self.send(frames.GiveUp(number))
+            self.send(protocol.Cancel(number))
             raise
 
-    def trim(self, frame: frames.Trim) -> "asyncio.Future[None]":
-        """Let sessions go; done when they are gone."""
+    def trim(self, frame: protocol.Trim) -> "asyncio.Future[None]":
+        """Close idle sessions; the future is done when they are closed."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.gone:
             done.set_result(None)
@@ -92,190 +190,108 @@ class SenderChild(Child):
         self.send(frame)
         return done
 
-    def _handle(self, frame: frames.Frame) -> None:
+    def _handle(self, frame: protocol.Frame) -> None:
         match frame:
-            case frames.Opened():
-                self._opened(frame.number)
-            case frames.More():
-                self._more(frame)
-            case frames.Done():
+            case protocol.SessionOpened():
+                self._session_opened(frame.number)
+            case protocol.FetchChunk():
+                self._fetch_chunk(frame)
+            case protocol.Done():
                 self._done(frame)
-            case frames.Resting():
-                self._rests(frame.zone, frame.destination, frame.count)
-            case frames.Trimmed():
+            case protocol.IdleSessions():
+                self._set_idle(frame.zone, frame.destination, frame.count)
+            case protocol.Trimmed():
                 trimmed = self._trims.pop(frame.number, None)
                 if trimmed is not None and not trimmed.done():
                     trimmed.set_result(None)
-            case frames.Address():
-                self._tell_address(self, frame)
+            case protocol.HostStatus():
+                self._on_status(frame, self)
 
-    def _rests(self, zone: str, destination: str, count: int) -> None:
+    def _set_idle(self, zone: str, destination: str, count: int) -> None:
         if count:
-            self.resting[zone][destination] = count
+            self.idle[zone][destination] = count
         else:
-            self.resting[zone].pop(destination, None)
+            self.idle[zone].pop(destination, None)
 
-    def _opened(self, number: int) -> None:
+    def _session_opened(self, number: int) -> None:
         pending = self._pending.get(number)
         if pending is None:
             return
-        pending.errand.opened()
-        started = pending.errand.started
+        pending.context.session_opened()
+        started = pending.context.started
         assert isinstance(started, CommitFuture)
 
         def written(failure: QueueUnavailable | None) -> None:
             pending.durable = failure is None
-            self.send(frames.GiveUp(number) if failure else frames.Durable(number))
+            self.send(protocol.Cancel(number) if failure else protocol.Durable(number))
 
         started.add_done_callback(written)
 
-    def _more(self, frame: frames.More) -> None:
+    def _fetch_chunk(self, frame: protocol.FetchChunk) -> None:
         pending = self._pending.get(frame.number)
         if pending is not None:
-            task = asyncio.ensure_future(self._chunk(frame, pending))
+            task = asyncio.ensure_future(self._send_chunk(frame, pending))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _chunk(self, frame: frames.More, pending: _Pending) -> None:
+    async def _send_chunk(self, frame: protocol.FetchChunk, pending: "_PendingRequest") -> None:
         try:
-            if frame.reading != pending.reading or pending.chunks is None:
-                pending.reading = frame.reading
-                body = pending.errand.body()
-                pending.chunks = _one(body) if isinstance(body, bytes) else body
-            data = await anext(pending.chunks, None)
+            data = await pending.next_chunk(frame.reading)
         except QueueCorrupt as exc:
-            self.send(frames.Chunk(frame.number, frame.reading, b"", True, str(exc)))
+            self.send(protocol.Chunk(frame.number, frame.reading, b"", True, str(exc)))
         else:
-            self.send(frames.Chunk(frame.number, frame.reading, data or b"", data is None))
+            self.send(protocol.Chunk(frame.number, frame.reading, data or b"", data is None))
 
-    def _done(self, frame: frames.Done) -> None:
+    def _done(self, frame: protocol.Done) -> None:
         pending = self._pending.pop(frame.number, None)
         if pending is None:
             return
-        self._rests(pending.zone, pending.destination, frame.resting)
-        if pending.done.done():
+        self._set_idle(pending.zone, pending.destination, frame.idle)
+        if pending.result.done():
             return
-        if frame.sent is not None:
-            pending.done.set_result(frame.sent)
+        if frame.result is not None:
+            pending.result.set_result(frame.result)
         else:
-            pending.done.set_exception(RuntimeError(f"sender {self.place}: {frame.problem}"))
+            pending.result.set_exception(RuntimeError(f"sender {self.slot}: {frame.problem}"))
 
-    def _give_up(self) -> None:
+    def _abandon_work(self) -> None:
         for pending in self._pending.values():
-            if not pending.done.done():
-                pending.done.set_exception(AgentLost(f"sender {self.place} ended", uncertain=pending.durable))  # fmt: skip
+            if not pending.result.done():
+                lost = AgentLost(f"sender {self.slot} ended", uncertain=pending.durable)
+                pending.result.set_exception(lost)
         self._pending.clear()
         for trimmed in self._trims.values():
             if not trimmed.done():
                 trimmed.set_result(None)
         self._trims.clear()
-        self.resting.clear()
+        self.idle.clear()
 
 
-async def _one(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+class _PendingRequest:
+    """A request that a process executes. ``durable``: the process may have sent the final dot."""
 
+    __slots__ = ("_chunks", "_reading", "context", "destination", "durable", "result", "zone")
 
-class SenderPool:
-    """``size`` sender processes."""
+    def __init__(self, zone: str, destination: str, context: RequestContext) -> None:
+        self.zone = zone
+        self.destination = destination
+        self.context = context
+        self.result: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
+        self.durable = False
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._reading = 0  # of the body, that ``_chunks`` belongs to
 
-    def __init__(
-        self, config: Config, hostname: str, dead: UnreachableHosts, size: int, log_level: str
-    ) -> None:
-        self._config = config
-        self._hostname = hostname
-        self._dead = dead
-        self._log_level = log_level
-        self._numbers = count(1)
-        self.staff = ProcessSupervisor("sender", size, self._launch)
+    async def next_chunk(self, reading: int) -> bytes | None:
+        """The next chunk of the body, None at its end; a new ``reading`` begins with the first.
 
-    async def start(self) -> None:
-        """Start them all. Raises OSError."""
-        await self.staff.start()
-
-    async def _launch(self, place: int) -> SenderChild:
-        child = SenderChild(place, self.staff.lost, self._address)
-        await child.start(self._log_level)
-        child.send(self._configuration())
-        return child
-
-    def _configuration(self) -> frames.Configure:
-        return frames.Configure(self._config.text, self._config.path, self._hostname)
-
-    def configure(self, config: Config, hostname: str) -> None:
-        """Take over a new configuration; sessions made under the old one end."""
-        self._config, self._hostname = config, hostname
-        for child in self.staff.children:
-            child.send(self._configuration())
-
-    def _address(self, child: SenderChild | None, frame: frames.Address) -> None:
-        """A sender found an address dead, or alive again: everybody is told."""
-        if frame.spread < 0:
-            self._dead.answered(frame.ip)
-        else:
-            self._dead.timed_out(frame.ip, clock.monotonic_s(), frame.spread)
-        for other in self.staff.children:
-            if other is not child:
-                other.send(frame)
-
-    def forget(self, ip: str | None) -> None:
-        """An operator cleared a dead address, or all."""
-        for child in self.staff.children:
-            child.send(frames.Forget(ip or ""))
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that live."""
-        return [child.pid for child in self.staff.children]
-
-    async def deliver(self, zone: str, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
-        """Have ``order`` carried out by the process that has a session, else the least busy one.
-
-        Raises AgentLost when that process ends before it is done.
+        Raises QueueCorrupt.
         """
-        while not self.staff.children:
-            await self.staff.came.wait()
-        children, destination = self.staff.children, order.destination
-        chosen = max(children, key=lambda child: (child.resting[zone][destination] > 0, -child.active))
-        room = await self._room(zone, order, chosen)
-        order_here = order if room == order.room else order.with_room(room)
-        return await chosen.deliver(next(self._numbers), zone, order_here, errand)
-
-    async def _room(self, zone: str, order: DeliveryRequest, chosen: SenderChild) -> tuple[int, int]:
-        """How many sessions may rest at ``chosen``; where others keep too many, they let some go first."""
-        in_zone, at_destination = order.room
-        trims = []
-        for child in self.staff.children:
-            if child is chosen:
-                continue
-            resting: Counter[str] = child.resting[zone]
-            there, all_there = resting[order.destination], resting.total()
-            keep_there = min(there, max(0, at_destination))
-            keep = min(all_there, max(0, in_zone))
-            if keep_there < there or keep < all_there:
-                number = next(self._numbers)
-                trims.append(child.trim(frames.Trim(number, zone, order.destination, keep, keep_there)))
-            in_zone -= keep
-            at_destination -= keep_there
-        for trimmed in trims:
-            await trimmed
-        return in_zone, at_destination
-
-    async def close(self) -> None:
-        """End them; what is under way there is lost."""
-        await self.staff.close()
+        if reading != self._reading or self._chunks is None:
+            self._reading = reading
+            body = self.context.body()
+            self._chunks = _single(body) if isinstance(body, bytes) else body
+        return await anext(self._chunks, None)
 
 
-class RemoteAgent:
-    """The senders of one zone, as its workers use them."""
-
-    def __init__(self, fleet: SenderPool, zone: str) -> None:
-        self._fleet = fleet
-        self._zone = zone
-
-    async def send(self, order: DeliveryRequest, errand: RequestContext) -> DeliveryResult:
-        """Carry out ``order``. Raises AgentLost."""
-        return await self._fleet.deliver(self._zone, order, errand)
-
-    def close(self) -> None:
-        """The processes have the sessions; a new configuration or their end closes them."""
+async def _single(body: bytes) -> AsyncIterator[bytes]:
+    yield body

@@ -1,102 +1,132 @@
-"""So many places with a process each: one that ends or hangs is replaced, after a growing pause."""
+"""Child processes of one kind: how many there are, and a new one for each that ends or hangs."""
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from zonemta_py.config.schema import Config
+from zonemta_py.config.units import AUTO
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.processes.child import Child
+from zonemta_py.processes.child import ChildProcess
 
 BACK_OFF_S = 0.1
 BACK_OFF_MAX_S = 30.0
-STEADY_S = 60.0  # a process that lived so long starts again at once
+STEADY_S = 60.0  # after this uptime the next start is not delayed
+AUTO_MAX = 4  # processes of a kind: one queue does not occupy more
 
 log = logging.getLogger(__name__)
 
-C = TypeVar("C", bound=Child)
+
+def cores() -> int:
+    """The number of processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def process_counts(config: Config, cores_here: int) -> tuple[int, int]:
+    """The numbers of receivers and senders; ``auto`` depends on the processors.
+
+    On two or three cores one receiver runs beside the queue's process. From four on, each kind gets a
+    quarter of them; the remaining ones are for the queue, LevelDB's thread and the system.
+    """
+    receivers, senders = int(config.processes.receivers), int(config.processes.senders)
+    quarter = min(cores_here // 4, AUTO_MAX)
+    if receivers == AUTO:
+        fewest = min(listener.max_sessions for listener in config.listeners)
+        receivers = min(fewest, max(quarter, 1)) if cores_here > 1 else 0
+    if senders == AUTO:
+        senders = quarter
+    return receivers, senders
+
+
+C = TypeVar("C", bound=ChildProcess)
 
 
 class ProcessSupervisor(Generic[C]):
-    """``children`` are those that live. ``launch`` starts the one for a place, or raises OSError."""
+    """Keeps ``size`` processes running.
+
+    ``children`` are the running ones; ``available`` is set while there is one. ``launch`` starts the
+    process for a slot, or raises OSError; a child reports its end to ``on_lost``.
+    """
 
     def __init__(self, kind: str, size: int, launch: Callable[[int], Awaitable[C]]) -> None:
         self.children: list[C] = []
-        self.came = asyncio.Event()  # somebody, where there was nobody
+        self.available = asyncio.Event()
         self._kind = kind
-        self.launch = launch
+        self._launch = launch
         self._back_off_s = [BACK_OFF_S] * size
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start them all. Raises LocalError when one cannot be started."""
-        places = range(len(self._back_off_s))
-        for result in await asyncio.gather(*map(self._launch, places), return_exceptions=True):
+        """Start all of them. Raises LocalError when one cannot be started."""
+        slots = range(len(self._back_off_s))
+        for result in await asyncio.gather(*map(self._start_one, slots), return_exceptions=True):
             if isinstance(result, OSError):
-                raise LocalError(f"a {self._kind}'s process cannot be started: {result}") from result
+                raise LocalError(f"a {self._kind} process cannot be started: {result}") from result
             if result is not None:
                 raise result
-        self._keep(self._watch())
+        self._spawn(self._watch())
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(Child.beat_s)
-            for child in self.children:
-                child.look()
-
-    async def _launch(self, place: int) -> None:
-        child = await self.launch(place)
-        if child.gone:  # already: `lost` could not take it out yet
-            self._again(child)
-            return
-        self.children.append(child)
-        self.came.set()
-
-    def lost(self, child: C) -> None:
-        """A process is gone; another takes its place."""
-        if child in self.children:
-            self.children.remove(child)
-            if not self.children:
-                self.came.clear()
-            self._again(child)
-
-    def _again(self, child: C) -> None:
-        if self._closing:
-            return
-        place = child.place
-        wait_s = self._back_off_s[place]
-        steady = clock.monotonic_s() - child.since_s >= STEADY_S
-        self._back_off_s[place] = BACK_OFF_S if steady else min(2 * wait_s, BACK_OFF_MAX_S)
-        log.error("%s %d (pid %d) ended; another starts in %.1f s", self._kind, place, child.pid, wait_s)
-        self._keep(self._relaunch(place, wait_s))
-
-    async def _relaunch(self, place: int, wait_s: float) -> None:
-        while True:
-            await asyncio.sleep(wait_s)
-            try:
-                await self._launch(place)
-            except OSError as exc:
-                log.critical("%s %d cannot be started: %s", self._kind, place, exc)
-                wait_s = min(2 * wait_s, BACK_OFF_MAX_S)
-            else:
-                return
-
-    def stop(self) -> None:
-        """Nobody is started again from here on."""
+    def stop_restarting(self) -> None:
+        """Start no process any more."""
         self._closing = True
 
     async def close(self) -> None:
-        """End them all."""
-        self.stop()
+        """End all of them."""
+        self.stop_restarting()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.gather(*(child.close() for child in list(self.children)))
+
+    def on_lost(self, child: C) -> None:
+        """``child`` has ended: start another in its slot."""
+        if child in self.children:
+            self.children.remove(child)
+            if not self.children:
+                self.available.clear()
+            self._replace(child)
+
+    async def _start_one(self, slot: int) -> None:
+        child = await self._launch(slot)
+        if child.gone:  # it ended before it was in ``children``, so ``on_lost`` did nothing
+            self._replace(child)
+            return
+        self.children.append(child)
+        self.available.set()
+
+    def _replace(self, child: C) -> None:
+        if self._closing:
+            return
+        slot = child.slot
+        wait_s = self._back_off_s[slot]
+        steady = clock.monotonic_s() - child.started_s >= STEADY_S
+        self._back_off_s[slot] = BACK_OFF_S if steady else min(2 * wait_s, BACK_OFF_MAX_S)
+        log.error("%s %d (pid %d) ended; another starts in %.1f s", self._kind, slot, child.pid, wait_s)
+        self._spawn(self._start_after(slot, wait_s))
+
+    async def _start_after(self, slot: int, wait_s: float) -> None:
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                await self._start_one(slot)
+            except OSError as exc:
+                log.critical("%s %d cannot be started: %s", self._kind, slot, exc)
+                wait_s = min(2 * wait_s, BACK_OFF_MAX_S)
+            else:
+                return
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(ChildProcess.beat_s)
+            for child in self.children:
+                child.check_alive()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -11,31 +11,33 @@ from typing import TYPE_CHECKING
 from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
-from zonemta_py.config.functions import plain_function, with_functions
-from zonemta_py.config.schema import Config, Listener, Processes, Zone
-from zonemta_py.config.secrets import read_token
+from zonemta_py.config.functions import with_functions
+from zonemta_py.config.references import plain_function, read_token
+from zonemta_py.config.schema import Config, ListenerSettings, Processes
 from zonemta_py.config.units import HostPort
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
+from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.open_queue import open_queue
-from zonemta_py.delivery.request import DeliveryContext
-from zonemta_py.delivery.smtp_agent import SmtpAgent
-from zonemta_py.delivery.worker import DeliveryAgent
-from zonemta_py.delivery.zone_workers import ZoneDelivery
+from zonemta_py.delivery.request import DeliveryAgent
+from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.policies import EnvelopePolicy
-from zonemta_py.processes.counts import arrangement, cores
-from zonemta_py.processes.receivers import Receivers
+from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
+from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
@@ -86,11 +88,11 @@ class Relay:
         )
         self.stopped = False
         self.intake: Intake | None = None
-        self.receivers: Receivers | None = None
+        self.receivers: ReceiverPool | None = None
         self.addresses: list[HostPort] = []
         self.exporter: Exporter | None = None
         self.control: ControlServer | None = None
-        self._zones: dict[str, ZoneDelivery] = {}
+        self._zones: dict[str, ZoneWorkers] = {}
         self.fleet: SenderPool | None = None
         self._signer: Signer | None = None
         self._channels: Channels | None = None
@@ -148,19 +150,18 @@ class Relay:
             queue.store, queue.commits, set(config.zones), move_to, clock.now_ms()
         )
         self.outbound = DeliveryContext(queue, config, self.hostname, self.router)
-        self.dead = UnreachableHosts()
+        self.dead = UnreachableHosts(self._forget_unreachable)
         self.resolver = MxResolver(config.resolver)
-        self._ways = EndpointResolver(config, self.hostname, self.resolver, self.outbound.rng)
+        self._endpoints = EndpointResolver(config, self.hostname, self.resolver, self.outbound.rng)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
-        receivers, senders = arrangement(config, cores())
+        receivers, senders = process_counts(config, cores())
         if senders:
             self.fleet = SenderPool(config, self.hostname, self.dead, senders, self.log_level)
             await self.fleet.start()
-            self.dead.cleared = self.fleet.forget
         for name, zone in config.zones.items():
             if zone.transport != DEQUEUE_TRANSPORT:
-                self._zones[name] = ZoneDelivery(name, zone, self.outbound, self._carrier)
-        self._channels = Channels(self.outbound, asyncio.get_running_loop(), everywhere=False)
+                self._zones[name] = ZoneWorkers(name, zone, self.outbound, self._agent)
+        self._channels = Channels(self.outbound, asyncio.get_running_loop(), all_zones=False)
         self.exporter = Exporter(queue, config.events)
         await self.exporter.start()
         await queue.begin()
@@ -197,7 +198,7 @@ class Relay:
             config.admin.address,
             read_token(config.admin.token_file),
             self._handover,
-            message_timeout_s=(*config.listeners, Listener())[0].message_timeout,
+            message_timeout_s=(*config.listeners, ListenerSettings())[0].message_timeout,
             grace_s=config.shutdown_grace,
         )
         await self.http.start()
@@ -214,20 +215,27 @@ class Relay:
             self.addresses.append(bound_address(settings.address, copies[0]))
         places = list(zip(*listeners, strict=True))
         if processes:
-            self.receivers = Receivers(config, self.hostname, self.queue, places, self.log_level)
+            self.receivers = ReceiverPool(config, self.hostname, self.queue, places, self.log_level)
             await self.receivers.start()
         else:
             self.intake = Intake(self.queue, places[0])
             await self.intake.start(config, self.intake.prepare(config, self.hostname, self.router))
 
-    def _carrier(self, name: str, zone: Zone) -> DeliveryAgent:
-        """What carries out the orders of a zone: here, or in the senders' processes."""
+    def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
+        """The agent that executes the requests of a zone: in this process, or in the sender processes."""
         if is_local(zone):
             return LocalAgent(zone, self.hostname)
         if self.fleet is not None:
             return RemoteAgent(self.fleet, name)
         assert self._signer is not None
-        return SmtpAgent(zone, self.hostname, self._ways, self._signer, self.dead, self.outbound.rng)
+        resources = SmtpResources(
+            self.hostname, self._endpoints, self._signer, self.dead, self.outbound.rng
+        )
+        return SmtpAgent(zone, resources, SessionPool())
+
+    def _forget_unreachable(self, ip: str | None) -> None:
+        if self.fleet is not None:
+            self.fleet.clear_unreachable(ip)
 
     def _deputy(self, store: Store, name: str) -> "Relay":
         """A relay like this one on another's queue."""
@@ -247,12 +255,12 @@ class Relay:
             store=store,
         )
 
-    def _on_ready(self, zone: str, destination: str, light: bool) -> None:
+    def _on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
         delivery = self._zones.get(zone)
         if delivery is not None:
-            delivery.ready(destination, light=light)
+            delivery.ready(destination, low_volume=low_volume)
         elif self._channels is not None:
-            self._channels.ring(zone)
+            self._channels.wake(zone)
 
     def reload(self, load: Callable[[], Config]) -> None:
         """Take over a new configuration, or say why not and keep the old one.
@@ -281,14 +289,14 @@ class Relay:
         self._signer.configure(config.dkim, dkim_keys)
         if self.fleet is not None:
             self.fleet.configure(config, hostname)
-        self._ways = EndpointResolver(config, hostname, resolver, outbound.rng)
+        self._endpoints = EndpointResolver(config, hostname, resolver, outbound.rng)
         for name, zone in config.zones.items():
             delivery = self._zones.get(name)
             if zone.transport == DEQUEUE_TRANSPORT:
                 continue
             if delivery is None:
-                self._zones[name] = ZoneDelivery(name, zone, outbound, self._carrier)
-                self._zones[name].look_around()
+                self._zones[name] = ZoneWorkers(name, zone, outbound, self._agent)
+                self._zones[name].ready_all()
             else:
                 delivery.configure(zone)
         if self.intake is not None:

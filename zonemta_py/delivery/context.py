@@ -1,0 +1,19 @@
+"""What the workers of all zones share."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from zonemta_py.config.schema import Config
+from zonemta_py.queue.queue import Queue
+from zonemta_py.routing import Router
+
+
+@dataclass(slots=True)
+class DeliveryContext:
+    """What settling a lease needs besides the settings of its zone. A reload replaces the fields in place."""
+
+    queue: Queue
+    config: Config
+    hostname: str
+    router: Router
+    rng: Random = field(default_factory=Random)
