@@ -21,7 +21,7 @@ from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core import faults
 from zonemta_py.core.errors import LocalError
-from zonemta_py.events.accounting import account_of
+from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
@@ -225,7 +225,7 @@ class Rounds:
         self._hold("as many outcomes as recipients", len(finals) == accepted)
         self._hold("an outcome for every acknowledged recipient", expected <= settled)
         self._hold(
-            "nothing queued in the account", account_of(self.folder / "events").queued("default") == 0
+            "nothing queued in the account", read_history(self.folder / "events").queued("default") == 0
         )
         store = open_store(QueueSettings(directory=self.folder / "queue", store=self._store))
         self._hold("a sound queue", problems(store) == [])

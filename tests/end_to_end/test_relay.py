@@ -186,7 +186,7 @@ async def test_zones_pools_and_routes(folder: Path) -> None:
                 "3": ("127.0.0.2", "out2.example"),
             }
             assert b"X-Sending-Zone" not in b"".join(m.data for m in sink.messages)
-        assert ledger(folder).zones["bulk"]["delivered"] == 2
+        assert ledger(folder).counts["bulk"]["delivered"] == 2
 
 
 async def test_a_blocked_domain_delays_no_other(folder: Path) -> None:

@@ -12,7 +12,7 @@ from zonemta_py.config.schema import Events, Rotate
 from zonemta_py.config.units import Seconds, Size
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.events.accounting import Account, account_of
+from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.schema import EVENTS, Rejected, encode, identify
 from zonemta_py.events.segments import Segment, read_segment, recover, sealed_segments
 from zonemta_py.queue.format import keys
@@ -96,7 +96,7 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
     async def die(last: bytes) -> None:
         raise OSError("the process ends here")
 
-    monkeypatch.setattr(exporter, "_forget", die)
+    monkeypatch.setattr(exporter, "_delete_upto", die)
     with pytest.raises(OSError, match="ends here"):
         await exporter._export()
     assert exporter._segment is not None
@@ -115,7 +115,7 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
     records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
     assert len(records) == 11
     assert len({(r["node"], r["seq"], r["position"]) for r in records}) == 11
-    account = account_of(folder / "events")
+    account = read_history(folder / "events")
     assert (account.total("accepted"), account.queued("default")) == (6, 1)
 
 
@@ -137,10 +137,10 @@ async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
     monkeypatch.setattr(segments.os, "fsync", fsync)
     monkeypatch.setattr(segments, "_sync_directory", lambda path: None)
     async with opened(folder / "queue") as queue:
-        exporter = Exporter(queue, Events(folder / "events", Rotate(Size(1 << 20), Seconds(0.2))))
-        await exporter.start()
         seen: list[bytes] = []
-        exporter.observers.append(seen.append)
+        settings = Events(folder / "events", Rotate(Size(1 << 20), Seconds(0.2)))
+        exporter = Exporter(queue, settings, [seen.append])
+        await exporter.start()
         await accept(queue, "a@x.example")
         for _ in range(30):
             await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
         await until(lambda: seen, "the export to go on")
         await until(lambda: sealed_segments(folder / "events"), "a seal by age")
         await exporter.close()
-    assert account_of(folder / "events").total("accepted") == 1
+    assert read_history(folder / "events").total("accepted") == 1
 
 
 def test_the_account_counts_a_repeat_once() -> None:
@@ -159,9 +159,10 @@ def test_the_account_counts_a_repeat_once() -> None:
         "position": 0,
         "event": "accepted",
         "report_for": "",
-        "recipients": [{"zone": "z"}] * 3,
+        "message": "m",
+        "recipients": [{"index": n, "recipient": f"{n}@x.example", "zone": "z"} for n in range(3)],
     }
-    account = Account()
+    account = RecipientHistory()
     account.add(record)
     account.add(record)
     account.add(
@@ -172,8 +173,10 @@ def test_the_account_counts_a_repeat_once() -> None:
             "event": "moved",
             "zone": "z",
             "new_zone": "y",
+            "message": "m",
             "recipients": [0],
         }
     )
-    account.add({"node": "n", "seq": 3, "position": 0, "event": "delivered", "zone": "z"})
+    final = {"node": "n", "seq": 3, "position": 0, "event": "delivered", "zone": "z"}
+    account.add({**final, "message": "m", "index": 1})
     assert (account.queued("z"), account.queued("y"), account.total("accepted")) == (1, 1, 3)

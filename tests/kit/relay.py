@@ -15,7 +15,7 @@ from tests.kit.queue import everything, problems
 from zonemta_py.bench.process import free_port
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
-from zonemta_py.events.accounting import Account, account_of
+from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
@@ -131,9 +131,9 @@ async def received(sink: Sink, count: int) -> list[Received]:
     return sink.messages
 
 
-def ledger(folder: Path) -> Account:
+def ledger(folder: Path) -> RecipientHistory:
     """The account of a stopped relay."""
-    return account_of(folder / "events")
+    return read_history(folder / "events")
 
 
 def facts(folder: Path, name: str) -> list[dict[str, Any]]:

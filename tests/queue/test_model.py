@@ -185,6 +185,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert waiting == self.waiting
         assert deferred == self.deferred
         assert problems(store) == []
+        assert [p for zone in ZONES for p in self.queue.windows.zone(zone).problems()] == []
 
     def teardown(self) -> None:
         if not hasattr(self, "queue"):

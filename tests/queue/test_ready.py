@@ -10,12 +10,12 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import new_waiting
 from zonemta_py.queue.ready import HEADROOM, SHARES, ReadyWindow
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 
-def _recipient(message: str, n: int, domain: str = "x.example") -> Recipient:
+def _recipient(message: str, n: int, domain: str = "x.example") -> QueuedRecipient:
     address = f"{n}@{domain}"
-    return Recipient(
+    return QueuedRecipient(
         keys.waiting_key("z", message, address), "z", message, address, new_waiting(n, domain, "me")
     )
 
@@ -33,7 +33,7 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
         elif kind == 1:
             leased += window.take("x.example", count)
         elif kind == 2 and leased:
-            window.give_back("x.example", leased[:count])
+            window.put_back("x.example", leased[:count])
             del leased[:count]
         elif leased:
             window.forget([r.key for r in leased[:count]])
@@ -163,11 +163,13 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
         other = _recipient(f"m{n}", 0, "full.example")
         other.record = other.record._replace(submitter=f"other{n}")
         window.add("full.example", [other])
-    window.add("busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.light)])
+    window.add(
+        "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.low_volume)]
+    )
     window.note_spill("full.example", "me", "m900")
     window.note_spill("empty.example", "me", "m901")
     assert window.next_starved() == "empty.example"
     assert window.next_starved() is None
-    assert window.evict("full.example")
-    window.awake("full.example")
+    assert window.suspend("full.example")
+    window.resume("full.example")
     assert window.next_starved() == "full.example", "its turn comes when there is room"

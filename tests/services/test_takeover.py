@@ -16,7 +16,7 @@ from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import Config
-from zonemta_py.events.accounting import account_of
+from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
@@ -101,7 +101,7 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
     named = {r["recipient"] for r in records if r["event"] == "uncertain" or r.get("uncertain")}
     twice = {address for address, count in arrived(sinks).items() if count > 1}
     assert twice <= named
-    assert account_of(folder / "events").queued("default") == 0
+    assert read_history(folder / "events").queued("default") == 0
     finals = Counter(
         (r["message"], r["index"]) for r in records if r["event"] in ("delivered", "bounced")
     )

@@ -1,7 +1,7 @@
-"""Every fact the relay records, one frozen record each; ``docs/events.md`` lists them.
+"""The events that the relay records, one frozen struct each; ``docs/events.md`` lists them.
 
-A fact becomes one JSON object. ``node``, ``seq`` and ``position`` are added when its group is
-committed: together they identify the record for ever, so that a repeat can be removed.
+An event becomes one JSON object. ``node``, ``seq`` and ``position`` are added when its group is committed:
+together they identify the record, so that a repeat can be removed.
 """
 
 from typing import ClassVar, Protocol
@@ -10,13 +10,13 @@ from zonemta_py.core.codec import Struct, to_json
 
 
 class Event(Protocol):
-    """Anything with a name that codec can write as a JSON object."""
+    """A struct with a name, which codec writes as a JSON object."""
 
     name: ClassVar[str]
 
 
 class AcceptedRecipient(Struct, frozen=True):
-    """One recipient of an accepted message; ``index`` is 0-based and stays its number for life."""
+    """One recipient of an accepted message; ``index`` is 0-based and never changes."""
 
     index: int
     recipient: str
@@ -24,10 +24,10 @@ class AcceptedRecipient(Struct, frozen=True):
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """A message is on disk and answered with 250, or was made here as a report.
+    """A message is on disk and answered with 250, or is a report of this relay.
 
-    ``report_for`` is the queue id of the message a report is about, else empty. ``submitter`` is
-    the authenticated user or the client's address.
+    ``report_for``: the queue id of the message that a report is about, or empty. ``submitter``: the
+    authenticated user, else the address of the client.
     """
 
     name: ClassVar[str] = "accepted"
@@ -47,7 +47,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """A command or a message was refused at intake; nothing was accepted."""
+    """A command or a message was refused by intake; nothing was accepted."""
 
     name: ClassVar[str] = "rejected"
     time_ms: int
@@ -63,9 +63,9 @@ class Rejected(Struct, frozen=True, kw_only=True):
 
 
 class Repeated(Struct, frozen=True, kw_only=True):
-    """A client submitted again what was accepted under its submission key; nothing was enqueued.
+    """A client repeated a submission that was accepted under its submission key; nothing was enqueued.
 
-    ``message`` is the id of the first message, ``recipients`` how many the repeat named.
+    ``message``: the id of the first message. ``recipients``: how many the repeat named.
     """
 
     name: ClassVar[str] = "repeated"
@@ -78,7 +78,7 @@ class Repeated(Struct, frozen=True, kw_only=True):
 
 
 class _OfRecipient(Struct, frozen=True, kw_only=True):
-    """What every fact about one recipient carries. ``attempt`` counts from 1."""
+    """The fields of every event about one recipient. ``attempt`` counts from 1."""
 
     time_ms: int
     message: str
@@ -93,10 +93,10 @@ class _OfRecipient(Struct, frozen=True, kw_only=True):
 
 
 class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
-    """What an attempt adds: the peer, the way there and the answer.
+    """The fields of an attempt: the peer, the connection and the reply.
 
-    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered; ``reply``
-    then says what happened here.
+    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server replied; ``reply`` then
+    names the local error.
     """
 
     phase: str
@@ -111,15 +111,15 @@ class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
 
 
 class Delivered(_OfAttempt, frozen=True, kw_only=True):
-    """The peer took responsibility with a 2xx to the final dot."""
+    """The peer accepted the message with a 2xx reply to the final dot."""
 
     name: ClassVar[str] = "delivered"
 
 
 class Deferred(_OfAttempt, frozen=True, kw_only=True):
-    """The recipient is tried again at ``due_ms``.
+    """The recipient will be tried again at ``due_ms``.
 
-    ``uncertain``: the final dot was sent and its answer lost, so the peer may have the message.
+    ``uncertain``: the final dot was sent and its reply lost, so the peer may have the message.
     """
 
     name: ClassVar[str] = "deferred"
@@ -128,7 +128,7 @@ class Deferred(_OfAttempt, frozen=True, kw_only=True):
 
 
 class Bounced(_OfAttempt, frozen=True, kw_only=True):
-    """The recipient failed for good. ``report`` is the queue id of the report, empty without one."""
+    """The recipient failed permanently. ``report``: the queue id of the report, or empty."""
 
     name: ClassVar[str] = "bounced"
     report: str
@@ -142,9 +142,9 @@ class Expired(_OfAttempt, frozen=True, kw_only=True):
 
 
 class Requeued(_OfAttempt, frozen=True, kw_only=True):
-    """The recipient is tried again at ``due_ms``, as recipient ``new_index`` of message ``new_message``.
+    """The recipient will be tried again at ``due_ms``, as recipient ``new_index`` of ``new_message``.
 
-    A program had dealt with others of its message for good.
+    A program that dequeues had settled the other recipients of its message.
     """
 
     name: ClassVar[str] = "requeued"
@@ -160,9 +160,9 @@ class Deleted(_OfRecipient, frozen=True, kw_only=True):
 
 
 class Lost(Struct, frozen=True, kw_only=True):
-    """Damage on disk took the recipient, and ``queue repair`` could not bring it back.
+    """The recipient was lost by damage on disk, and ``queue repair`` could not restore it.
 
-    What the damage left is what the fact knows; ``reason`` says what was found.
+    Fields that were damaged are empty; ``reason`` says what was found.
     """
 
     name: ClassVar[str] = "lost"
@@ -175,29 +175,28 @@ class Lost(Struct, frozen=True, kw_only=True):
 
 
 class Uncertain(_OfRecipient, frozen=True, kw_only=True):
-    """A crash fell into a transaction: the peer may have the message, and it will be sent again."""
+    """A crash interrupted the transaction: the peer may have the message, and it will be sent again."""
 
     name: ClassVar[str] = "uncertain"
 
 
 class Held(_OfRecipient, frozen=True, kw_only=True):
-    """The recipient waits until an operator releases it. ``reason`` says who or what held it."""
+    """The recipient waits until an operator releases it. ``reason``: who or what held it."""
 
     name: ClassVar[str] = "held"
     reason: str
 
 
 class Released(_OfRecipient, frozen=True, kw_only=True):
-    """An operator let a held recipient go on."""
+    """An operator released a held recipient."""
 
     name: ClassVar[str] = "released"
 
 
 class Discarded(Struct, frozen=True, kw_only=True):
-    """A report could not be sent to anybody: ``reason`` is double bounce or triple bounce.
+    """A report was not sent: ``reason`` is double bounce, triple bounce or bounce function.
 
-    ``recipients`` are the indexes of those it would have told about. Their own outcome is a fact
-    of its own; this says that nobody hears of it.
+    ``recipients``: the indexes of the recipients it was about. Their outcomes are events of their own.
     """
 
     name: ClassVar[str] = "discarded"
@@ -209,7 +208,7 @@ class Discarded(Struct, frozen=True, kw_only=True):
 
 
 class Moved(Struct, frozen=True, kw_only=True):
-    """Recipients changed zone because theirs is gone from the configuration."""
+    """Recipients changed zone because the configuration no longer has theirs."""
 
     name: ClassVar[str] = "moved"
     time_ms: int
@@ -231,15 +230,15 @@ FINAL = (
     "requeued",
     "deleted",
     "lost",
-)  # each recipient has one of them
+)  # the final outcomes: each recipient gets exactly one
 
 
 def encode(event: Event) -> bytes:
-    """``event`` as the inside of a JSON object, braces and identity still missing."""
+    """``event`` as JSON, without the braces and the identity."""
     return b'"event":"' + event.name.encode() + b'",' + to_json(event)[1:-1]
 
 
 def identify(node: str, seq: int, bodies: list[bytes]) -> bytes:
-    """The JSON lines of one group commit, from what ``encode`` gave for each of its facts."""
+    """The JSON lines of one group commit; ``bodies`` are its events, encoded."""
     head = f'{{"node":"{node}","seq":{seq},"position":'.encode()
     return b"".join(b"%b%d,%b}\n" % (head, position, body) for position, body in enumerate(bodies))

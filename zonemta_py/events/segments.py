@@ -3,8 +3,8 @@
     DIRECTORY/.NODE-SEQ.open                                   being written
     DIRECTORY/date=2026-11-21/hour=09/NODE-SEQ.jsonl.zst       sealed; date and hour of sealing (UTC)
 
-SEQ is the first group commit in the file. A frame is whole or, after a crash, the torn end of the
-file, which recovery cuts off. The one door to zstandard.
+SEQ is the first group commit in the file. A frame is whole, or after a crash the torn end of the file,
+which recovery removes. The only importer of zstandard.
 """
 
 import os
@@ -22,28 +22,28 @@ LEVEL = 3
 
 
 class Segment:
-    """The file being written. Methods block: they are for a thread."""
+    """The file being written. Its methods block: call them in a thread."""
 
     def __init__(self, directory: Path, node: str, first_seq: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._name = f"{node}-{first_seq:016x}"
         self._path = directory / f".{self._name}.open"
-        self._file: FileIO = FileIO(self._path, "xb")  # never behind what another life left
+        self._file: FileIO = FileIO(self._path, "xb")  # never the file of a previous boot
         _sync_directory(directory)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL)
         self.size_bytes = 0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines as one frame; on disk when this returns. Raises OSError.
+        """Write whole lines as one frame, synced. Raises OSError.
 
-        After a failure the file ends where it did before, and nothing may be appended to it.
+        After an error the file has its previous length, and must not be appended to.
         """
         frame = self._compressor.compress(lines)
         try:
-            rest = memoryview(frame)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            unwritten = memoryview(frame)
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
             os.fsync(self._file.fileno())
         except OSError:
             os.ftruncate(self._file.fileno(), self.size_bytes)
@@ -51,7 +51,10 @@ class Segment:
         self.size_bytes += len(frame)
 
     def seal(self, now_ms: int) -> Path | None:
-        """Close and give the file its final name, which appears whole or not at all; None if it is empty."""
+        """Close the file and rename it to its final name, returned; an empty file is removed: None.
+
+        Raises OSError.
+        """
         self._file.close()
         if not self.size_bytes:
             self._path.unlink()
@@ -61,11 +64,11 @@ class Segment:
 
 def _publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
     now = clock.utc(now_ms)
-    folder = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
-    folder.mkdir(parents=True, exist_ok=True)
-    sealed = folder / f"{name}.jsonl.zst"
+    hour = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
+    hour.mkdir(parents=True, exist_ok=True)
+    sealed = hour / f"{name}.jsonl.zst"
     path.rename(sealed)
-    for changed in (folder, folder.parent, directory):
+    for changed in (hour, hour.parent, directory):
         _sync_directory(changed)
     return sealed
 
@@ -79,7 +82,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def recover(directory: Path, node: str, now_ms: int) -> int:
-    """Seal what a crash left open; returns the highest sequence number in it, 0 if there was none."""
+    """Seal files that a crash left open; returns the highest sequence number in them, or 0. Raises OSError."""
     last = 0
     for path in sorted(directory.glob(f".{node}-*.open")):
         whole, seq = _whole_frames(path)
@@ -95,7 +98,7 @@ def recover(directory: Path, node: str, now_ms: int) -> int:
 
 
 def _whole_frames(path: Path) -> tuple[int, int]:
-    """How many octets of ``path`` are whole frames, and the highest sequence number in them."""
+    """The size in bytes of the whole frames of ``path``, and the highest sequence number in them."""
     data = path.read_bytes()
     at = last = 0
     while at < len(data):
@@ -119,15 +122,15 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
 
 def _records(file: BinaryIO) -> Iterator[dict[str, Any]]:
     reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    rest = b""
+    incomplete = b""
     while block := reader.read(1 << 18):
-        *lines, rest = (rest + block).split(b"\n")
+        *lines, incomplete = (incomplete + block).split(b"\n")
         for line in lines:
             yield from_json(line)
 
 
 def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
-    """The records of what is being written; the end may be missing."""
+    """The records of unsealed files; the newest may be missing."""
     for path in sorted(directory.glob(".*.open")):
         data = path.read_bytes()
         whole, _ = _whole_frames(path)
@@ -135,7 +138,7 @@ def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:
-    """Every record of an event log, sealed or still being written; those sealed meanwhile may come twice."""
+    """All records of an event log; those that are sealed during the call may be returned twice."""
     hidden = list(read_open_segments(directory))
     for path in sealed_segments(directory):
         yield from read_segment(path)
@@ -143,5 +146,5 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def sealed_segments(directory: Path) -> list[Path]:
-    """Every sealed segment under ``directory``, oldest first."""
+    """The sealed segments under ``directory``, oldest first."""
     return sorted(directory.glob("date=*/hour=*/*.jsonl.zst"))

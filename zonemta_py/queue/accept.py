@@ -1,7 +1,4 @@
-"""From what intake knows of a message to the records that are written. Pure.
-
-What accepting a message does in memory: room in the windows, a live entry, its submission key.
-"""
+"""Accepting a message: from what intake knows to the records of one batch, and what follows its commit."""
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +14,13 @@ from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, Mark, Meta, Origin, new_waiting
 from zonemta_py.queue.idempotency import IdempotencyKeys
-from zonemta_py.queue.spill import ReadyWindows, Reservation
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.transitions import AcceptedMessage
+from zonemta_py.queue.windows import ReadyWindows, Reservation
 
 
 class NewRecipient(NamedTuple):
-    """A recipient to be: normalised address, its zone, and what RFC 3461 lets a client ask."""
+    """A recipient to accept: normalised address, its zone, and the options of RFC 3461."""
 
     address: str
     domain: str
@@ -33,9 +30,9 @@ class NewRecipient(NamedTuple):
 
 
 class NewMessage(Struct, frozen=True):
-    """What intake, or a report, knows about a message beside its body.
+    """All that intake, or a report, knows about a message except its body.
 
-    ``recipients``: each address once. ``key``: digest of the submission key and what it covers.
+    ``recipients``: each address once. ``key``: digest of the submission key, and what it covers.
     """
 
     sender: str
@@ -53,17 +50,17 @@ class NewMessage(Struct, frozen=True):
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
-    """The message ``message`` as it will be accepted; ``tail`` are its chunks not yet written."""
+    """The records of message id ``message``; ``tail`` are its chunks that are not yet written."""
     submitter = new.origin.submitter
     recipients = [
-        Recipient(
+        QueuedRecipient(
             keys.waiting_key(to.zone, message, to.address),
             to.zone,
             message,
             to.address,
-            new_waiting(i, to.domain, submitter, to.notify, to.orcpt),
+            new_waiting(index, to.domain, submitter, to.notify, to.orcpt),
         )
-        for i, to in enumerate(new.recipients)
+        for index, to in enumerate(new.recipients)
     ]
     zones = tuple(sorted({to.zone for to in new.recipients}))
     meta = Meta(
@@ -83,14 +80,14 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
 
 
 def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> AcceptedMessage:
-    """A message made here, to be accepted in the batch of the settle that causes it."""
+    """A report, to be accepted in the batch of the settle that causes it."""
     size = keys.CHUNK_BYTES
     tail = [body[at : at + size] for at in range(0, len(body), size)]
     return compose(message, new, Mark(FORMAT, now_ms, len(body), len(tail), zlib.crc32(body)), tail)
 
 
-class MessageAcceptance:
-    """Accepts messages into ``windows``; ``now`` gives unix ms."""
+class Acceptor:
+    """Adds messages to batches. ``now`` gives unix ms."""
 
     def __init__(
         self,
@@ -102,42 +99,44 @@ class MessageAcceptance:
     ) -> None:
         self._windows = windows
         self._deferral = deferral
-        self._live = active
+        self._active = active
         self._idempotency_keys = idempotency_keys
         self._now = now
 
-    def plan(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:
-        """Put ``new`` into ``batch``. Returns what is to be called when that is on disk, or failed."""
+    def add(self, batch: WriteBatch, new: AcceptedMessage) -> DoneCallback:
+        """Put ``new`` into ``batch``; returns the callback for its end.
+
+        The caller adds it to the batch's future, after the callbacks of what the batch settles.
+        """
         transitions.accept(batch, new, self._now())  # first: what cannot be written reserves nothing
-        placement = self._windows.plan([r for r in new.recipients if not r.record.due_ms])
-        dues = transitions.due_keys_of(new.recipients)
-        for due in dues:
+        reservation = self._windows.reserve([r for r in new.recipients if not r.record.due_ms])
+        reservation.write(batch)
+        due_keys = transitions.due_keys_of(new.recipients)
+        for due in due_keys:
             self._deferral.expect(due)
-        for spill in placement.spills:
-            batch.put(spill.key, b"")
-        # There before the commit is: whoever leases it the moment it is on disk must count with this.
+        # Active before the commit: a lease taken the moment it is on disk counts with this entry.
         body = b"".join(new.tail) if new.mark.chunks <= 1 else None
         active = ActiveMessage(new.message, new.meta, new.mark, body, len(new.recipients))
-        active.leases = 1  # until the commit is over
-        self._live.add(active)
-        return partial(self._over, new, active, placement, dues)
+        active.leases = 1  # until the commit has ended
+        self._active.add(active)
+        return partial(self._committed, new, active, reservation, due_keys)
 
-    def _over(
+    def _committed(
         self,
         new: AcceptedMessage,
         active: ActiveMessage,
-        placement: Reservation,
-        dues: Iterable[bytes],
+        reservation: Reservation,
+        due_keys: Iterable[bytes],
         failure: QueueUnavailable | None,
     ) -> None:
         if new.key is not None:
             self._idempotency_keys.release(new.key[0])
         if failure is not None:
             active.remaining = 0
-            self._live.release_message(active)
-            self._windows.abandon(placement)
+            self._active.release(active)
+            reservation.rollback()
             return
-        self._live.release_message(active)
-        self._windows.place(placement)
-        for due in dues:
-            self._deferral.arrived(due)
+        self._active.release(active)
+        reservation.commit()
+        for due in due_keys:
+            self._deferral.written(due)

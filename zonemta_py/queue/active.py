@@ -1,13 +1,9 @@
-"""Messages being worked on: their envelope, a small body, and how many recipients remain.
+"""Active messages: those being accepted or delivered, with their envelope and recipient count.
 
-"Is this the last recipient?" is answered here and not from the database, where two settles before
-one commit would both be told no (decision 7). The count of a message is made when it is first
-needed and kept as long as the message is leased; recently accepted ones stay within a byte limit,
-which saves reading them back.
-
-A lease: what a worker holds while it delivers.
-
-Reading one message from the database, or from one moment of it.
+Whether a recipient is the last of its message is decided from this count and not from the store, where
+two settles before one commit would both see the other's recipient (decision 7). The count is made when it
+is first needed and kept while the message is leased; recently accepted messages stay within a limit of
+bytes, which saves reading them back.
 """
 
 import logging
@@ -18,18 +14,21 @@ from itertools import islice
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Mark, Meta, Note, read_mark, read_meta, read_note
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.storage.interface import View
 
-OVERHEAD_BYTES = 600  # of one entry, beside its header and body
-EVICT_LOOK = 16  # old entries looked at to make room for one
+OVERHEAD_BYTES = 600  # of one entry, without its header and body
+EVICT_LOOK = 16  # old entries examined to make room for one
+UNCOUNTED = 1 << 40  # ``remaining`` of a message whose recipients cannot all be read
+
+log = logging.getLogger(__name__)
 
 
 class ActiveMessage:
-    """``remaining`` counts recipients not yet settled by a decision; ``leases`` pin the entry.
+    """A message in memory.
 
-    ``body`` is the whole body when it is at hand, else None. ``notes`` are the failures that a
-    report at the message's end will name.
+    ``remaining`` counts the recipients that no decision has settled; ``leases`` keep the entry;
+    ``body`` is the whole body or None; ``notes`` are the failures for the report at the end.
     """
 
     __slots__ = ("body", "id", "leases", "mark", "meta", "notes", "remaining")
@@ -52,60 +51,66 @@ class ActiveMessage:
         self.leases = 0
 
     @property
-    def cost(self) -> int:
-        """Bytes this entry holds."""
+    def size_bytes(self) -> int:
+        """The memory that this entry takes, roughly."""
         return OVERHEAD_BYTES + len(self.meta.header) + (len(self.body) if self.body is not None else 0)
 
 
 class ActiveMessages:
-    """The entries by id, oldest first, within ``limit_bytes`` unless leases pin more."""
+    """Entries by message id, oldest first, of ``limit_bytes`` in all unless leases keep more."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._entries: OrderedDict[str, ActiveMessage] = OrderedDict()
-        self._bytes = 0
+        self._size_bytes = 0
 
     def get(self, message: str) -> ActiveMessage | None:
         """The entry of ``message``, if there is one."""
         return self._entries.get(message)
 
     def add(self, entry: ActiveMessage) -> None:
-        """Keep ``entry`` if the limit allows or leases pin it; old ones without leases make room."""
+        """Keep ``entry`` if the limit allows or it is leased; old entries without leases make room."""
         self._entries[entry.id] = entry
-        self._bytes += entry.cost
-        if self._bytes > self._limit:
-            self._shrink(entry)
+        self._size_bytes += entry.size_bytes
+        if self._size_bytes > self._limit:
+            self._evict(entry)
 
-    def _shrink(self, newest: ActiveMessage) -> None:
+    def _evict(self, newest: ActiveMessage) -> None:
         for oldest in list(islice(self._entries.values(), EVICT_LOOK)):
-            if self._bytes <= self._limit:
+            if self._size_bytes <= self._limit:
                 return
             if oldest.leases:
                 self._entries.move_to_end(oldest.id)
             elif oldest is not newest:
                 self._forget(oldest)
-        if self._bytes > self._limit and not newest.leases:
+        if self._size_bytes > self._limit and not newest.leases:
             self._forget(newest)
 
     def _forget(self, entry: ActiveMessage) -> None:
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
-            self._bytes -= entry.cost
+            self._size_bytes -= entry.size_bytes
 
-    def release_message(self, entry: ActiveMessage) -> None:
+    def set_body(self, entry: ActiveMessage, body: bytes) -> None:
+        """Keep the body of ``entry`` in memory while it is leased."""
+        if self._entries.get(entry.id) is entry:
+            self._size_bytes += len(body)
+        entry.body = body
+
+    def release(self, entry: ActiveMessage) -> None:
         """A lease of ``entry`` has ended and its commit is on disk."""
         entry.leases -= 1
-        if entry.leases == 0 and (entry.remaining == 0 or self._bytes > self._limit):
+        if entry.leases == 0 and (entry.remaining == 0 or self._size_bytes > self._limit):
             self._forget(entry)
 
 
 class Lease:
-    """Recipients of one message at one destination, in one worker's hands; a crash gives them back."""
+    """Recipients of one message at one destination, held by one worker until settled or released."""
 
     __slots__ = ("active", "destination", "number", "recipients", "zone")
 
     def __init__(
-        self, active: ActiveMessage, zone: str, destination: str, recipients: list[Recipient]
+        self, active: ActiveMessage, zone: str, destination: str, recipients: list[QueuedRecipient]
     ) -> None:
         self.active = active
         self.zone = zone
@@ -114,13 +119,8 @@ class Lease:
         self.number: int | None = None  # of the transaction, once started
 
 
-UNCOUNTED = 1 << 40
-
-log = logging.getLogger(__name__)
-
-
 def read_message(view: View, message: str) -> tuple[Meta, Mark]:
-    """The markers of a message. Raises QueueCorrupt when it has none."""
+    """The envelope and the marker of a message. Raises QueueCorrupt when one is missing."""
     meta = view.get(keys.meta_key(message))
     mark = view.get(keys.mark_key(message))
     if meta is None or mark is None:
@@ -129,16 +129,16 @@ def read_message(view: View, message: str) -> tuple[Meta, Mark]:
 
 
 def notes_of(view: View, message: str) -> Iterator[Note]:
-    """The failures noted for a report at the message's end."""
+    """The failures noted for the report at the message's end. Raises QueueCorrupt."""
     prefix = keys.bounce_prefix(message)
     for _, value in view.scan(prefix, keys.end_of(prefix)):
         yield read_note(value)
 
 
-def rest_of(view: View, message: str, zones: Sequence[str]) -> tuple[int, list[Note]]:
-    """How many recipients a message still has, and the failures noted; UNCOUNTED in the face of damage.
+def count_remaining(view: View, message: str, zones: Sequence[str]) -> tuple[int, list[Note]]:
+    """How many recipients a message still has, and the failures noted; UNCOUNTED when damaged.
 
-    Then those that can be read are delivered all the same, and a repair finds the message's end.
+    Then the readable recipients are delivered, and only a repair ends the message.
     """
     try:
         notes = list(notes_of(view, message))
@@ -149,7 +149,7 @@ def rest_of(view: View, message: str, zones: Sequence[str]) -> tuple[int, list[N
 
 
 def recipients_of(view: View, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the recipients a message still has."""
+    """Keys and values of the recipients a message still has, waiting and deferred."""
     for zone in zones:
         for space in (keys.WAITING, keys.DEFERRED):
             prefix = keys.zone_prefix(space, zone, message)

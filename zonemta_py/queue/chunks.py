@@ -1,7 +1,7 @@
-"""Bodies in 64 KiB values: written as they arrive, read back with their checksum.
+"""Bodies in 64 KiB values: written as they arrive, read back and compared with their checksum.
 
-A body that fits one chunk is written with its message; a longer one announces itself by ``open/``
-with its first chunk, so that a crash leaves nothing that cannot be swept.
+A body of one chunk is written with its message. A longer one writes ``open/`` with its first chunk, so
+that the sweep after a crash finds all its chunks.
 """
 
 import zlib
@@ -17,13 +17,13 @@ from zonemta_py.queue.format.keys import CHUNK_BYTES, CHUNKS_MAX, chunk_key, ope
 from zonemta_py.queue.format.records import FORMAT, Mark, Open
 from zonemta_py.storage.interface import View
 
-WRITES_AHEAD = 4  # chunks on their way to disk per message: bounds memory, keeps the disk busy
+WRITES_AHEAD = 4  # chunks per message submitted and not yet written: bounds memory, keeps the disk busy
 
 
 class Upload(Protocol):
-    """A body on its way in, as the queue knows it.
+    """A body being received, as the queue sees it.
 
-    ``abandoned``: swept after a day without progress, so it cannot be accepted any more.
+    ``abandoned``: swept after a day without progress; it cannot be accepted any more.
     """
 
     @property
@@ -34,29 +34,29 @@ class Upload(Protocol):
 
     @property
     def chunks(self) -> int:
-        """How many are written or on their way."""
+        """How many were submitted."""
 
     @property
     def last(self) -> bytes:
-        """The chunk that remains for the accept batch, or empty."""
+        """The chunk for the accept batch; empty for an empty body."""
 
     def mark(self, created_ms: int) -> Mark:
         """The marker of the finished body."""
 
 
 class Commits(Protocol):
-    """Where a writer puts its batches, in order."""
+    """Writes batches in the order of their submission."""
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more."""
+        """Why nothing can be written any more, or None."""
 
     def submit(self, batch: WriteBatch) -> CommitFuture:
-        """Have ``batch`` written."""
+        """Write ``batch``; returns its future."""
 
 
 class MessageWriter:
-    """Takes a body in pieces. ``last`` is what remains for the accept batch, one chunk at most."""
+    """Splits a body into chunks. ``last`` is left for the accept batch."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class MessageWriter:
         self._commits = commits
         self._pieces: list[bytes] = []
         self._held = 0
-        self._register = register  # of writers with chunks on disk, for the sweep
+        self._register = register  # writers with chunks on disk, for the sweep
         self._ahead: deque[CommitFuture] = deque()
 
     def write(self, data: bytes) -> CommitFuture | None:
-        """Take ``data``, any length; the batch, if any, is to be awaited before the next.
+        """Append ``data`` of any length; the future, if any, must be done before the next write.
 
         Raises QueueUnavailable, LocalError over 61 GiB.
         """
@@ -118,7 +118,7 @@ class MessageWriter:
 
     @property
     def last(self) -> bytes:
-        """The final chunk; empty only for an empty body."""
+        """The final chunk; empty for an empty body."""
         return b"".join(self._pieces)
 
     def mark(self, created_ms: int) -> Mark:
@@ -127,19 +127,34 @@ class MessageWriter:
         return Mark(FORMAT, created_ms, self.size, chunks, self.crc)
 
 
-def read_body(store: View, message: str, mark: Mark) -> Iterator[bytes]:
-    """The chunks of a body, in order. Raises QueueCorrupt before the last one is given out.
+class BodyCheck:
+    """Compares the chunks of a body, in order, with its marker.
 
-    Size, number and checksum are compared while the last chunk is still held back, so nobody can
-    take a damaged body for a whole one.
+    The last chunk is compared before it is returned, so that a damaged body is never complete.
     """
-    crc, size = 0, 0
-    for number in range(1, mark.chunks + 1):
-        chunk = store.get(chunk_key(message, number), checked=False)
+
+    __slots__ = ("_crc", "_mark", "_message", "_number", "_size")
+
+    def __init__(self, message: str, mark: Mark) -> None:
+        self._message = message
+        self._mark = mark
+        self._number = self._size = self._crc = 0
+
+    def chunk(self, chunk: bytes | None) -> bytes:
+        """The next chunk. Raises QueueCorrupt when it is missing, or the last and the sums differ."""
+        mark, message = self._mark, self._message
+        self._number += 1
         if chunk is None:
-            raise QueueCorrupt(f"{message}: chunk {number} of {mark.chunks} is missing")
-        crc = zlib.crc32(chunk, crc)
-        size += len(chunk)
-        if number == mark.chunks and (size, crc) != (mark.size, mark.crc):
-            raise QueueCorrupt(f"{message}: the body is damaged (size {size} of {mark.size})")
-        yield chunk
+            raise QueueCorrupt(f"{message}: chunk {self._number} of {mark.chunks} is missing")
+        self._crc = zlib.crc32(chunk, self._crc)
+        self._size += len(chunk)
+        if self._number == mark.chunks and (self._size, self._crc) != (mark.size, mark.crc):
+            raise QueueCorrupt(f"{message}: the body is damaged (size {self._size} of {mark.size})")
+        return chunk
+
+
+def read_body(view: View, message: str, mark: Mark) -> Iterator[bytes]:
+    """The chunks of a body, in order. Raises QueueCorrupt before a damaged one is complete."""
+    check = BodyCheck(message, mark)
+    for number in range(1, mark.chunks + 1):
+        yield check.chunk(view.get(chunk_key(message, number), checked=False))

@@ -1,12 +1,12 @@
-"""Moves facts from the queue's outbox to the event log, each exactly once.
+"""Moves events from the queue's outbox to the event log, each exactly once.
 
-A frame is on disk before the outbox keys it came from are deleted. After a crash between the two,
-the recovered segment says up to which sequence number it got, and those keys are only deleted.
+A frame is on disk before the ``outbox/`` keys it came from are deleted. After a crash between the two, the
+recovered segment has the highest sequence number that was exported, and those keys are only deleted.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from zonemta_py.config.schema import Events
@@ -19,16 +19,18 @@ from zonemta_py.queue.queue import Queue
 
 GROUPS_AT_ONCE = 2000
 BYTES_AT_ONCE = 4 << 20
-GATHER_S = 0.2  # facts wait so long for company: a frame and an fsync for many, not for each
+GATHER_S = 0.2  # between two frames: one frame and one fsync for many events
 RETRY_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """The one writer of the event log. ``observers`` get every batch of JSON lines it wrote."""
+    """The only writer of the event log. ``observers`` are called with the JSON lines of each frame."""
 
-    def __init__(self, queue: Queue, settings: Events) -> None:
+    def __init__(
+        self, queue: Queue, settings: Events, observers: Sequence[Callable[[bytes], None]] = ()
+    ) -> None:
         self._queue = queue
         self._settings = settings
         self._segment: Segment | None = None
@@ -37,16 +39,16 @@ class Exporter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-log")
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.observers: list[Callable[[bytes], None]] = []
+        self._observers = tuple(observers)
 
     async def start(self) -> None:
-        """Seal what a crash left, then export in the background."""
+        """Seal the segment of the previous boot, then export in the background. Raises OSError."""
         loop = asyncio.get_running_loop()
         done = await loop.run_in_executor(
             self._thread, recover, self._settings.directory, self._queue.node, clock.now_ms()
         )
         if done:
-            await self._forget(keys.outbox_key(done))
+            await self._delete_upto(keys.outbox_key(done))
         self._task = asyncio.create_task(self._run(), name="event-export")
 
     async def _run(self) -> None:
@@ -59,7 +61,7 @@ class Exporter:
             except QueueUnavailable:
                 return
             except Exception as exc:
-                log.error("the event log cannot be written, facts wait in the queue: %s", exc)
+                log.error("the event log cannot be written, events stay in the queue: %s", exc)
                 await clock.wait_event(self._stopping, RETRY_S)
                 continue
             if not more:
@@ -67,7 +69,7 @@ class Exporter:
                 await clock.wait_event(self._stopping, GATHER_S)
 
     async def _export(self) -> bool:
-        """Write the next groups to the segment; returns whether there are more than one frame takes."""
+        """Write the next groups as one frame; returns whether more are waiting."""
         values: list[bytes] = []
         first = last = b""
         size, full = 0, False
@@ -85,8 +87,8 @@ class Exporter:
             self._thread, self._write, keys.parse_outbox(first), lines
         )
         faults.reach("segment.appended")
-        await self._forget(last)
-        for observer in self.observers:
+        await self._delete_upto(last)
+        for observer in self._observers:
             observer(lines)
         return full
 
@@ -97,7 +99,7 @@ class Exporter:
         try:
             self._segment.append(lines)
         except OSError:
-            # What it holds is whole; the rest goes into another file, with another first number.
+            # Its frames are whole; what follows goes into a new file, under another first number.
             broken, self._segment = self._segment, None
             broken.seal(clock.now_ms())
             raise
@@ -105,8 +107,8 @@ class Exporter:
     def _is_empty(self) -> bool:
         return next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None) is None
 
-    async def _forget(self, last: bytes) -> None:
-        """Delete outbox keys up to ``last``: their facts are in the log."""
+    async def _delete_upto(self, last: bytes) -> None:
+        """Delete ``outbox/`` keys up to ``last``: their events are in the log."""
         batch = WriteBatch()
         batch.kinds.append("outbox")
         for key in self._queue.store.keys(self._cursor, last + b"\x00"):
@@ -125,7 +127,7 @@ class Exporter:
             faults.reach("segment.sealed")
 
     async def close(self) -> None:
-        """Export what is left, seal, stop."""
+        """Export the remaining events, seal, stop."""
         self._stopping.set()
         self._queue.commits.outbox_grew.set()
         if self._task is not None:
@@ -135,5 +137,5 @@ class Exporter:
                 await self._export()
             await self._seal_if_due(now=True)
         except Exception as exc:
-            log.error("the event log cannot be written, facts stay in the queue: %s", exc)
+            log.error("the event log cannot be written, events stay in the queue: %s", exc)
         self._thread.shutdown(wait=False)

@@ -1,15 +1,15 @@
-"""The queue: its verbs, and no other door to it.
+"""The queue: its verbs, and the only way to change it.
 
     open_message · accept · lease · start · settle · release · flush · check
     operator: delete · hold · release
 
-``settle`` carries the outcomes of one transaction (delivered, deferred, bounced, expired) in one
-batch, because they are one transition (decision 4). Decisions are plain ``def``; the returned
-future says when the batch is on disk. In memory there is nothing that a crash may not take.
+``settle`` carries the outcomes of one transaction (delivered, deferred, bounced, expired) in one batch,
+because they are one transition (decision 4). Verbs are plain ``def``; the future they return is done when
+the batch is on disk. All that must survive a crash is in the store.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -18,25 +18,27 @@ from weakref import WeakValueDictionary
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.core.tasks import Background
+from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.events.schema import Event
 from zonemta_py.queue import transitions
-from zonemta_py.queue.accept import MessageAcceptance, NewMessage, compose
-from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease, read_message, rest_of
+from zonemta_py.queue.accept import Acceptor, NewMessage, compose
+from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease, count_remaining, read_message
 from zonemta_py.queue.batch import CommitFuture, DoneCallback, GroupCommit, WriteBatch
-from zonemta_py.queue.chunks import MessageWriter, Upload, read_body
+from zonemta_py.queue.chunks import BodyCheck, MessageWriter, Upload, read_body
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.records import Note
 from zonemta_py.queue.idempotency import IdempotencyKeys
-from zonemta_py.queue.spill import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.queue.transitions import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import identify, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
+from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.storage.interface import Store
+
+MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
 
 
 class Reports(Protocol):
@@ -57,7 +59,7 @@ class QueueOptions:
 
 
 class Queue:
-    """An open queue. Make it with ``open_queue``; call ``begin`` once a loop runs."""
+    """An open queue. ``open_queue`` makes it; ``recover`` and ``begin`` follow, in a running loop."""
 
     def __init__(
         self,
@@ -81,29 +83,27 @@ class Queue:
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
-        first_seq = (identity.boot << 40) + 1  # grows for ever without being stored
+        first_seq = (identity.boot << 40) + 1  # grows with each boot and need not be stored
         self.commits = GroupCommit(store, self.ids, identity.node, first_seq, sync=options.sync)
         self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)
         self.idempotency_keys = IdempotencyKeys(store, self.commits, now)
-        self._live = ActiveMessages(options.body_cache_bytes)
-        self.acceptance = MessageAcceptance(
-            self.windows, self.deferral, self._live, self.idempotency_keys, now
-        )
-        self.operator = Operator(self)
+        self._active = ActiveMessages(options.body_cache_bytes)
+        self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
         self._reports = reports
+        self.operator = Operator(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
         self._transactions = 0
-        self.background = Background()
+        self.background = BackgroundTasks()
 
     async def recover(self) -> None:
-        """Start to write, and deal with what the last life left. Before anything else."""
+        """Begin to write, and handle what the previous boot left behind. Before any other verb."""
         self.commits.start()
         await recover(self.store, self.commits, self.cleanup, self.poison_after, self.now())
 
     async def begin(self) -> None:
-        """Wake, clean and scan in the background."""
+        """Start the background tasks: timers, removal, sweep, start-up scan."""
         self.background.start(self.deferral.run(), "deferral")
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.idempotency_keys.run(), "submissions")
@@ -116,12 +116,12 @@ class Queue:
 
     @property
     def scanning(self) -> int:
-        """How many zones the start-up scan has still to go through."""
+        """The number of zones whose start-up scan has not ended."""
         return self.background.running("scan-")
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more."""
+        """Why nothing can be written any more, or None."""
         return self.commits.failure
 
     # ---- intake
@@ -131,9 +131,9 @@ class Queue:
         return MessageWriter(self.ids.next(self.now()), self.boot, self.commits, self.uploads)
 
     def accept(self, upload: Upload, new: NewMessage) -> CommitFuture:
-        """Take responsibility: when the batch is on disk, so is the whole message.
+        """Take responsibility for a message: once the future is done, all of it is on disk.
 
-        Its chunks went before it, and nothing is written behind a failed write.
+        Its chunks were submitted before, and nothing is written after a failed write.
         """
         batch = WriteBatch()
         if upload.abandoned:
@@ -142,14 +142,15 @@ class Queue:
             batch.future.set_exception(QueueUnavailable(f"{upload.id}: its chunks were swept"))
             return batch.future
         last = upload.last
-        tail = [last] if last else []
-        batch.future.add_done_callback(
-            self.acceptance.plan(batch, compose(upload.id, new, upload.mark(self.now()), tail))
-        )
+        accepted = compose(upload.id, new, upload.mark(self.now()), [last] if last else [])
+        batch.future.add_done_callback(self._acceptor.add(batch, accepted))
         return self.commits.submit(batch)
 
     def abort(self, upload: Upload) -> CommitFuture | None:
-        """The body will not be finished; its chunks go. If that cannot be written, the sweep finds them."""
+        """The body ends unaccepted: remove its chunks. None when it has none on disk.
+
+        If that cannot be written, the sweep of the next boot finds them.
+        """
         if not upload.chunks:
             return None
         batch = WriteBatch()
@@ -161,25 +162,25 @@ class Queue:
         return self.commits.submit(batch)
 
     def record(self, event: Event) -> None:
-        """Put a fact that belongs to no accepted message into the ledger."""
+        """Write an event that belongs to no accepted message."""
         batch = WriteBatch()
         batch.record(event)
         self.commits.submit(batch)
 
     # ---- delivery
 
-    def lease(self, zone: str, destination: str, most: int) -> Lease | None:
-        """Up to ``most`` recipients of the oldest message at ``destination``, or None.
+    def lease(self, zone: str, destination: str, limit: int) -> Lease | None:
+        """Up to ``limit`` recipients of the oldest message at ``destination``, or None.
 
-        Raises QueueCorrupt for a message that cannot be read; its recipients stay where they are
-        on disk and are not offered again in this life.
+        Raises QueueCorrupt for a message that cannot be read; its recipients stay on disk and are not
+        offered again before the next start.
         """
         window = self.windows.zone(zone)
         self.windows.refill(zone, destination)
-        recipients = window.take(destination, most)
-        if not recipients and window.may_refill(destination):  # it was full of what an operator took out
+        recipients = window.take(destination, limit)
+        if not recipients and window.may_refill(destination):  # the window held withdrawn ones only
             self.windows.refill(zone, destination)
-            recipients = window.take(destination, most)
+            recipients = window.take(destination, limit)
         window.note_starved(destination)
         self.windows.feed(zone)
         if not recipients:
@@ -187,25 +188,27 @@ class Queue:
         return Lease(self.acquire_message(recipients[0].message), zone, destination, recipients)
 
     def acquire_message(self, message: str) -> ActiveMessage:
-        """The live entry of ``message``, with one lease more."""
-        active = self._live.get(message)
+        """The entry of ``message`` with one lease more. Raises QueueCorrupt."""
+        active = self._active.get(message)
         if active is not None:
             active.leases += 1
             return active
-        with self.store.frozen() as view:  # a wake committed between two reads would be counted nowhere
+        with (
+            self.store.frozen() as view
+        ):  # one moment: a wake between two reads would be counted nowhere
             meta, mark = read_message(view, message)
-            remaining, notes = rest_of(view, message, meta.zones)
+            remaining, notes = count_remaining(view, message, meta.zones)
         active = ActiveMessage(message, meta, mark, None, remaining, notes)
         active.leases = 1
-        self._live.add(active)
+        self._active.add(active)
         return active
 
     def release_message(self, active: ActiveMessage) -> None:
         """A lease of ``active`` has ended and its commit is on disk."""
-        self._live.release_message(active)
+        self._active.release(active)
 
     def start(self, lease: Lease) -> CommitFuture:
-        """A transaction begins; the batch must be on disk before the final dot goes out."""
+        """A transaction begins; the future must be done before the final dot is sent."""
         lease.number = self.next_transaction()
         batch = WriteBatch()
         transitions.start(batch, lease.active.id, lease.number, lease.recipients, self.boot, self.now())
@@ -216,104 +219,130 @@ class Queue:
         self._transactions += 1
         return self._transactions
 
-    def body(self, active: ActiveMessage) -> Iterator[bytes]:
-        """The body in chunks. Raises QueueCorrupt before a damaged one is complete."""
-        if active.body is not None:
-            return iter((active.body,)) if active.body else iter(())
-        return read_body(self.store, active.id, active.mark)
-
-    def settle(
-        self, lease: Lease, outcomes: Sequence[Outcome], after: SettleEffects = NO_EFFECTS
-    ) -> CommitFuture:
-        """End a transaction. Leased recipients without an outcome go back to the front.
-
-        What ``after`` names is in the same batch: a report is accepted or a note written with the
-        removal of the recipients it is about.
-        """
-        active, now_ms = lease.active, self.now()
-        batch = WriteBatch()
-        if outcomes:
-            transitions.settle(batch, active.meta, lease.number, outcomes, after.failure_report, now_ms)
-        elif lease.number is not None:
-            batch.delete(keys.inflight_key(active.id, lease.number))
-        for fact in after.facts:
-            batch.record(fact)
-        if after.warned:
-            active.meta = transitions.warn(batch, active.id, active.meta)
-        if self.ends(active, outcomes):
-            active.remaining = 0
-            transitions.last(batch, active.id, active.mark.chunks, active.notes)
-        else:
-            active.remaining -= sum(
-                1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED
-            )
-            active.notes += after.notes
-            for failure in after.notes:
-                transitions.note(batch, active.id, failure)
-        reports = [self.acceptance.plan(batch, report) for report in after.reports]
-        settled = {outcome.recipient.key for outcome in outcomes}
-        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
-        if untried:
-            self.windows.zone(lease.zone).give_back(lease.destination, untried)
-        for due in transitions.due_keys(outcomes):
-            self.deferral.expect(due)
-        batch.future.add_done_callback(partial(self._settled, lease, outcomes))
-        for then in reports:
-            batch.future.add_done_callback(then)
-        return self.commits.submit(batch)
-
-    @staticmethod
-    def ends(active: ActiveMessage, outcomes: Sequence[Outcome]) -> bool:
-        """Whether nobody is left once these ``outcomes`` are settled."""
-        gone = sum(1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED)
-        assert gone <= active.remaining
-        return gone == active.remaining
-
-    def _settled(
-        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
-    ) -> None:
-        if failure is not None:
-            return  # the lease stays: the next life of the queue finds everything as it was
-        self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
-        for due in transitions.due_keys(outcomes):
-            self.deferral.arrived(due)
-        self.gone(lease.active)
-        self.release_message(lease.active)
-
-    def gone(self, active: ActiveMessage) -> None:
-        """A batch about ``active`` is on disk: if it was the last, its chunks and its room can go."""
-        if active.remaining == 0:
-            if active.mark.chunks > 1:
-                self.cleanup.add(active.id)
-            self.cleanup.removed(active.mark.size + len(active.meta.header) + 1024)
-
-    def end(self, batch: WriteBatch, active: ActiveMessage) -> list[DoneCallback]:
-        """The last recipient of ``active`` goes by ``batch`` without a settle; noted failures are reported.
-
-        Returns what is to be called when the batch is on disk.
-        """
-        after = NO_EFFECTS
-        if active.notes:
-            if self._reports is None:
-                raise LocalError(f"{active.id}: the queue was opened without a composer of reports")
-            after = self._reports.report(self, active, active.notes)
-        for fact in after.facts:
-            batch.record(fact)
-        transitions.last(batch, active.id, active.mark.chunks, active.notes)
-        return [self.acceptance.plan(batch, report) for report in after.reports]
-
-    def narrow(self, lease: Lease, most: int) -> None:
-        """Give all but the first ``most`` recipients of a lease back. Before it is started."""
-        back = lease.recipients[most:]
-        del lease.recipients[most:]
-        self.windows.zone(lease.zone).give_back(lease.destination, back)
+    def narrow(self, lease: Lease, limit: int) -> None:
+        """Release all but the first ``limit`` recipients of a lease that was not started."""
+        released = lease.recipients[limit:]
+        del lease.recipients[limit:]
+        self.windows.zone(lease.zone).put_back(lease.destination, released)
 
     def release(self, lease: Lease) -> CommitFuture:
         """Nothing was attempted: the recipients go back to the front."""
         return self.settle(lease, ())
 
+    def settle(
+        self, lease: Lease, outcomes: Sequence[Outcome], effects: SettleEffects = NO_EFFECTS
+    ) -> CommitFuture:
+        """End a transaction. Leased recipients without an outcome go back to the front.
+
+        The ``effects`` are in the same batch: a report is accepted, or a note written, with the removal
+        of the recipients that it is about.
+        """
+        active, now_ms = lease.active, self.now()
+        batch = WriteBatch()
+        if outcomes:
+            transitions.settle(
+                batch, active.meta, lease.number, outcomes, effects.failure_report, now_ms
+            )
+        elif lease.number is not None:
+            batch.delete(keys.inflight_key(active.id, lease.number))
+        for event in effects.events:
+            batch.record(event)
+        if effects.warned:
+            active.meta = transitions.warn(batch, active.id, active.meta)
+        if self.is_last(active, outcomes):
+            active.remaining = 0
+            transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        else:
+            active.remaining -= _removed(outcomes)
+            active.notes += effects.notes
+            for note in effects.notes:
+                transitions.note(batch, active.id, note)
+        accepted = [self._acceptor.add(batch, report) for report in effects.reports]
+        settled = {outcome.recipient.key for outcome in outcomes}
+        untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
+        if untried:
+            self.windows.zone(lease.zone).put_back(lease.destination, untried)
+        for due in transitions.due_keys(outcomes):
+            self.deferral.expect(due)
+        batch.future.add_done_callback(partial(self._settled, lease, outcomes))
+        for callback in accepted:
+            batch.future.add_done_callback(callback)
+        return self.commits.submit(batch)
+
+    @staticmethod
+    def is_last(active: ActiveMessage, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the message has no recipient after ``outcomes``."""
+        removed = _removed(outcomes)
+        assert removed <= active.remaining
+        return removed == active.remaining
+
+    def _settled(
+        self, lease: Lease, outcomes: Sequence[Outcome], failure: QueueUnavailable | None
+    ) -> None:
+        if failure is not None:
+            return  # the lease stays: the next boot finds everything as it was
+        self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
+        for due in transitions.due_keys(outcomes):
+            self.deferral.written(due)
+        self.message_written(lease.active)
+        self.release_message(lease.active)
+
+    def message_written(self, active: ActiveMessage) -> None:
+        """A batch about ``active`` is on disk: if it was the last, clean up after the message."""
+        if active.remaining == 0:
+            if active.mark.chunks > 1:
+                self.cleanup.add(active.id)
+            self.cleanup.removed(active.mark.size + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
+
+    def end_message(self, batch: WriteBatch, active: ActiveMessage) -> list[DoneCallback]:
+        """End ``active`` by ``batch`` without a settle; failures that were noted are reported.
+
+        Returns the callbacks for the end of the batch. Raises LocalError.
+        """
+        effects = NO_EFFECTS
+        if active.notes:
+            if self._reports is None:
+                raise LocalError(f"{active.id}: the queue was opened without a composer of reports")
+            effects = self._reports.report(self, active, active.notes)
+        for event in effects.events:
+            batch.record(event)
+        transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        return [self._acceptor.add(batch, report) for report in effects.reports]
+
+    # ---- bodies
+
+    def body(self, active: ActiveMessage) -> Iterator[bytes]:
+        """The body in chunks. Raises QueueCorrupt before a damaged one is complete.
+
+        Blocks while chunks are read from a remote store; on the loop, ``prefetch`` first or use ``stream``.
+        """
+        if active.body is not None:
+            return iter((active.body,)) if active.body else iter(())
+        return read_body(self.store, active.id, active.mark)
+
+    async def stream(self, active: ActiveMessage) -> AsyncIterator[bytes]:
+        """The body in chunks, without blocking the loop. Raises QueueCorrupt, see ``body``."""
+        if active.body is not None or not self.store.is_remote():
+            for chunk in self.body(active):
+                yield chunk
+            return
+        check = BodyCheck(active.id, active.mark)
+        for number in range(1, active.mark.chunks + 1):
+            yield check.chunk(await self.store.fetch_chunk(keys.chunk_key(active.id, number)))
+
+    def small_body(self, active: ActiveMessage) -> bytes | None:
+        """The body if it is at most one chunk that is read without waiting, else None. Raises QueueCorrupt."""
+        if active.body is None and (active.mark.chunks > 1 or self.store.is_remote()):
+            return None
+        return b"".join(self.body(active))
+
+    async def prefetch(self, active: ActiveMessage, limit_bytes: int) -> None:
+        """Read a body of at most ``limit_bytes`` from a remote store, so that ``body`` does not block."""
+        if active.body is None and self.store.is_remote() and active.mark.size <= limit_bytes:
+            self._active.set_body(active, b"".join([chunk async for chunk in self.stream(active)]))
+
     async def close(self) -> None:
-        """Stop the background work, write what waits, close the database."""
+        """Stop the background tasks, write the waiting batches, close the store."""
         await self.background.stop()
         await self.commits.close()
         await self.cleanup.close()
@@ -321,3 +350,8 @@ class Queue:
             await asyncio.to_thread(self.store.close)
         else:
             self.store.close()
+
+
+def _removed(outcomes: Sequence[Outcome]) -> int:
+    """How many recipients leave the message by ``outcomes``."""
+    return sum(1 for outcome in outcomes if outcome.kind is not OutcomeKind.DEFERRED)

@@ -1,134 +1,136 @@
-"""The ready window of a zone: what may be sent next, in memory, bounded.
+"""The ready window of a zone: the recipients that may be sent next, in memory, bounded.
 
-Every waiting recipient is in the window, or under a ``spill/`` key of its destination, or ahead of
-the start-up scan. Each destination has a share of the window, so that a blocked one does not keep
-others out; and a submitter finds places there however much others have brought.
+Each waiting recipient is in the window, or under a ``spill/`` key of its destination, or ahead of the
+start-up scan. A destination gets a share of the window, so that a blocked one does not fill it; a
+low-volume submitter finds room in it however much the others have submitted (decision 29).
 
-Plain ``def`` throughout: the caller reads the database and writes the batches.
+Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from zonemta_py.queue.submitter_queues import Recipient, SubmitterQueues
+from zonemta_py.queue.spill import SpillIndex
+from zonemta_py.queue.submitter_queues import QueuedRecipient, SubmitterQueues
 
 SHARES = 8  # a destination gets at most 1/8 of the window
-HEADROOM = 4  # the last 1/4 of the window is for submitters who have little in it
-LIGHT = 16  # recipients: so few of a submitter find a place at any destination, and come first
-STARVED_LOOK = 16  # starved destinations of a submitter that are looked at for room
-
-Lane = tuple[str, str]  # destination, submitter
+HEADROOM = 4  # the last 1/4 of the window is for low-volume submitters
+LOW_VOLUME = 16  # recipients in the window: up to this many find room at any destination, and go first
 
 
 class ReadyWindow:
-    """One zone's window of at most ``limit`` recipients."""
+    """One zone's window of at most ``limit`` recipients.
+
+    ``size`` counts the recipients in it and those reserved for commits under way.
+    """
 
     def __init__(self, zone: str, limit: int) -> None:
         self.zone = zone
         self.limit = limit
         self.share = max(1, limit // SHARES)
-        self.light = min(LIGHT, max(1, self.share // 2))
-        self.size = 0  # in lanes, plus reserved by accepts whose commit is under way
-        self._reserved: Counter[Lane] = Counter()
-        self._lanes: dict[str, SubmitterQueues] = {}
-        self._brought: Counter[str] = Counter()  # by submitter: in lanes, and reserved
-        # Keys in a lane, leased or being taken out by an operator; with the object of one in a lane.
-        self._known: dict[bytes, Recipient | None] = {}
+        self.low_volume = min(LOW_VOLUME, max(1, self.share // 2))
+        self.size = 0
+        self.spilled = SpillIndex()
+        self._queues: dict[str, SubmitterQueues] = {}  # by destination
+        self._reserved: Counter[tuple[str, str]] = Counter()  # by destination and submitter
+        self._by_submitter: Counter[str] = Counter()  # of ``size``
+        # The object of a queued recipient; None for one that is leased or withdrawn and not queued.
+        self._known: dict[bytes, QueuedRecipient | None] = {}
         self._leased: set[bytes] = set()
-        self._withdrawn: set[bytes] = set()  # being deleted by an operator
-        self._resting: set[str] = set()  # destinations that do not answer: their mail stays on disk
-        # Submitters and their destinations with spilled mail and nothing here, in order of waiting.
-        self._starved: OrderedDict[str, dict[str, None]] = OrderedDict()
-        self._spilled: dict[str, dict[str, str]] = {}  # destination: submitter: id where to resume
+        self._withdrawn: set[bytes] = set()  # taken by an operator
+        self._suspended: set[str] = set()  # destinations whose mail stays on disk
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._known
 
-    def reserve(self, destination: str, submitter: str, count: int) -> bool:
-        """Make room for ``count`` recipients that are being committed; False: write a spill key.
+    # ---- room
 
-        A submitter's mail for a destination where it has spilled mail goes behind that.
+    def has_room(self, destination: str, submitter: str) -> bool:
+        """Whether one more recipient of ``submitter`` may enter."""
+        low_volume = self._by_submitter.get(submitter, 0) < self.low_volume
+        if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
+            return False
+        queues = self._queues.get(destination)
+        if low_volume or queues is None:
+            return True
+        return queues.length + self._reserved.get((destination, submitter), 0) < self.share
+
+    def is_low_volume(self, submitter: str) -> bool:
+        """Whether the submitter has so little here that its mail goes first."""
+        return self._by_submitter.get(submitter, 0) <= self.low_volume
+
+    def reserve(self, destination: str, submitter: str, count: int) -> bool:
+        """Reserve room for ``count`` recipients of a commit under way; False: they are to be spilled.
+
+        Mail of a submitter that has spilled mail at the destination is queued behind that.
         """
-        if destination in self._resting or submitter in self._spilled.get(destination, ()):
+        if destination in self._suspended or self.spilled.has(destination, submitter):
             return False
         if not self.has_room(destination, submitter):
             return False
         self._reserved[destination, submitter] += count
-        self._brought[submitter] += count
+        self._by_submitter[submitter] += count
         self.size += count
         return True
 
     def unreserve(self, destination: str, submitter: str, count: int) -> None:
-        """The commit is over; the recipients come by ``add``, or not at all if it failed."""
+        """The commit has ended; ``add`` follows if it succeeded."""
         self.size -= count
-        self._bring(submitter, -count)
-        left = self._reserved[destination, submitter] - count
-        if left:
-            self._reserved[destination, submitter] = left
+        self._count(submitter, -count)
+        remaining = self._reserved[destination, submitter] - count
+        if remaining:
+            self._reserved[destination, submitter] = remaining
         else:
             del self._reserved[destination, submitter]
 
-    def _bring(self, submitter: str, count: int) -> None:
-        now = self._brought[submitter] + count
-        if now:
-            self._brought[submitter] = now
+    def _count(self, submitter: str, change: int) -> None:
+        count = self._by_submitter[submitter] + change
+        if count:
+            self._by_submitter[submitter] = count
         else:
-            del self._brought[submitter]
+            del self._by_submitter[submitter]
 
-    def has_room(self, destination: str, submitter: str) -> bool:
-        """Whether another recipient may come here."""
-        light = self._brought.get(submitter, 0) < self.light
-        if self.size >= (self.limit if light else self.limit - self.limit // HEADROOM):
-            return False
-        lanes = self._lanes.get(destination)
-        if light or lanes is None:
-            return True
-        return lanes.length + self._reserved.get((destination, submitter), 0) < self.share
+    # ---- recipients
 
-    def is_light(self, submitter: str) -> bool:
-        """Whether the submitter has so little here that its mail should not wait in line."""
-        return self._brought.get(submitter, 0) <= self.light
-
-    def add(self, destination: str, recipients: Iterable[Recipient]) -> None:
-        """Put recipients at the end of their lanes; known ones are passed over."""
-        lanes = self._lanes.get(destination)
-        if lanes is None:
-            lanes = self._lanes[destination] = SubmitterQueues()
+    def add(self, destination: str, recipients: Iterable[QueuedRecipient]) -> None:
+        """Queue recipients; those already known are skipped."""
+        queues = self._queues.get(destination)
+        if queues is None:
+            queues = self._queues[destination] = SubmitterQueues()
         for recipient in recipients:
             if recipient.key not in self._known:
                 self._known[recipient.key] = recipient
-                lanes.append(recipient)
-                self._brought[recipient.record.submitter] += 1
+                queues.append(recipient)
+                self._by_submitter[recipient.record.submitter] += 1
                 self.size += 1
-        if not lanes.length:
-            del self._lanes[destination]
+        if not queues.length:
+            del self._queues[destination]
 
-    def take(self, destination: str, most: int) -> list[Recipient]:
-        """Lease up to ``most`` recipients of one message at ``destination``, submitters in turn."""
-        lanes = self._lanes.get(destination)
-        if lanes is None:
+    def take(self, destination: str, limit: int) -> list[QueuedRecipient]:
+        """Lease up to ``limit`` recipients of one message, submitters in turn."""
+        queues = self._queues.get(destination)
+        if queues is None:
             return []
-        taken = lanes.take(most)
+        taken = queues.take(limit)
         for recipient in taken:
             self._known[recipient.key] = None
             self._leased.add(recipient.key)
         if taken:
             self.size -= len(taken)
-            self._bring(taken[0].record.submitter, -len(taken))
-        if not lanes.length:
-            del self._lanes[destination]
+            self._count(taken[0].record.submitter, -len(taken))
+        if not queues.length:
+            del self._queues[destination]
         return taken
 
-    def give_back(self, destination: str, recipients: Iterable[Recipient]) -> None:
-        """Put leased recipients back in front, in their order."""
-        given = list(recipients)
-        for recipient in given:
+    def put_back(self, destination: str, recipients: Iterable[QueuedRecipient]) -> None:
+        """Put leased recipients back at the front, in order."""
+        returned = list(recipients)
+        for recipient in returned:
             self._leased.discard(recipient.key)
             self._known[recipient.key] = recipient
-            self._brought[recipient.record.submitter] += 1
-        self._lanes.setdefault(destination, SubmitterQueues()).put_back(given)
-        self.size += len(given)
+            self._by_submitter[recipient.record.submitter] += 1
+        self._queues.setdefault(destination, SubmitterQueues()).put_back(returned)
+        self.size += len(returned)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """These recipients are settled, deferred or deleted."""
@@ -137,156 +139,127 @@ class ReadyWindow:
             self._leased.discard(key)
             self._withdrawn.discard(key)
 
-    # ---- an operator's orders
-
     def withdraw(self, key: bytes) -> bool:
-        """Take one waiting recipient out of circulation, for an operator; False: it is leased.
+        """Take a waiting recipient out, for an operator; False: it is leased or withdrawn already.
 
-        One in a lane is passed over when its turn comes. ``forget`` follows its deletion.
+        A queued one is skipped at its turn. ``forget`` or ``restore`` follows.
         """
         if key in self._leased or key in self._withdrawn:
             return False
         queued = self._known.get(key)
         if queued is not None:
             self.size -= 1
-            self._bring(queued.record.submitter, -1)
-            queued.void = True
+            self._count(queued.record.submitter, -1)
+            queued.withdrawn = True
         self._known[key] = queued
         self._withdrawn.add(key)
         return True
 
     def restore(self, key: bytes) -> None:
-        """A withdrawn recipient stays after all."""
+        """A withdrawn recipient stays in the queue after all."""
         queued = self._known.get(key)
         self._withdrawn.discard(key)
         if queued is None:
             self._known.pop(key, None)
         else:
             self.size += 1
-            self._brought[queued.record.submitter] += 1
-            queued.void = False
+            self._by_submitter[queued.record.submitter] += 1
+            queued.withdrawn = False
 
-    # ---- destinations that do not answer
+    # ---- suspended destinations
 
-    def evict(self, destination: str) -> list[Recipient]:
-        """Take a destination's mail out of the window, to be spilled; it rests until ``awake``."""
-        self._resting.add(destination)
-        evicted = list(self._lanes.pop(destination, ()))
+    def suspend(self, destination: str) -> list[QueuedRecipient]:
+        """Remove the destination's mail, which is to be spilled, and admit none until ``resume``."""
+        self._suspended.add(destination)
+        evicted = list(self._queues.pop(destination, ()))
         for recipient in evicted:
-            if not recipient.void:
+            if not recipient.withdrawn:
                 self.size -= 1
-                self._bring(recipient.record.submitter, -1)
+                self._count(recipient.record.submitter, -1)
                 self._known.pop(recipient.key, None)
             elif recipient.key in self._withdrawn:
-                self._known[recipient.key] = None  # should it stay after all, its spill key leads to it
+                self._known[recipient.key] = None  # its spill key leads to it if it is restored
         return evicted
 
-    def awake(self, destination: str) -> None:
-        """The destination answers again."""
-        self._resting.discard(destination)
+    def resume(self, destination: str) -> None:
+        """The destination has answered again."""
+        self._suspended.discard(destination)
 
-    def rests(self, destination: str) -> bool:
-        """Whether the destination was evicted and has not answered since."""
-        return destination in self._resting
+    def is_suspended(self, destination: str) -> bool:
+        """Whether ``suspend`` was called and ``resume`` was not."""
+        return destination in self._suspended
 
-    # ---- what is on disk
+    # ---- spilled mail
 
     def note_spill(self, destination: str, submitter: str, message: str) -> None:
-        """``message`` has spilled recipients for ``destination``; the refill resumes no later."""
-        resume = self._spilled.setdefault(destination, {})
-        at = resume.get(submitter)
-        if at is None or message < at:
-            resume[submitter] = message
+        """``message`` has spilled recipients; the next refill begins there or earlier."""
+        self.spilled.note(destination, submitter, message)
         self.note_starved(destination)
 
     def note_starved(self, destination: str) -> None:
-        """Remember submitters with spilled mail and nothing here, until there is room."""
-        lanes = self._lanes.get(destination)
-        for submitter in self._spilled.get(destination, ()):
-            if lanes is None or not lanes.of(submitter):
-                self._starved.setdefault(submitter, {})[destination] = None
+        """Remember the submitters that have spilled mail for the destination and none in the window."""
+        queues = self._queues.get(destination)
+        for submitter in self.spilled.submitters(destination):
+            if queues is None or not queues.count(submitter):
+                self.spilled.note_starved(destination, submitter)
 
     def next_starved(self) -> str | None:
-        """The destination to refill next, if there is room for it now: submitters in turn."""
-        for _ in range(len(self._starved)):
-            if self.size >= self.limit:
-                return None
-            submitter, destinations = self._starved.popitem(last=False)
-            found = self._first_with_room(submitter, destinations)
-            if destinations:
-                self._starved[submitter] = destinations
-            if found is not None:
-                return found
-        return None
+        """The destination to refill next, submitters in turn; None without room or need."""
+        if self.size >= self.limit:
+            return None
+        return self.spilled.next_starved(self._may_enter)
 
-    def _first_with_room(self, submitter: str, destinations: dict[str, None]) -> str | None:
-        for destination in list(islice(destinations, STARVED_LOOK)):
-            del destinations[destination]
-            if submitter not in self._spilled.get(destination, ()) or destination in self._resting:
-                continue
-            if self.has_room(destination, submitter):
-                return destination
-            destinations[destination] = None  # behind the others: its turn comes again
-        return None
+    def _may_enter(self, destination: str, submitter: str) -> bool | None:
+        """Whether a starved submitter finds room; None: not while the destination is suspended."""
+        if destination in self._suspended:
+            return None
+        return self.has_room(destination, submitter)
 
     def wants_refill(self, destination: str) -> str | None:
-        """The message id to resume at, when a submitter with spilled mail runs low here."""
-        resume = self._spilled.get(destination)
-        if resume is None:
-            return None
-        lanes = self._lanes.get(destination)
-        low = [at for who, at in resume.items() if lanes is None or lanes.of(who) <= self.share // 2]
-        return min(low, default=None)
-
-    def has_spilled(self, destination: str, submitter: str | None = None) -> bool:
-        """Whether mail of the destination, or of one submitter for it, may be on disk and not here."""
-        resume = self._spilled.get(destination, ())
-        return bool(resume) if submitter is None else submitter in resume
-
-    def is_next(self, destination: str, submitter: str, message: str, began: str) -> bool:
-        """Whether a refill from ``began`` may take this message: nothing older of its submitter is left."""
-        at = self._spilled.get(destination, {}).get(submitter, began)
-        return began <= at <= message
-
-    def all_left(self, destination: str, began: str, left: Container[str]) -> bool:
-        """Whether a refill from ``began`` has no room for anybody it is for."""
-        resume = self._spilled.get(destination, {})
-        return all(submitter in left for submitter, at in resume.items() if at >= began)
+        """The message id to resume at, when a submitter with spilled mail has little in the window."""
+        queues = self._queues.get(destination)
+        return min(
+            (
+                message
+                for submitter, message in self.spilled.submitters(destination).items()
+                if queues is None or queues.count(submitter) <= self.share // 2
+            ),
+            default=None,
+        )
 
     def may_refill(self, destination: str) -> bool:
-        """Whether there is mail on disk and room for it."""
-        return any(self.has_room(destination, who) for who in self._spilled.get(destination, ()))
+        """Whether there is spilled mail and room for it."""
+        return any(self.has_room(destination, who) for who in self.spilled.submitters(destination))
 
-    def refilled(
-        self, destination: str, began: str, resume_at: str | None, left: dict[str, str]
-    ) -> None:
-        """The spill was read from ``began`` up to ``resume_at``; None: there is nothing more.
-
-        ``left``: submitters and their first message that was passed over for want of room.
-        """
-        resume = self._spilled.pop(destination, {})
-        now: dict[str, str] = {}
-        for submitter, at in resume.items():
-            if at < began:  # it was not this one's turn
-                now[submitter] = at
-            elif submitter in left:
-                now[submitter] = left[submitter]
-            elif resume_at is not None:
-                now[submitter] = max(at, resume_at)
-        if now:
-            self._spilled[destination] = now
-
-    # ---- for others
+    # ---- queries
 
     def waiting(self, destination: str) -> int:
         """How many recipients of ``destination`` are in the window."""
-        lanes = self._lanes.get(destination)
-        return lanes.length if lanes is not None else 0
+        queues = self._queues.get(destination)
+        return queues.length if queues is not None else 0
 
     def has_mail(self, destination: str) -> bool:
-        """Whether there is mail of ``destination`` to lease, here or on disk."""
-        return destination in self._lanes or destination in self._spilled
+        """Whether there is mail of ``destination`` to lease, in the window or spilled."""
+        return destination in self._queues or self.spilled.has(destination)
 
     def destinations(self) -> list[str]:
         """Destinations that have mail in the window."""
-        return list(self._lanes)
+        return list(self._queues)
+
+    def problems(self) -> Iterator[str]:
+        """Violations of the invariants of this class, for tests."""
+        queued = [r for queues in self._queues.values() for r in queues]
+        active = [r for r in queued if not r.withdrawn]
+        if self.size != len(active) + self._reserved.total():
+            yield f"size {self.size}: {len(active)} queued, {self._reserved.total()} reserved"
+        counts = Counter(r.record.submitter for r in active)
+        for (_, submitter), count in self._reserved.items():
+            counts[submitter] += count
+        if counts != self._by_submitter:
+            yield f"by submitter {self._by_submitter}, counted {counts}"
+        for recipient in active:
+            if self._known.get(recipient.key) is not recipient or recipient.key in self._leased:
+                yield f"{recipient.key!r} is queued, and not known as queued"
+        for destination, queues in self._queues.items():
+            if queues.length != sum(1 for _ in queues):
+                yield f"{destination}: length {queues.length}"

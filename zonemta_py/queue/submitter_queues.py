@@ -1,6 +1,6 @@
-"""The recipients that wait for one destination: a lane for each submitter, served in turn.
+"""The recipients that wait for one destination: a queue for each submitter, served round-robin (decision 29).
 
-So a million recipients of one customer do not stand in front of the one message of another.
+A million recipients of one customer do not delay the one message of another.
 """
 
 from collections import OrderedDict, deque
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from zonemta_py.queue.format.records import Waiting
 
 
-class Recipient:
-    """A waiting recipient in the window or in a lease. ``key`` is its ``delivery-zone/`` key.
+class QueuedRecipient:
+    """A waiting recipient in a ready window or a lease. ``key`` is its ``delivery-zone/`` key.
 
-    ``void``: still in a lane, but an operator has taken it out.
+    ``withdrawn``: still in its submitter queue, but taken by an operator; it is skipped.
     """
 
-    __slots__ = ("address", "key", "message", "record", "void", "zone")
+    __slots__ = ("address", "key", "message", "record", "withdrawn", "zone")
 
     def __init__(self, key: bytes, zone: str, message: str, address: str, record: Waiting) -> None:
         self.key = key
@@ -23,55 +23,55 @@ class Recipient:
         self.message = message
         self.address = address
         self.record = record
-        self.void = False
+        self.withdrawn = False
 
 
 class SubmitterQueues:
-    """One destination's recipients. Within a lane the oldest comes first; ``length`` counts all."""
+    """One destination's recipients; in each queue the oldest comes first. ``length`` counts all."""
 
-    __slots__ = ("_lanes", "length")
+    __slots__ = ("_queues", "length")
 
     def __init__(self) -> None:
-        self._lanes: OrderedDict[str, deque[Recipient]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[QueuedRecipient]] = OrderedDict()
         self.length = 0
 
-    def of(self, submitter: str) -> int:
-        """How many recipients of ``submitter`` wait."""
-        lane = self._lanes.get(submitter)
-        return len(lane) if lane is not None else 0
+    def count(self, submitter: str) -> int:
+        """The number of recipients of ``submitter``."""
+        queue = self._queues.get(submitter)
+        return len(queue) if queue is not None else 0
 
-    def append(self, recipient: Recipient) -> None:
-        """Put ``recipient`` at the end of its lane."""
+    def append(self, recipient: QueuedRecipient) -> None:
+        """Put ``recipient`` at the end of its submitter's queue."""
         submitter = recipient.record.submitter
-        lane = self._lanes.get(submitter)
-        if lane is None:
-            lane = self._lanes[submitter] = deque()
-        lane.append(recipient)
+        queue = self._queues.get(submitter)
+        if queue is None:
+            queue = self._queues[submitter] = deque()
+        queue.append(recipient)
         self.length += 1
 
-    def put_back(self, recipients: Iterable[Recipient]) -> None:
-        """Put recipients in front of their lane, in their order, and that lane in front of the others."""
+    def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
+        """Put recipients at the front of their queue, in order, and make that queue the next."""
         for recipient in reversed(list(recipients)):
             submitter = recipient.record.submitter
-            self._lanes.setdefault(submitter, deque()).appendleft(recipient)
-            self._lanes.move_to_end(submitter, last=False)
+            self._queues.setdefault(submitter, deque()).appendleft(recipient)
+            self._queues.move_to_end(submitter, last=False)
             self.length += 1
 
-    def take(self, most: int) -> list[Recipient]:
-        """Up to ``most`` recipients of the oldest message in the lane whose turn it is."""
-        taken: list[Recipient] = []
-        while self._lanes and not taken:
-            submitter, lane = self._lanes.popitem(last=False)
-            before = len(lane)
-            while lane and len(taken) < most and (not taken or lane[0].message == taken[0].message):
-                recipient = lane.popleft()
-                if not recipient.void:
+    def take(self, limit: int) -> list[QueuedRecipient]:
+        """Remove up to ``limit`` recipients of the oldest message in the next queue that has any."""
+        taken: list[QueuedRecipient] = []
+        while self._queues and not taken:
+            submitter, queue = self._queues.popitem(last=False)
+            before = len(queue)
+            while queue and len(taken) < limit and (not taken or queue[0].message == taken[0].message):
+                recipient = queue.popleft()
+                if not recipient.withdrawn:
                     taken.append(recipient)
-            self.length -= before - len(lane)
-            if lane:
-                self._lanes[submitter] = lane
+            self.length -= before - len(queue)
+            if queue:
+                self._queues[submitter] = queue
         return taken
 
-    def __iter__(self) -> Iterator[Recipient]:
-        for lane in self._lanes.values():
-            yield from lane
+    def __iter__(self) -> Iterator[QueuedRecipient]:
+        for queue in self._queues.values():
+            yield from queue

@@ -1,6 +1,6 @@
-"""What each transition of DESIGN section 4 writes: one function, one batch.
+"""What each transition between the states of a message writes: one function, one batch.
 
-Nothing here reads, waits or decides; ``queue.py`` does, and these say what it comes to on disk.
+States and keys are in docs/internals.md. Nothing here reads, waits or decides: ``queue.py`` does.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ from zonemta_py.queue.format.records import (
     Waiting,
     born,
 )
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 _KINDS = {
     OutcomeKind.DELIVERED: "deliver", OutcomeKind.DEFERRED: "defer", OutcomeKind.BOUNCED: "bounce", OutcomeKind.EXPIRED: "bounce",
@@ -41,12 +41,13 @@ _KINDS = {
 
 
 class Outcome(Struct, frozen=True):
-    """What a settle makes of one leased recipient.
+    """The outcome of one leased recipient.
 
-    ``due_ms`` only for a deferral, ``again`` (message, index) only for one that goes on elsewhere.
+    ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
+    REQUEUED.
     """
 
-    recipient: Recipient
+    recipient: QueuedRecipient
     kind: OutcomeKind
     attempt: Attempt
     due_ms: int = 0
@@ -54,34 +55,34 @@ class Outcome(Struct, frozen=True):
 
 
 class AcceptedMessage(Struct, frozen=True):
-    """A message to be accepted. ``tail`` are its last chunks, those that are not written yet.
+    """The records of a message to be accepted; ``tail`` are its last chunks, not yet written.
 
-    A recipient whose record has a due time is accepted as deferred; its key says so too.
+    A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
+    ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
+    covers with this message.
     """
 
     message: str
     meta: Meta
     mark: Mark
     tail: Sequence[bytes]
-    recipients: Sequence[Recipient]
-    message_id: str  # the header field, for the record
-    key: tuple[str, IdempotencyRecord] | None = (
-        None  # digest of the submission key, and what it now covers
-    )
+    recipients: Sequence[QueuedRecipient]
+    message_id: str
+    key: tuple[str, IdempotencyRecord] | None = None
 
 
 class SettleEffects(Struct, frozen=True):
-    """What a settle causes beside its outcomes, in the same batch.
+    """What else a settle writes in its batch.
 
-    ``reports`` are accepted, ``notes`` kept until their message ends, ``facts`` recorded;
-    ``warned``: the sender hears of a delay and will not again. ``failure_report`` is the id of the
-    report that names those who failed, empty without one.
+    ``reports`` are accepted, ``notes`` kept until their message ends, ``events`` recorded; ``warned``: a
+    warning of delay is among the reports, and no other will follow. ``failure_report``: the id of the
+    report on the failed recipients, or empty.
     """
 
     reports: Sequence[AcceptedMessage] = ()
     failure_report: str = ""
     notes: Sequence[Note] = ()
-    facts: Sequence[Event] = ()
+    events: Sequence[Event] = ()
     warned: bool = False
 
 
@@ -89,7 +90,7 @@ NO_EFFECTS = SettleEffects()
 
 
 def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
-    """S0 or S1 → S2: the tail, both markers, the recipients, the fact."""
+    """S0 or S1 → S2: the tail, both markers, the recipients, the event."""
     batch.kinds.append("accept")
     message, mark, meta = new.message, new.mark, new.meta
     for number, chunk in enumerate(new.tail, mark.chunks - len(new.tail) + 1):
@@ -111,7 +112,7 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
             message=message,
             sender=meta.sender,
             recipients=tuple(
-                AcceptedRecipient(r.record.number, r.address, r.zone) for r in new.recipients
+                AcceptedRecipient(r.record.recipient_index, r.address, r.zone) for r in new.recipients
             ),
             size_bytes=len(meta.header) + 2 + mark.size,
             message_id=new.message_id,
@@ -127,7 +128,12 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
 
 
 def start(
-    batch: WriteBatch, message: str, number: int, recipients: Sequence[Recipient], boot: int, now_ms: int
+    batch: WriteBatch,
+    message: str,
+    number: int,
+    recipients: Sequence[QueuedRecipient],
+    boot: int,
+    now_ms: int,
 ) -> None:
     """S2 → S2: a transaction begins; durable before its final dot goes out."""
     batch.kinds.append("start")
@@ -136,7 +142,7 @@ def start(
         FORMAT,
         boot,
         first.zone,
-        tuple(r.record.number for r in recipients),
+        tuple(r.record.recipient_index for r in recipients),
         first.record.attempts + 1,
         now_ms,
     )
@@ -151,10 +157,10 @@ def settle(
     report: str,
     now_ms: int,
 ) -> None:
-    """S2 → S2: each recipient deferred or gone, the transaction over, the facts.
+    """S2 → S2: each recipient deferred or removed, the transaction ended, the events.
 
-    ``number`` is the transaction's, None if it never began. ``report`` is the id of the report
-    accepted in the same batch, empty without one.
+    ``number`` of the transaction, None if it was not started. ``report``: the id of the failure report
+    accepted in the same batch, or empty.
     """
     if number is not None:
         batch.delete(keys.inflight_key(outcomes[0].recipient.message, number))
@@ -166,7 +172,7 @@ def settle(
         _record(batch, meta, outcome, report, now_ms)
 
 
-def due_keys_of(recipients: Iterable[Recipient]) -> set[bytes]:
+def due_keys_of(recipients: Iterable[QueuedRecipient]) -> set[bytes]:
     """The ``due/`` keys of recipients that are deferred."""
     return {keys.due_key(r.record.due_ms, r.zone, r.message) for r in recipients if r.record.due_ms}
 
@@ -189,13 +195,13 @@ def _defer(batch: WriteBatch, outcome: Outcome, now_ms: int) -> None:
 
 
 def deferred(outcome: Outcome, now_ms: int) -> Waiting:
-    """The record of a recipient after an attempt that failed for now."""
+    """The record of a recipient after an attempt that failed temporarily."""
     record, attempt = outcome.recipient.record, outcome.attempt
     return record._replace(
         attempts=record.attempts + 1,
         due_ms=outcome.due_ms,
         last_ms=now_ms,
-        uncertain=0,  # it came to its end without a crash
+        uncertain=0,  # this attempt was not interrupted
         code=attempt.code,
         status=attempt.status,
         text=attempt.text,
@@ -204,10 +210,10 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
 
 def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
     recipient, attempt = outcome.recipient, outcome.attempt
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "time_ms": now_ms,
         "message": recipient.message,
-        "index": recipient.record.number,
+        "index": recipient.record.recipient_index,
         "recipient": recipient.address,
         "zone": recipient.zone,
         "domain": recipient.record.domain,
@@ -226,43 +232,46 @@ def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms
         "duration_ms": attempt.duration_ms,
     }
     if outcome.kind is OutcomeKind.DELIVERED:
-        batch.record(Delivered(**facts))
+        batch.record(Delivered(**fields))
     elif outcome.kind is OutcomeKind.DEFERRED:
-        batch.record(Deferred(**facts, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
+        batch.record(Deferred(**fields, due_ms=outcome.due_ms, uncertain=attempt.uncertain))
     elif outcome.kind is OutcomeKind.REQUEUED:
         message, index = outcome.again
-        batch.record(Requeued(**facts, due_ms=outcome.due_ms, new_message=message, new_index=index))
+        batch.record(Requeued(**fields, due_ms=outcome.due_ms, new_message=message, new_index=index))
     elif outcome.kind is OutcomeKind.BOUNCED:
-        batch.record(Bounced(**facts, report=report))
+        batch.record(Bounced(**fields, report=report))
     else:
-        batch.record(Expired(**facts, report=report))
+        batch.record(Expired(**fields, report=report))
 
 
 def delete(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, now_ms: int) -> None:
-    """S2 → S2: an operator takes a recipient out. ``key`` is its waiting or deferred key."""
+    """S2 → S2: an operator removes a recipient. ``key`` is its waiting or deferred key."""
     batch.kinds.append("delete")
     batch.delete(key)
-    batch.record(Deleted(**facts_of(meta, key, record, now_ms)))
+    batch.record(Deleted(**event_fields(meta, key, record, now_ms)))
 
 
-def hold(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, reason: str, now_ms: int) -> None:
-    """S2 → S2: a recipient waits for an operator. ``key`` is its waiting or deferred key."""
+def hold(
+    batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, reason: str, now_ms: int
+) -> Waiting:
+    """S2 → S2: a recipient is held. ``key`` is its waiting or deferred key; returns its new record."""
     batch.kinds.append("hold")
     zone, message, address = keys.parse_recipient(key)
     batch.delete(key)
     held = record._replace(due_ms=keys.HELD_MS)
     batch.put(keys.deferred_key(zone, message, address), pack(held))
     batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
-    batch.record(Held(**facts_of(meta, key, record, now_ms), reason=reason))
+    batch.record(Held(**event_fields(meta, key, record, now_ms), reason=reason))
+    return held
 
 
-def facts_of(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, Any]:
-    """What every event about a recipient says, ``attempt`` being those that ended."""
+def event_fields(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, Any]:
+    """The fields of every event about a recipient; ``attempt`` is the number of those that ended."""
     zone, message, address = keys.parse_recipient(key)
     return {
         "time_ms": now_ms,
         "message": message,
-        "index": record.number,
+        "index": record.recipient_index,
         "recipient": address,
         "zone": zone,
         "domain": record.domain,
@@ -274,12 +283,12 @@ def facts_of(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[str, 
 
 
 def note(batch: WriteBatch, message: str, failure: Note) -> None:
-    """S2 → S2: a failure is kept for the report at the end of its message."""
-    batch.put(keys.bounce_key(message, failure.number), pack(failure))
+    """S2 → S2: keep a failure for the report at the end of its message."""
+    batch.put(keys.bounce_key(message, failure.recipient_index), pack(failure))
 
 
 def warn(batch: WriteBatch, message: str, meta: Meta) -> Meta:
-    """S2 → S2: the sender has been told of a delay; returns the envelope that says so."""
+    """S2 → S2: a warning of delay was sent; returns the changed envelope."""
     warned = meta._replace(version=FORMAT, warned=True)
     batch.put(keys.meta_key(message), pack(warned))
     return warned
@@ -291,7 +300,7 @@ def last(batch: WriteBatch, message: str, chunks: int, notes: Iterable[Note]) ->
     ``notes`` are those on disk; their report is accepted in the same batch.
     """
     for failure in notes:
-        batch.delete(keys.bounce_key(message, failure.number))
+        batch.delete(keys.bounce_key(message, failure.recipient_index))
     batch.kinds.append("last")
     batch.delete(keys.mark_key(message))
     batch.delete(keys.meta_key(message))
@@ -301,11 +310,11 @@ def last(batch: WriteBatch, message: str, chunks: int, notes: Iterable[Note]) ->
         batch.put(keys.cleanup_key(message), b"")
 
 
-def wake(batch: WriteBatch, zone: str, message: str, address: str, record: Waiting) -> Recipient:
-    """S2 → S2: a deferred recipient may be sent again; returns it as it now waits."""
+def wake(batch: WriteBatch, zone: str, message: str, address: str, record: Waiting) -> QueuedRecipient:
+    """S2 → S2: a deferred recipient is ready again; returns it."""
     batch.kinds.append("wake")
     key = keys.waiting_key(zone, message, address)
     ready = record._replace(version=FORMAT, due_ms=0)
     batch.delete(keys.deferred_key(zone, message, address))
     batch.put(key, pack(ready))
-    return Recipient(key, zone, message, address, ready)
+    return QueuedRecipient(key, zone, message, address, ready)

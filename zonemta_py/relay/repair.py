@@ -1,4 +1,4 @@
-"""Repairs a damaged queue: a copy is kept, the store opened again, and its contents mended."""
+"""``zonemta queue repair``: keep a copy, repair the store, then its contents."""
 
 import shutil
 from collections.abc import Iterable
@@ -11,44 +11,42 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.ledger import Ledger
-from zonemta_py.queue.upkeep.repair import mend
+from zonemta_py.queue.upkeep.repair import repair_contents
 from zonemta_py.storage.leveldb import repair_database
 from zonemta_py.storage.open import store_directory
 
-Records = Iterable[dict[str, Any]]
-
 
 def keep_copy(config: Config) -> Path:
-    """Copy the store beside itself; returns where to. Raises LocalError when there is none."""
-    folder = store_directory(config.queue)
-    if folder is None or not folder.is_dir():
+    """Copy the store to a new directory beside it, returned. Raises LocalError when there is none."""
+    directory = store_directory(config.queue)
+    if directory is None or not directory.is_dir():
         raise LocalError(f"{config.queue.directory}: there is no queue to repair")
-    copy = folder.with_name(f"{folder.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}")
+    copy = directory.with_name(f"{directory.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}")
     for number in count(2):
         if not copy.exists():
             break
         copy = copy.with_name(f"{copy.name.partition('Z')[0]}Z-{number}")
-    shutil.copytree(folder, copy, symlinks=True)
+    shutil.copytree(directory, copy, symlinks=True)
     return copy
 
 
-async def repair(config: Config, facts: Records) -> list[dict[str, Any]]:
-    """Repair and mend; returns what ``mend`` did. ``facts`` are the event log's records.
+async def repair(config: Config, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Repair the queue; returns what ``repair_contents`` did. ``records`` are those of the event log.
 
-    The relay must not be running.
+    The relay must not be running. Raises QueueLocked, LocalError.
     """
-    folder = store_directory(config.queue)
-    assert folder is not None
+    directory = store_directory(config.queue)
+    assert directory is not None
     if config.queue.store == "leveldb":
-        repair_database(folder)
+        repair_database(directory)
     queue = open_queue(config)
     queue.commits.start()
     try:
         outbox = list(queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
         newest = (from_json(line) for _, value in outbox for line in value.splitlines())
-        ledger = Ledger(chain(facts, newest))
-        return await mend(queue, ledger, config.zones)
+        history = RecipientHistory(chain(records, newest), addresses=True)
+        return await repair_contents(queue, history, config.zones)
     finally:
         await queue.close()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.core.codec import pack
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.ids import LANE_BITS, LANES, MessageIds
+from zonemta_py.queue.format.ids import WORKER_SHIFT, WORKERS_MAX, MessageIds
 from zonemta_py.queue.format.records import (
     FORMAT,
     IdempotencyRecord,
@@ -28,7 +28,7 @@ from zonemta_py.queue.format.records import (
     read_waiting,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 ID = "019a1b2c3d4e000001abcdef"
 
 
@@ -189,12 +189,12 @@ def test_ids_only_grow(times: list[int]) -> None:
 
 
 def test_ids_overflow_into_the_next_ms() -> None:
-    ids = MessageIds("abcdef", f"{5:012x}{(1 << LANE_BITS) - 1:06x}abcdef")
+    ids = MessageIds("abcdef", f"{5:012x}{(1 << WORKER_SHIFT) - 1:06x}abcdef")
     assert ids.next(5) == f"{6:012x}{0:06x}abcdef"
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, LANES - 1), st.integers(0, 2**20)), min_size=1, max_size=80),
+    st.lists(st.tuples(st.integers(0, WORKERS_MAX - 1), st.integers(0, 2**20)), min_size=1, max_size=80),
     st.integers(0, 2**20),
 )
 def test_ids_of_many_lanes(turns: list[tuple[int, int]], floor_ms: int) -> None:

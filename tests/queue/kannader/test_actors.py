@@ -147,7 +147,9 @@ class Actors(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "storage"):
-            self.runner.run(asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), scaled(20)))
+            self.runner.run(
+                asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), scaled(20))
+            )
             self.runner.run(self.queue.close())
             self.runner.close()
             shutil.rmtree(self.folder)

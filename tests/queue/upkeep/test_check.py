@@ -18,7 +18,7 @@ from zonemta_py.storage.interface import Op
         (lambda m: [(keys.mark_key(m), None)], "envelope without its marker"),
         (
             lambda m: [(keys.mark_key(m), None), (keys.meta_key(m), None)],
-            "chunks that nobody writes or removes",
+            "chunks without a marker that are neither being written nor removed",
         ),
         (lambda m: [(keys.chunk_key(m, 1), b"other\r")], "damaged"),
         (lambda m: [(keys.chunk_key(m, 1), None)], "missing"),
@@ -56,7 +56,7 @@ async def test_finds_recipients_astray(folder: Path) -> None:
         found = "\n".join(problems(queue.store))
         for finding in (
             "in two places",
-            "nothing to wake it",
+            "deferred without a due key",
             "recipient without a message",
             "zone other is not among",
         ):

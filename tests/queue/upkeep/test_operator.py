@@ -50,9 +50,9 @@ async def test_released_while_its_destination_rests(folder: Path) -> None:
         message = await accept(queue, "a@x.example")
         other = await accept(queue, "b@x.example")
         await queue.operator.hold(message)
-        queue.windows.rest("default", "x.example")
+        queue.windows.suspend("default", "x.example")
         await queue.operator.release(message)
-        queue.windows.zone("default").awake("x.example")
+        queue.windows.zone("default").resume("x.example")
         found: list[str] = []
 
         def all_found() -> bool:

@@ -1,27 +1,24 @@
 """Message ids: 24 lower-case hex digits, ordered by time, unique across nodes, never reused.
 
-Layout: 12 digits unix ms, 6 digits counter within that ms, 6 digits node. Processes of one node
-count in lanes of their own: the counter's upper 7 bits are the lane, 0 that of the queue's process. A
-clock that goes back does not take the ids with it: the highest id issued is kept on disk with the
-batches that use ids.
+Layout: 12 digits unix ms, 6 digits counter within that ms, 6 digits node. Each process
+of a node has a worker index, which is the upper 7 bits of the counter; that of the queue's process is 0.
+When the clock goes back, ids do not: the highest one issued is on disk, written with the batches that
+use ids.
 """
 
-LANE_BITS = 17
-LANES = 1 << (24 - LANE_BITS)
+WORKER_SHIFT = 17
+WORKERS_MAX = 1 << (24 - WORKER_SHIFT)
 
 
 class MessageIds:
-    """Issues ids for one lane of a node, above ``last``.
+    """Issues ids greater than ``last``, the highest id known, as ``meta/ids`` stores it."""
 
-    ``last`` is the highest id known, as ``meta/ids`` stores it.
-    """
-
-    def __init__(self, node: str, last: str, lane: int = 0) -> None:
+    def __init__(self, node: str, last: str, worker: int = 0) -> None:
         assert len(node) == 6
-        assert 0 <= lane < LANES
+        assert 0 <= worker < WORKERS_MAX
         self._node = node
-        self._first = lane << LANE_BITS
-        self._end = (lane + 1) << LANE_BITS
+        self._first = worker << WORKER_SHIFT
+        self._end = (worker + 1) << WORKER_SHIFT
         self._ms = 0
         self._counter = self._first
         self.last = ""
@@ -29,7 +26,7 @@ class MessageIds:
             self.note(last)
 
     def next(self, now_ms: int) -> str:
-        """An id greater than every one before it."""
+        """An id greater than all before it."""
         if now_ms > self._ms:
             self._ms, self._counter = now_ms, self._first
         elif self._counter + 1 >= self._end:
@@ -40,7 +37,7 @@ class MessageIds:
         return self.last
 
     def note(self, message: str) -> None:
-        """Another lane issued ``message``, or this one in another life: what follows is greater."""
+        """Another process issued ``message``, or a previous boot: the following ids are greater."""
         if message > self.last:
             self.last = message
             self._ms, counter = int(message[:12], 16), int(message[12:18], 16)

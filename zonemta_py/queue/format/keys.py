@@ -1,22 +1,22 @@
-"""The key layout of the queue: the contract, and the only place that spells keys.
+"""The key layout of the queue: the contract, and the only module that composes keys.
 
-    message/MSGID/000001 …            the body, 65,536 octets each, the last shorter
+    message/MSGID/000001 …            the body, 65,536 bytes each, the last shorter
     message/MSGID/#                   its presence means: accepted
-    message/MSGID/*                   everything but the body
+    message/MSGID/*                   envelope, header block, origin
     delivery-zone/ZONE/MSGID/RCPT     a waiting recipient
-    deferred/ZONE/MSGID/RCPT          a recipient waiting for its time
-    due/DUE/ZONE/MSGID                when to look at the deferred recipients of that message
+    deferred/ZONE/MSGID/RCPT          a deferred recipient
+    due/DUE/ZONE/MSGID                when to wake deferred recipients of that message
     spill/ZONE/DESTINATION/MSGID      waiting recipients that did not fit the ready window
     inflight/MSGID/N                  a transaction under way
     open/MSGID                        a body of more than one chunk is being written
     cleanup/MSGID                     chunks still to be removed
     bounce/MSGID/INDEX                a failure noted for the report at the message's end
     submitted/DIGEST                  what was accepted under a submission key
-    outbox/SEQ                        the facts of one group commit
+    outbox/SEQ                        the events of one group commit
     meta/…                            format, node, boot count, ids
 
-MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT comes last
-because it may hold any octet. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
+MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
+part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
 """
 
 CHUNK_BYTES = 65_536
@@ -40,7 +40,7 @@ META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
 
 MESSAGE_ID_LENGTH = 24
-HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the last that DUE can say
+HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -49,7 +49,7 @@ def end_of(prefix: bytes) -> bytes:
 
 
 def message_prefix(message: str) -> bytes:
-    """Before the chunks and both markers of a message."""
+    """The prefix of the chunks and both markers of a message."""
     return f"message/{message}/".encode()
 
 
@@ -59,7 +59,7 @@ def chunk_key(message: str, number: int) -> bytes:
 
 
 def is_chunk(key: bytes) -> bool:
-    """Whether a key is a chunk's."""
+    """Whether the key is that of a chunk."""
     return key.startswith(MESSAGE) and key[-1:].isdigit()
 
 
@@ -74,17 +74,17 @@ def meta_key(message: str) -> bytes:
 
 
 def waiting_key(zone: str, message: str, recipient: str) -> bytes:
-    """A recipient that may be sent now."""
+    """A waiting recipient."""
     return f"delivery-zone/{zone}/{message}/{recipient}".encode()
 
 
 def deferred_key(zone: str, message: str, recipient: str) -> bytes:
-    """The same recipient, waiting for its time."""
+    """The same recipient, deferred."""
     return f"deferred/{zone}/{message}/{recipient}".encode()
 
 
 def zone_prefix(space: bytes, zone: str, message: str = "") -> bytes:
-    """Before the recipients of ``zone`` in WAITING, DEFERRED or SPILL; of one message if given."""
+    """The prefix of the keys of ``zone``, or of one message in it, in WAITING, DEFERRED or SPILL."""
     tail = f"{message}/" if message else ""
     return space + f"{zone}/{tail}".encode()
 
@@ -96,7 +96,7 @@ def parse_recipient(key: bytes) -> tuple[str, str, str]:
 
 
 def due_key(due_ms: int, zone: str, message: str) -> bytes:
-    """When to look at deferred recipients; ``due_ms`` is unix time."""
+    """When to wake deferred recipients (unix ms)."""
     return b"due/%013d/%b/%b" % (due_ms, zone.encode(), message.encode())
 
 
@@ -128,7 +128,7 @@ def owner_of(key: bytes) -> str:
 
 
 def open_key(message: str) -> bytes:
-    """A body is being written."""
+    """A body of more than one chunk is being received."""
     return b"open/" + message.encode()
 
 
@@ -137,13 +137,13 @@ def cleanup_key(message: str) -> bytes:
     return b"cleanup/" + message.encode()
 
 
-def bounce_key(message: str, number: int) -> bytes:
-    """A noted failure of recipient ``number``."""
-    return b"bounce/%b/%06d" % (message.encode(), number)
+def bounce_key(message: str, index: int) -> bytes:
+    """The noted failure of recipient ``index``."""
+    return b"bounce/%b/%06d" % (message.encode(), index)
 
 
 def bounce_prefix(message: str) -> bytes:
-    """Before the noted failures of a message."""
+    """The prefix of the noted failures of a message."""
     return b"bounce/%b/" % message.encode()
 
 
@@ -153,7 +153,7 @@ def submitted_key(digest: str) -> bytes:
 
 
 def outbox_key(seq: int) -> bytes:
-    """The facts of group commit ``seq``."""
+    """The events of group commit ``seq``."""
     return b"outbox/%016x" % seq
 
 

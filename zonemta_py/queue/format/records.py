@@ -1,7 +1,7 @@
 """The values in the queue: versioned msgpack arrays. Bytes on disk are frozen by golden tests.
 
-To change one: raise its version here, keep the old tuple beside it, convert in its ``read_…``
-function, add a golden file. A relay never writes an older version than it reads.
+To change one: raise its version, keep the old tuple, convert it in its ``read_…`` function, and add a
+golden file. A relay never writes an older version than it reads.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ READABLE = (1, 2, 3, 4)
 
 
 class Origin(NamedTuple):
-    """Where a message came from. ``protocol`` as in RFC 3848; empty fields for mail made here."""
+    """Where a message came from. ``protocol`` as in RFC 3848. All empty for reports."""
 
     listener: str
     client_ip: str
@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
     @property
     def submitter(self) -> str:
-        """Who answers for the message: the user, else the client's address, else nobody."""
+        """The user, else the address of the client, else empty: whose mail it is in fair queuing."""
         return self.user or self.client_ip
 
 
@@ -43,11 +43,11 @@ class Mark(NamedTuple):
 class Meta(NamedTuple):
     """``message/MSGID/*``. ``header`` is the block that is sent, each field ending in CRLF.
 
-    ``zones`` are those its recipients were routed to. ``report_for`` is the id of the message
-    that a report is about. ``smtputf8``: the client declared it. ``ret`` (FULL, HDRS or empty) and
-    ``envid`` (xtext) as in RFC 3461. ``warned``: the sender was told of a delay. ``body_hash`` is
-    DKIM's (relaxed, SHA-256), empty when nobody was going to sign. ``born_ms``: when its mail was
-    accepted first, if that was under another id; 0 otherwise.
+    ``zones`` of its recipients. ``report_for``: in a report, the id of the message it is about.
+    ``smtputf8``: the client declared it. ``ret`` (FULL, HDRS or empty) and ``envid`` (xtext) as in
+    RFC 3461. ``warned``: a warning of delay was sent. ``body_hash`` for DKIM (relaxed, SHA-256); empty
+    for a message that is not signed. ``born_ms``: when the mail was first accepted, if that was under
+    another id; else 0.
     """
 
     version: int
@@ -68,14 +68,14 @@ class Meta(NamedTuple):
 class Waiting(NamedTuple):
     """A recipient in ``delivery-zone/`` or ``deferred/``.
 
-    ``number`` is its 0-based place among the recipients (``index`` in events), for life.
-    ``attempts`` that ended, ``uncertain`` ones in a row that a crash cut off. ``due_ms`` is 0 unless
-    deferred, keys.HELD_MS when held. The last reply and its time follow. ``notify`` are the flags of
-    ``smtp.dsn_options``, ``orcpt`` the parameter as it came.
+    ``recipient_index``: its 0-based position among the recipients of its message, which never changes.
+    ``attempts`` that ended; ``uncertain`` ones in a row that a crash interrupted. ``due_ms`` is 0
+    unless deferred, keys.HELD_MS when held. ``last_ms``, ``code``, ``status`` and ``text`` of the last
+    reply. ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received.
     """
 
     version: int
-    number: int
+    recipient_index: int
     domain: str
     submitter: str
     attempts: int
@@ -90,7 +90,7 @@ class Waiting(NamedTuple):
 
 
 class Inflight(NamedTuple):
-    """``inflight/MSGID/N``: which recipients, by index, are in a transaction since when."""
+    """``inflight/MSGID/N``: a transaction under way, and the indexes of its recipients."""
 
     version: int
     boot: int
@@ -101,14 +101,14 @@ class Inflight(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a report says of one recipient; in ``bounce/MSGID/INDEX`` until its message ends.
+    """A line of a future report; under ``bounce/MSGID/INDEX`` until its message ends.
 
-    ``action`` as in RFC 3464: failed, delayed, relayed, delivered. ``expired``: its time was over.
+    ``action`` as in RFC 3464: failed, delayed, relayed, delivered. ``expired``: it was given up.
     """
 
     version: int
     zone: str
-    number: int
+    recipient_index: int
     recipient: str
     orcpt: str
     action: str
@@ -123,9 +123,9 @@ class Note(NamedTuple):
 
 
 class IdempotencyRecord(NamedTuple):
-    """``submitted/DIGEST``: what was accepted under a submission key, by which message first.
+    """``submitted/DIGEST``: what was accepted under a submission key; ``message`` is the first.
 
-    ``recipients``: their digests, 16 octets each, one after the other. It counts until ``expires_ms``.
+    ``recipients``: their digests of 16 bytes, concatenated. Valid until ``expires_ms`` (unix ms).
     """
 
     version: int
@@ -135,7 +135,7 @@ class IdempotencyRecord(NamedTuple):
 
 
 class Open(NamedTuple):
-    """``open/MSGID``: which boot writes the body, and when it last got further."""
+    """``open/MSGID``: the boot that receives the body, and its last progress (unix ms)."""
 
     version: int
     boot: int
@@ -146,7 +146,7 @@ class _Waiting1(NamedTuple):
     """Version 1 of Waiting."""
 
     version: int
-    number: int
+    recipient_index: int
     domain: str
     submitter: str
     attempts: int
@@ -159,7 +159,7 @@ class _Waiting1(NamedTuple):
     warned: bool
 
     def upgrade(self) -> Waiting:
-        """The record as it is today."""
+        """The record in the current version."""
         return Waiting(*self[:-1], 0, "")
 
 
@@ -167,13 +167,13 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def _reader(kind: type[R]) -> Callable[[bytes], R]:
-    """A function from stored bytes to ``kind``. It raises QueueCorrupt, for an unknown version too."""
+    """A function from stored bytes to ``kind``. It raises QueueCorrupt, also for an unknown version."""
     unpack = unpacker(kind)
 
     def read(data: bytes) -> R:
         record = unpack(data)
         if record[0] not in READABLE:
-            raise QueueCorrupt(f"{kind.__name__}: version {record[0]} is not known here")
+            raise QueueCorrupt(f"{kind.__name__}: version {record[0]} is not supported")
         return record
 
     return read
@@ -200,10 +200,10 @@ read_open = _reader(Open)
 
 
 def born(meta: Meta, message: str) -> int:
-    """When the mail of ``message`` was accepted (unix ms): its age counts from then."""
+    """When the mail of ``message`` was first accepted (unix ms); its age counts from then."""
     return meta.born_ms or created_ms(message)
 
 
-def new_waiting(number: int, domain: str, submitter: str, notify: int = 0, orcpt: str = "") -> Waiting:
-    """The record of a recipient that was just accepted."""
-    return Waiting(FORMAT, number, domain, submitter, 0, 0, 0, 0, 0, "", "", notify, orcpt)
+def new_waiting(index: int, domain: str, submitter: str, notify: int = 0, orcpt: str = "") -> Waiting:
+    """The record of a new recipient."""
+    return Waiting(FORMAT, index, domain, submitter, 0, 0, 0, 0, 0, "", "", notify, orcpt)

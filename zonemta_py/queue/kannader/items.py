@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from zonemta_py.core import clock
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ def id_of(message: str, index: int) -> str:
     return f"{message}.{index}"
 
 
-def recipient_at(key: bytes, record: Waiting) -> Recipient:
+def recipient_at(key: bytes, record: Waiting) -> QueuedRecipient:
     """The queue's word for a mail."""
     zone, message, address = keys.parse_recipient(key)
-    return Recipient(key, zone, message, address, record)
+    return QueuedRecipient(key, zone, message, address, record)
 
 
 def schedule_of(message: str, record: Waiting) -> ScheduleInfo:

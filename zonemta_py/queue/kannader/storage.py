@@ -74,9 +74,12 @@ class Storage:
                 except QueueCorrupt as exc:
                     yield Damaged(exc, f"{message} {address}")
                     continue
-                if id_of(message, record.number) not in self._flying:
+                if id_of(message, record.recipient_index) not in self._flying:
                     yield QueuedMail(
-                        id_of(message, record.number), schedule_of(message, record), zone, address
+                        id_of(message, record.recipient_index),
+                        schedule_of(message, record),
+                        zone,
+                        address,
                     )
 
     async def find_inflight(self) -> AsyncIterator[InflightMail]:
@@ -115,7 +118,7 @@ class Storage:
         message = keys.parse_recipient(key)[1]
         batch.delete(key)
         if record.due_ms:
-            self._queue.deferral.retire(batch, {key: record.due_ms})
+            self._queue.deferral.delete_unused_due_keys(batch, {key: record.due_ms})
         batch.put(keys.deferred_key(mail.zone, message, mail.address), pack(now))
         due = keys.due_key(now.due_ms, mail.zone, message)
         batch.put(due, b"")
@@ -123,7 +126,7 @@ class Storage:
         try:
             await self._write(mail.id, batch)
         finally:
-            self._queue.deferral.arrived(due)
+            self._queue.deferral.written(due)
         return replace(mail, schedule=schedule)
 
     async def send_start(self, mail: QueuedMail) -> InflightMail | None:
@@ -218,7 +221,7 @@ class Storage:
                 prefix = keys.zone_prefix(space, zone, message)
                 for key, data in self._store.scan(prefix, keys.end_of(prefix)):
                     record = read_waiting(data)
-                    if record.number == int(index):
+                    if record.recipient_index == int(index):
                         return key, record
         return None
 
@@ -251,7 +254,7 @@ class Storage:
     ) -> PendingCleanupMail:
         message = keys.parse_recipient(key)[1]
         if record.due_ms:
-            self._queue.deferral.retire(batch, {key: record.due_ms})
+            self._queue.deferral.delete_unused_due_keys(batch, {key: record.due_ms})
         active = self._queue.acquire_message(message)
         active.remaining -= 1
         if active.remaining == 0:

@@ -1,8 +1,8 @@
-"""Verifies the invariants of DESIGN section 4 on a queue, running or not.
+"""Verifies the invariants of the states of messages, on a queue that is running or not.
 
-Messages are read in slices, in the order of their ids, each slice with its recipients from one
-moment of the store: a running relay raises no false alarm, and a million recipients are one pass.
-``check_queue`` yields a problem as text, or "" where a caller may let others run.
+Messages are read in slices, in the order of their ids, each slice with its recipients from one moment of
+the store, so that a running relay causes no false alarm. ``check_queue`` yields each problem as text, and
+"" where the caller may run other tasks.
 """
 
 import zlib
@@ -33,7 +33,7 @@ _ID = slice(len(keys.MESSAGE), len(keys.MESSAGE) + keys.MESSAGE_ID_LENGTH)
 
 @dataclass(slots=True)
 class _Found:
-    """What a slice holds of one message. ``size`` and ``crc`` are of the chunks as they are."""
+    """The keys of one message in a slice. ``size`` and ``crc`` of the chunks found."""
 
     mark: Mark | None = None
     meta: Meta | None = None
@@ -45,7 +45,7 @@ class _Found:
 
 
 def check_queue(store: Store) -> Iterator[str]:
-    """Problems, one text each; the empty text is a pause."""
+    """Problems, one text each; an empty text is a pause."""
     after = ""
     while True:
         problems: list[str] = []
@@ -69,7 +69,7 @@ def check_queue(store: Store) -> Iterator[str]:
 
 @contextmanager
 def _reporting(key: bytes, problems: list[str]) -> Iterator[None]:
-    """A value that cannot be read is a problem, and not the end of the check."""
+    """Report a value that cannot be read as a problem."""
     try:
         yield
     except (QueueCorrupt, ValueError) as exc:
@@ -77,7 +77,7 @@ def _reporting(key: bytes, problems: list[str]) -> Iterator[None]:
 
 
 def _messages(view: View, after: str, problems: list[str]) -> tuple[dict[str, _Found], str | None]:
-    """The messages behind ``after``, and up to which id they are all; None: to the end."""
+    """The messages after id ``after``, and the last id of the slice; None at the end of the range."""
     found: dict[str, _Found] = {}
     start = keys.end_of(keys.message_prefix(after)) if after else keys.MESSAGE
     size, message, one = 0, "", _Found()
@@ -127,14 +127,14 @@ def _recipients(
                     if one is None or one.meta is None:
                         problems.append(f"{key.decode()}: a recipient without a message")
                         continue
-                    one.indexes.append(record.number)
+                    one.indexes.append(record.recipient_index)
                     if zone not in one.meta.zones:
                         problems.append(f"{key.decode()}: zone {zone} is not among those of its message")
                     if space == keys.DEFERRED:
                         message = keys.parse_recipient(key)[1]
                         due = keys.due_key(record.due_ms, zone, message)
                         if due not in dues and view.get(due) is None:
-                            problems.append(f"{key.decode()}: deferred with nothing to wake it")
+                            problems.append(f"{key.decode()}: deferred without a due key")
                         dues.add(due)
 
 
@@ -146,7 +146,7 @@ def _judge(view: View, message: str, one: _Found) -> Iterator[str]:
         if one.meta is not None:
             yield f"{message}: an envelope without its marker"
         elif not leaving:
-            yield f"{message}: chunks that nobody writes or removes"
+            yield f"{message}: chunks without a marker that are neither being written nor removed"
         return
     if leaving:
         yield f"{message}: accepted, yet being written or removed"
@@ -156,11 +156,11 @@ def _judge(view: View, message: str, one: _Found) -> Iterator[str]:
     if one.chunks > one.mark.chunks:
         yield f"{message}: more chunks than its marker says"
     elif one.gap or one.chunks < one.mark.chunks:
-        yield f"{message}: {one.chunks} of {one.mark.chunks} chunks, the rest is missing"
+        yield f"{message}: {one.chunks} of {one.mark.chunks} chunks, the others are missing"
     elif (one.size, one.crc) != (one.mark.size, one.mark.crc):
         yield f"{message}: the body is damaged (size {one.size} of {one.mark.size})"
     if not one.indexes:
-        yield f"{message}: no recipient is left"
+        yield f"{message}: it has no recipient"
     if len(set(one.indexes)) != len(one.indexes):
         yield f"{message}: a recipient is in two places"
 

@@ -1,8 +1,8 @@
-"""What remains when a message is gone: chunks, space on disk.
+"""Removes the chunks of ended messages, and returns their disk space.
 
-``cleanup/MSGID`` says that chunks are still to be removed; it goes with the last of them. Space
-comes back when LevelDB rewrites its files; this asks for it when the dead outweigh the living, so
-its cost stays in proportion to what was written (decision 8).
+``cleanup/MSGID`` means that chunks are still to be removed; it is deleted with the last of them. LevelDB
+returns space when it compacts. Compaction is requested once as many bytes were removed as the store holds,
+so that its cost is proportional to what was written (decision 8).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from zonemta_py.queue.format.records import read_open
 from zonemta_py.storage.interface import Store
 
 CHUNKS_AT_ONCE = 256
-DEAD_BYTES_MIN = 64 << 20
+REMOVED_BYTES_MIN = 64 << 20
 SWEEP_EVERY_S = 3600.0
 ABANDONED_MS = 24 * 3_600_000
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Cleanup:
-    """Removes the chunks of messages that are done with, and gives their space back."""
+    """Removes chunks and compacts the store in the background."""
 
     def __init__(self, store: Store, commits: GroupCommit) -> None:
         self._store = store
@@ -35,22 +35,22 @@ class Cleanup:
         self._messages: deque[str] = deque()
         self._changed = asyncio.Event()
         self._compactor = ThreadPoolExecutor(1, thread_name_prefix="queue-compactor")
-        self._dead_bytes = 0
+        self._removed_bytes = 0
         self.compactions = 0
 
     def removed(self, size_bytes: int) -> None:
-        """That much is no longer needed on disk."""
-        self._dead_bytes += size_bytes
-        if self._dead_bytes >= DEAD_BYTES_MIN:
+        """Count bytes on disk that are no longer needed."""
+        self._removed_bytes += size_bytes
+        if self._removed_bytes >= REMOVED_BYTES_MIN:
             self._changed.set()
 
     def add(self, message: str) -> None:
-        """``cleanup/`` of this message is on disk."""
+        """The ``cleanup/`` key of this message is on disk: remove its chunks."""
         self._messages.append(message)
         self._changed.set()
 
     async def run(self) -> None:
-        """Remove and compact, for ever."""
+        """Remove and compact, forever."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -59,7 +59,7 @@ class Cleanup:
             await self.compact_if_worth_it()
 
     async def remove_chunks(self, message: str) -> None:
-        """S1 → S0, in bounded batches; the last one takes ``cleanup/`` and ``open/`` along."""
+        """S1 → S0, in bounded batches; the last one deletes ``cleanup/`` and ``open/``."""
         prefix = keys.message_prefix(message)
         cursor = prefix
         while True:
@@ -78,13 +78,13 @@ class Cleanup:
                 return
 
     async def keep_sweeping(self, uploads: Mapping[str, Upload], now: Callable[[], int]) -> None:
-        """Sweep every hour, for ever; ``now`` gives unix ms."""
+        """Sweep every hour, forever; ``now`` gives unix ms."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             await self.sweep(uploads, now())
 
     async def sweep(self, uploads: Mapping[str, Upload], now_ms: int) -> None:
-        """Remove bodies that a living session has not got further with for a day. Younger ones stay."""
+        """Remove bodies of which no chunk was received for a day."""
         for key, value in list(self._store.scan(keys.OPEN, keys.end_of(keys.OPEN))):
             message = keys.owner_of(key)
             if now_ms - read_open(value).progress_ms >= ABANDONED_MS:
@@ -95,14 +95,14 @@ class Cleanup:
                 await self.remove_chunks(message)
 
     async def compact_if_worth_it(self) -> None:
-        """Compact once as much is dead as LevelDB still holds."""
-        if self._dead_bytes < max(DEAD_BYTES_MIN, self._store.size_bytes() // 2):
+        """Compact once as many bytes were removed as the store holds."""
+        if self._removed_bytes < max(REMOVED_BYTES_MIN, self._store.size_bytes() // 2):
             return
-        self._dead_bytes = 0
+        self._removed_bytes = 0
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._compactor, self._store.compact)
         self.compactions += 1
 
     async def close(self) -> None:
-        """Wait for a compaction under way."""
+        """Wait for a running compaction."""
         await asyncio.get_running_loop().run_in_executor(None, self._compactor.shutdown)

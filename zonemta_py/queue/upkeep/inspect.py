@@ -1,7 +1,6 @@
-"""Reading the queue for an operator: rows of plain values, in the order of the keys.
+"""Reads the queue for an operator: rows of plain values, in the order of the keys.
 
-Every function is a generator over short reads; a caller in a running relay lets others run
-between rows.
+Each function is a generator over short reads, so that a running relay can do other work between rows.
 """
 
 from collections import Counter
@@ -21,8 +20,8 @@ TOP_DOMAINS = 10
 def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, Any]]:
     """Every recipient in the queue, waiting ones first.
 
-    One that moves between the two while a live store is read may be missed or seen twice; on a frozen
-    view none is.
+    A recipient that moves between the two during the read may be missed or returned twice, except on a
+    frozen view.
     """
     for space in (keys.WAITING, keys.DEFERRED):
         prefix = keys.zone_prefix(space, zone) if zone else space
@@ -41,7 +40,7 @@ def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, A
                 "code": record.code,
                 "status": record.status,
                 "reply": record.text,
-                "index": record.number,
+                "index": record.recipient_index,
             }
 
 
@@ -53,7 +52,7 @@ def state_of(space: bytes, record: Waiting) -> str:
 
 
 def due_of(record: Waiting) -> int:
-    """When a deferred recipient is due (unix ms); 0 for one that waits or is held."""
+    """The due time of a deferred recipient (unix ms); 0 for a waiting or held one."""
     return 0 if record.due_ms == keys.HELD_MS else record.due_ms
 
 
@@ -84,7 +83,7 @@ class Summary:
         self._domains.setdefault(row["zone"], Counter())[row["domain"]] += 1
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a zone, with its largest domains."""
+        """One row per zone, with its largest domains."""
         return [
             {**zone, "domains": dict(self._domains[name].most_common(TOP_DOMAINS))}
             for name, zone in sorted(self.zones.items())
@@ -92,7 +91,7 @@ class Summary:
 
 
 def message_row(view: View, message: str) -> dict[str, Any] | None:
-    """Everything about one message but its body; None when there is none."""
+    """All about one message except its body; None when there is no such message."""
     try:
         meta, mark = read_message(view, message)
     except QueueCorrupt:
@@ -102,10 +101,9 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         zone, _, address = keys.parse_recipient(key)
         record = read_waiting(value)
         state = state_of(key[: key.index(b"/") + 1], record)
-        facts = record._replace(due_ms=due_of(record))._asdict()
-        recipients.append(
-            {"index": facts.pop("number"), "recipient": address, "zone": zone, "state": state, **facts}
-        )
+        fields = record._replace(due_ms=due_of(record))._asdict()
+        index = fields.pop("recipient_index")
+        recipients.append({"index": index, "recipient": address, "zone": zone, "state": state, **fields})
     inflight = keys.INFLIGHT + f"{message}/".encode()
     return {
         "message": message,

@@ -1,6 +1,6 @@
-"""What becomes of recipients whose transaction was cut off: by a crash, or by the end of its sender.
+"""Deliveries that ended without a reply: by a crash of the relay, or by the end of one sender process.
 
-A lease whose sender process ended in the middle of it: for this lease, what a crash is for all.
+Their recipients are *uncertain*: the peer may have the message. An event says so, and they are ready again.
 """
 
 import logging
@@ -14,22 +14,22 @@ from zonemta_py.queue.active import Lease, recipients_of
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Inflight, Meta, Waiting, read_meta, read_waiting
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.storage.interface import Store
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
-SUSPECT_DELAY_MS = 1000  # between suspects, so that the next crash has one of them under way
+SUSPECT_DELAY_MS = 1000  # between suspects, so that one of them is in flight at the next crash
 
 log = logging.getLogger(__name__)
 
 
-class CutOff:
-    """What becomes of recipients whose transaction a crash cut off.
+class InterruptedDeliveries:
+    """The transitions of recipients whose delivery was interrupted.
 
-    They are uncertain and ready again. One that is cut off once more than a neighbour of a crash
-    should be waits alone for its next attempt; one cut off ``poison_after`` times is held.
+    A recipient interrupted more often than a bystander of a crash should be is a suspect: it waits alone
+    for its next attempt. After ``poison_after`` interruptions in a row it is held.
     """
 
     def __init__(self, store: Store, poison_after: int, now_ms: int) -> None:
@@ -39,71 +39,83 @@ class CutOff:
         self._suspects = 0
         self.transactions = 0
 
-    def transaction(self, batch: WriteBatch, message: str, inflight: Inflight) -> None:
-        """Deal with one ``inflight/`` record."""
+    def add(self, batch: WriteBatch, message: str, inflight: Inflight) -> dict[bytes, Waiting]:
+        """Put the transitions of one ``inflight/`` record into ``batch``.
+
+        Returns the recipients that are ready again or deferred, by their key after ``batch``.
+        """
         self.transactions += 1
         value = self._store.get(keys.meta_key(message))
         meta = read_meta(value) if value else None
+        remaining: dict[bytes, Waiting] = {}
         for key, data in recipients_of(self._store, message, (inflight.zone,)):
             record = read_waiting(data)
-            if meta is not None and record.number in inflight.indexes:
-                self._recipient(batch, meta, key, record, inflight.attempt)
+            if meta is not None and record.recipient_index in inflight.indexes:
+                after, changed = self._interrupt(batch, meta, key, record, inflight.attempt)
+                remaining[after] = changed
+        return remaining
 
-    def _recipient(
+    def _interrupt(
         self, batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, attempt: int
-    ) -> None:
+    ) -> tuple[bytes, Waiting]:
         zone, message, address = keys.parse_recipient(key)
-        facts = transitions.facts_of(meta, key, record, self._now_ms)
-        batch.record(Uncertain(**{**facts, "attempt": attempt}))
+        fields = transitions.event_fields(meta, key, record, self._now_ms)
+        batch.record(Uncertain(**{**fields, "attempt": attempt}))
         record = record._replace(version=FORMAT, uncertain=record.uncertain + 1)
         if record.uncertain >= self._poison_after:
             reason = f"the relay stopped {record.uncertain} times in the middle of this delivery"
             log.critical("%s to %s is held: %s", message, address, reason)
             record = record._replace(code=0, status="4.3.0", text=reason, last_ms=self._now_ms)
-            transitions.hold(batch, meta, key, record, reason, self._now_ms)
-        elif 1 < record.uncertain >= self._poison_after - 1:
+            held = transitions.hold(batch, meta, key, record, reason, self._now_ms)
+            return keys.deferred_key(zone, message, address), held
+        if 1 < record.uncertain >= self._poison_after - 1:
             self._suspects += 1
             due_ms = self._now_ms + self._suspects * SUSPECT_DELAY_MS
             batch.delete(key)
-            waiting = record._replace(due_ms=due_ms)
-            batch.put(keys.deferred_key(zone, message, address), pack(waiting))
+            suspect, deferred_key = (
+                record._replace(due_ms=due_ms),
+                keys.deferred_key(zone, message, address),
+            )
+            batch.put(deferred_key, pack(suspect))
             batch.put(keys.due_key(due_ms, zone, message), b"")
-        else:
-            batch.put(key, pack(record))
+            return deferred_key, suspect
+        batch.put(key, pack(record))
+        return key, record
 
 
-def cut_off(queue: "Queue", lease: Lease) -> CommitFuture:
-    """End ``lease``: its recipients are uncertain, and ready again, later, or held, as after a crash."""
+def interrupt(queue: "Queue", lease: Lease) -> CommitFuture:
+    """End ``lease``, whose sender process ended in the middle of it, as a crash ends all leases."""
     message, now_ms = lease.active.id, queue.now()
     assert lease.number is not None
     batch = WriteBatch()
-    cut = CutOff(queue.store, queue.poison_after, now_ms)
-    indexes = tuple(recipient.record.number for recipient in lease.recipients)
+    indexes = tuple(recipient.record.recipient_index for recipient in lease.recipients)
     attempt = lease.recipients[0].record.attempts + 1
-    cut.transaction(batch, message, Inflight(FORMAT, queue.boot, lease.zone, indexes, attempt, now_ms))
+    inflight = Inflight(FORMAT, queue.boot, lease.zone, indexes, attempt, now_ms)
+    interrupted = InterruptedDeliveries(queue.store, queue.poison_after, now_ms)
+    remaining = interrupted.add(batch, message, inflight)
     batch.delete(keys.inflight_key(message, lease.number))
-    left = {key: value for key, value in batch.ops if value is not None}
-    dues = [key for key in left if key.startswith(keys.DUE)]
-    for due in dues:
+    due_keys = {keys.due_key(r.due_ms, lease.zone, message) for r in remaining.values() if r.due_ms}
+    for due in due_keys:
         queue.deferral.expect(due)
 
     def written(failure: QueueUnavailable | None) -> None:
         if failure is not None:
-            return  # the lease stays: the next life of the queue finds everything as it was
+            return  # the lease stays: the next boot finds everything as it was
         window = queue.windows.zone(lease.zone)
-        again = []
+        ready = []
         for recipient in lease.recipients:
-            value = left.get(recipient.key)
-            if value is None:
+            record = remaining.get(recipient.key)
+            if record is None:
                 window.forget([recipient.key])
             else:
-                record = read_waiting(value)
-                again.append(Recipient(recipient.key, lease.zone, message, recipient.address, record))
-        if again:
-            window.give_back(lease.destination, again)
+                ready.append(
+                    QueuedRecipient(recipient.key, lease.zone, message, recipient.address, record)
+                )
+        if ready:
+            window.put_back(lease.destination, ready)
             queue.windows.on_ready(lease.zone, lease.destination, False)
-        for due in dues:
-            queue.deferral.arrived(due)
+        for due in due_keys:
+            queue.deferral.written(due)
         queue.release_message(lease.active)
 
     batch.future.add_done_callback(written)

@@ -1,6 +1,6 @@
-"""What an operator does to one message: delete, hold, release. Beside a running delivery.
+"""An operator's commands on one message: delete, hold, release, while deliveries run.
 
-Recipients in a transaction are left alone and counted: what the peer will say is not known yet.
+Recipients in a transaction are left alone and counted: the reply of the peer is not known yet.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
 from zonemta_py.queue.active import ActiveMessage, recipients_of
@@ -16,18 +15,23 @@ from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
-Write = Callable[[WriteBatch, bytes, Waiting], None]
+Write = Callable[[WriteBatch, ActiveMessage, bytes, Waiting], None]
 
 
 @dataclass(slots=True)
-class _Taken:
-    """Recipients out of circulation until their batch is on disk. ``deferred``: key to due ms."""
+class _Withdrawal:
+    """Recipients of one message that neither a worker nor a timer takes until ``batch`` is on disk.
 
+    ``deferred``: key to due time (ms). ``busy``: how many are in a transaction and were left alone.
+    """
+
+    active: ActiveMessage
+    batch: WriteBatch
     waiting: list[bytes] = field(default_factory=list)
     deferred: dict[bytes, int] = field(default_factory=dict)
     busy: int = 0
@@ -38,57 +42,53 @@ class _Taken:
 
 
 class Operator:
-    """The operator's verbs of ``queue``."""
+    """The operator's verbs of ``queue``. Each raises QueueUnavailable, QueueCorrupt."""
 
     def __init__(self, queue: "Queue") -> None:
         self._queue = queue
 
     async def delete(self, message: str, address: str | None = None) -> tuple[int, int]:
         """Remove a message's recipients, or one; returns (removed, left because in flight)."""
-        queue, now_ms = self._queue, self._queue.now()
+        now_ms = self._queue.now()
 
-        def write(batch: WriteBatch, key: bytes, record: Waiting) -> None:
+        def write(batch: WriteBatch, active: ActiveMessage, key: bytes, record: Waiting) -> None:
             transitions.delete(batch, active.meta, key, record, now_ms)
 
-        if queue.store.get(keys.meta_key(message)) is None:
+        if not self._exists(message):
             return 0, 0
-        active = queue.acquire_message(message)
-        batch = WriteBatch()
-        taken = self._take(batch, active, address, write)
-        active.remaining -= taken.count
-        await asyncio.shield(self._commit(active, batch, taken))
-        return taken.count, taken.busy
+        withdrawal = self._withdraw(message, address, write)
+        withdrawal.active.remaining -= withdrawal.count
+        await asyncio.shield(self._commit(withdrawal))
+        return withdrawal.count, withdrawal.busy
 
     async def hold(
         self, message: str, address: str | None = None, reason: str = "an operator"
     ) -> tuple[int, int]:
-        """Keep a message's recipients, or one, from being sent; returns (held, left because in flight)."""
-        queue, now_ms = self._queue, self._queue.now()
+        """Hold a message's recipients, or one; returns (held, left because in flight)."""
+        deferral, now_ms = self._queue.deferral, self._queue.now()
 
-        def write(batch: WriteBatch, key: bytes, record: Waiting) -> None:
+        def write(batch: WriteBatch, active: ActiveMessage, key: bytes, record: Waiting) -> None:
             transitions.hold(batch, active.meta, key, record, reason, now_ms)
 
-        if queue.store.get(keys.meta_key(message)) is None:
+        if not self._exists(message):
             return 0, 0
-        active = queue.acquire_message(message)
-        batch = WriteBatch()
-        taken = self._take(batch, active, address, write, passing=_is_held)
-        zones = {keys.parse_recipient(key)[0] for key in (*taken.waiting, *taken.deferred)}
-        dues = [keys.due_key(keys.HELD_MS, zone, message) for zone in zones]
-        for due in dues:
-            queue.deferral.expect(due)
-        await asyncio.shield(self._commit(active, batch, taken))
-        for due in dues:
-            queue.deferral.arrived(due)
-        return taken.count, taken.busy
+        withdrawal = self._withdraw(message, address, write, skip=_is_held)
+        zones = {keys.parse_recipient(key)[0] for key in (*withdrawal.waiting, *withdrawal.deferred)}
+        due_keys = [keys.due_key(keys.HELD_MS, zone, message) for zone in zones]
+        for due in due_keys:
+            deferral.expect(due)
+        await asyncio.shield(self._commit(withdrawal))
+        for due in due_keys:
+            deferral.written(due)
+        return withdrawal.count, withdrawal.busy
 
     async def release(self, message: str, address: str | None = None) -> int:
-        """Let held recipients of a message go on now; returns how many."""
+        """Make held recipients of a message ready now; returns how many."""
         queue, now_ms = self._queue, self._queue.now()
-        if queue.store.get(keys.meta_key(message)) is None:
+        if not self._exists(message):
             return 0
         active = queue.acquire_message(message)
-        batch, woken, times = WriteBatch(), list[Recipient](), dict[bytes, int]()
+        batch, woken, removed = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
         try:
             for key, value in recipients_of(queue.store, message, active.meta.zones):
                 zone, _, found = keys.parse_recipient(key)
@@ -102,78 +102,78 @@ class Operator:
                     continue
                 fresh = record._replace(uncertain=0)
                 woken.append(transitions.wake(batch, zone, message, found, fresh))
-                times[key] = record.due_ms
-                batch.record(Released(**transitions.facts_of(active.meta, key, record, now_ms)))
-            queue.deferral.retire(batch, times)
+                removed[key] = record.due_ms
+                batch.record(Released(**transitions.event_fields(active.meta, key, record, now_ms)))
+            queue.deferral.delete_unused_due_keys(batch, removed)
             if woken:
                 await asyncio.shield(queue.deferral.commit(batch, woken))
         finally:
             queue.release_message(active)
         return len(woken)
 
-    def _take(
+    def _exists(self, message: str) -> bool:
+        return self._queue.store.get(keys.meta_key(message)) is not None
+
+    def _withdraw(
         self,
-        batch: WriteBatch,
-        active: ActiveMessage,
+        message: str,
         address: str | None,
         write: Write,
-        passing: Callable[[Waiting], bool] = lambda _: False,
-    ) -> _Taken:
-        """Take matching recipients out of window and timer, and ``write`` what becomes of them."""
-        queue, taken = self._queue, _Taken()
+        skip: Callable[[Waiting], bool] = lambda _: False,
+    ) -> _Withdrawal:
+        """Take matching recipients out of window and timer, and ``write`` their transition."""
+        queue = self._queue
+        active = queue.acquire_message(message)
+        withdrawal = _Withdrawal(active, WriteBatch())
         try:
             with queue.store.frozen() as view:
-                found_now = list(recipients_of(view, active.id, active.meta.zones))
-        except QueueCorrupt:
-            queue.release_message(active)
-            raise
-        for key, value in found_now:
-            zone, _, found = keys.parse_recipient(key)
-            if address not in (None, found):
-                continue
-            record = readable(key, value)
-            if record is None or passing(record):
-                continue
-            if key.startswith(keys.DEFERRED) and key not in queue.deferral.moving:
-                taken.deferred[key] = record.due_ms
-            elif key.startswith(keys.WAITING) and queue.windows.zone(zone).withdraw(key):
-                taken.waiting.append(key)
-            else:
-                taken.busy += 1
-                continue
-            write(batch, key, record)
-        queue.windows.unspill(batch, taken.waiting, [key for key, _ in found_now])
-        queue.deferral.moving.update(taken.deferred)
-        try:
-            queue.deferral.retire(batch, taken.deferred)
+                found_now = list(recipients_of(view, message, active.meta.zones))
+            for key, value in found_now:
+                zone, _, found = keys.parse_recipient(key)
+                record = readable(key, value) if address in (None, found) else None
+                if record is None or skip(record):
+                    continue
+                if key.startswith(keys.DEFERRED) and key not in queue.deferral.moving:
+                    withdrawal.deferred[key] = record.due_ms
+                elif key.startswith(keys.WAITING) and queue.windows.zone(zone).withdraw(key):
+                    withdrawal.waiting.append(key)
+                else:
+                    withdrawal.busy += 1
+                    continue
+                write(withdrawal.batch, active, key, record)
+            queue.deferral.moving.update(withdrawal.deferred)
+            queue.windows.delete_unused_spills(
+                withdrawal.batch, withdrawal.waiting, [key for key, _ in found_now]
+            )
+            queue.deferral.delete_unused_due_keys(withdrawal.batch, withdrawal.deferred)
         except BaseException:
-            self._put_back(active, taken)
+            self._restore(withdrawal)
             raise
-        return taken
+        return withdrawal
 
-    def _put_back(self, active: ActiveMessage, taken: _Taken) -> None:
-        """Nothing was written: everybody stays where they were."""
-        for key in taken.waiting:
+    def _restore(self, withdrawal: _Withdrawal) -> None:
+        """Nothing was written: the recipients stay as they were."""
+        for key in withdrawal.waiting:
             self._queue.windows.zone(keys.parse_recipient(key)[0]).restore(key)
-        self._queue.deferral.moving.difference_update(taken.deferred)
-        self._queue.release_message(active)
+        self._queue.deferral.moving.difference_update(withdrawal.deferred)
+        self._queue.release_message(withdrawal.active)
 
-    async def _commit(self, active: ActiveMessage, batch: WriteBatch, taken: _Taken) -> None:
-        queue = self._queue
+    async def _commit(self, withdrawal: _Withdrawal) -> None:
+        queue, active, batch = self._queue, withdrawal.active, withdrawal.batch
         if batch.ops:
             try:
-                then = queue.end(batch, active) if active.remaining == 0 else []
+                callbacks = queue.end_message(batch, active) if active.remaining == 0 else []
             except BaseException:
-                active.remaining += taken.count
-                self._put_back(active, taken)
+                active.remaining += withdrawal.count
+                self._restore(withdrawal)
                 raise
-            for call in then:
-                batch.future.add_done_callback(call)
+            for callback in callbacks:
+                batch.future.add_done_callback(callback)
             await queue.commits.submit(batch)
-            queue.gone(active)
+            queue.message_written(active)
         queue.release_message(active)
-        queue.deferral.moving.difference_update(taken.deferred)
-        for key in taken.waiting:
+        queue.deferral.moving.difference_update(withdrawal.deferred)
+        for key in withdrawal.waiting:
             queue.windows.zone(keys.parse_recipient(key)[0]).forget([key])
 
 

@@ -1,8 +1,7 @@
-"""What a relay does about the previous life of its queue, before it takes or sends mail.
+"""Recovery after a crash, before mail is accepted or sent.
 
-Nothing is repaired, because every state a crash can leave is a state of DESIGN section 4: a
-transaction cut off is uncertain and said so, a body without its marker is removed, a removal is
-finished.
+Nothing is repaired, because each state that a crash can leave is a valid one: interrupted transactions are
+marked uncertain, bodies without a marker are removed, removals are finished.
 """
 
 import logging
@@ -14,11 +13,11 @@ from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_inflight
 from zonemta_py.queue.upkeep.cleanup import Cleanup
-from zonemta_py.queue.upkeep.interrupted import CutOff
+from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
 from zonemta_py.storage.interface import Store
 
 FORMAT_VERSION = b"4"
-IMPORTING = b"importing"  # in its place, while another queue is brought in
+IMPORTING = b"importing"  # instead of a version, during `queue import`
 FORMATS = (None, b"1", b"2", b"3", FORMAT_VERSION)
 
 log = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this queue is: its node (6 hex digits), how often it was opened, the last id issued."""
+    """The queue's node (6 hex digits), how often it was opened, and the last message id issued."""
 
     node: str
     boot: int
@@ -34,7 +33,7 @@ class Identity:
 
 
 def identify(store: Store) -> Identity:
-    """The queue's identity for this life, written at once. Raises LocalError for another format."""
+    """The identity of this boot, written at once. Raises LocalError for an unknown format."""
     found = store.get(keys.META_FORMAT)
     if found == IMPORTING:
         raise LocalError("the import of this queue is not finished: run zonemta queue import again")
@@ -55,11 +54,14 @@ def identify(store: Store) -> Identity:
 async def recover(
     store: Store, commits: GroupCommit, cleanup: Cleanup, poison_after: int, now_ms: int
 ) -> int:
-    """Deal with every key of a previous life; returns how many transactions were uncertain."""
-    cut = CutOff(store, poison_after, now_ms)
+    """Handle the keys that the previous boot left; returns how many transactions were uncertain.
+
+    Raises QueueUnavailable, QueueCorrupt.
+    """
+    interrupted = InterruptedDeliveries(store, poison_after, now_ms)
     for key, value in list(store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT))):
         batch = WriteBatch()
-        cut.transaction(batch, keys.owner_of(key), read_inflight(value))
+        interrupted.add(batch, keys.owner_of(key), read_inflight(value))
         batch.delete(key)
         await commits.submit(batch)
     for space in (keys.OPEN, keys.CLEANUP):
@@ -68,6 +70,7 @@ async def recover(
             if store.get(keys.mark_key(message)) is not None:
                 raise QueueCorrupt(f"{message}: {key!r} beside the marker of an accepted message")
             await cleanup.remove_chunks(message)
-    if cut.transactions:
-        log.warning("%d transactions were cut off; their recipients are sent to again", cut.transactions)
-    return cut.transactions
+    count = interrupted.transactions
+    if count:
+        log.warning("%d transactions were interrupted; their recipients are sent to again", count)
+    return count

@@ -1,9 +1,9 @@
-"""What can be made whole again in a queue that damage has visited, and what cannot.
+"""Repairs the contents of a damaged queue, as far as bodies and the event log allow.
 
-The store has been opened again, by LevelDB's own repair if need be; keys may be missing, damaged or
-risen from the dead. The bodies decide: a message whose body and envelope are whole stays, with the
-recipients that the queue or the event log still names; nothing that was settled is sent again, and
-nothing is ever sent from half a body. Whatever cannot be kept is a ``lost`` fact, and told.
+The store is open again (LevelDB after its own repair); keys may be missing, damaged or back from before
+their removal. A message whose body and envelope are whole is kept, with the recipients that the queue or
+the event log names. No settled recipient is sent to again, and no damaged body is sent. A recipient that
+cannot be kept becomes a ``lost`` event.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.events.accounting import RecipientHistory, RecipientId
 from zonemta_py.events.schema import Lost
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
@@ -26,51 +27,67 @@ from zonemta_py.queue.format.records import (
     read_waiting,
 )
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.ledger import Ledger, Seat
 from zonemta_py.smtp.address import domain_of
 
 Row = dict[str, Any]
 
 
-async def mend(queue: Queue, ledger: Ledger, zones: Iterable[str]) -> list[Row]:
-    """Make ``queue`` sound; returns what was done and what is lost, one row each. Nothing else may run."""
-    mending = _Mending(queue, ledger, set(zones))
-    await mending.recipients()
-    await mending.messages()
-    await mending.restore()
-    await mending.others()
-    return mending.rows
+async def repair_contents(queue: Queue, history: RecipientHistory, zones: Iterable[str]) -> list[Row]:
+    """Make ``queue`` consistent; returns one row for each change and each loss.
+
+    ``history`` has the addresses. ``zones`` are those of the configuration. No other task may use the
+    queue. Raises QueueUnavailable.
+    """
+    repair = _Repair(queue, history, set(zones))
+    await repair.recipients()
+    await repair.messages()
+    await repair.restore()
+    await repair.other_keys()
+    return repair.rows
 
 
-class _Whole(NamedTuple):
-    """What is kept of a message that is whole."""
+class _WholeMessage(NamedTuple):
+    """What later steps need of a message whose body and envelope are whole."""
 
     zones: tuple[str, ...]
     submitter: str
-    chunks: int
 
 
-class _Mending:
-    """One run. ``found``: the recipients that stay, by message and index."""
+class _DamagedMessage(NamedTuple):
+    """A message that cannot be sent, and why."""
 
-    def __init__(self, queue: Queue, ledger: Ledger, zones: set[str]) -> None:
+    reason: str
+
+
+class _Repair:
+    """One run. ``_kept``: the keys of the recipients that stay, by message and recipient index."""
+
+    def __init__(self, queue: Queue, history: RecipientHistory, zones: set[str]) -> None:
         self._queue = queue
         self._store = queue.store
-        self._ledger = ledger
         self._zones = zones
-        self._whole: dict[str, _Whole | str] = {}
-        self._found: dict[str, dict[int, bytes]] = {}
+        self._settled = history.outcomes
+        self._held = history.held
+        self._open = {
+            recipient_id: (history.zones[recipient_id], history.addresses[recipient_id])
+            for recipient_id in history.open_recipients()
+        }
+        self._index = {
+            (message, address): index for (message, index), address in history.addresses.items()
+        }
+        self._messages: dict[str, _WholeMessage | _DamagedMessage] = {}
+        self._kept: dict[str, dict[int, bytes]] = {}
         self.rows: list[Row] = []
 
-    def _tell(self, what: str, message: str, recipient: str, reason: str) -> None:
+    def _row(self, what: str, message: str, recipient: str, reason: str) -> None:
         self.rows.append({"what": what, "message": message, "recipient": recipient, "reason": reason})
 
-    def _lose(self, batch: WriteBatch, seat: Seat, zone: str, address: str, reason: str) -> None:
-        message, index = seat
-        self._tell("lost", message, address, reason)
-        self._ledger.open.pop(seat, None)
-        if seat[1] < 0:
-            return  # the event log never heard of it, so the sum does not miss it
+    def _lose(
+        self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, reason: str
+    ) -> None:
+        message, index = recipient_id
+        self._row("lost", message, address, reason)
+        self._open.pop(recipient_id, None)
         batch.record(
             Lost(
                 time_ms=self._queue.now(), message=message, index=index,
@@ -78,32 +95,32 @@ class _Mending:
             )
         )  # fmt: skip
 
-    def _message(self, message: str) -> _Whole | str:
-        """A message that is whole, or what is wrong with it."""
-        if message not in self._whole:
-            self._whole[message] = self._look_at(message)
-        return self._whole[message]
+    def _message(self, message: str) -> _WholeMessage | _DamagedMessage:
+        """The message, read and verified once."""
+        if message not in self._messages:
+            self._messages[message] = self._read_message(message)
+        return self._messages[message]
 
-    def _look_at(self, message: str) -> _Whole | str:
+    def _read_message(self, message: str) -> _WholeMessage | _DamagedMessage:
         try:
             meta = self._store.get(keys.meta_key(message))
             mark = self._store.get(keys.mark_key(message))
             if meta is None or mark is None:
-                return "its envelope or its marker is gone"
+                return _DamagedMessage("its envelope or its marker is missing")
             envelope, marker = read_meta(meta), read_mark(mark)
             for _ in read_body(self._store, message, marker):
                 pass
         except QueueCorrupt as exc:
-            return str(exc)
-        return _Whole(envelope.zones, envelope.origin.submitter, marker.chunks)
+            return _DamagedMessage(str(exc))
+        return _WholeMessage(envelope.zones, envelope.origin.submitter)
 
     # ---- recipients
 
     async def recipients(self) -> None:
-        """Keep every recipient of a whole message once; drop the settled and the lost."""
-        # Deferred first: of two places, the one that waits for its time or is held is the careful one.
+        """Keep each recipient of a whole message once; remove the settled and the lost."""
+        # Deferred first: of two places, the one that is due later, or held, is kept.
         for space in (keys.DEFERRED, keys.WAITING):
-            for key, value in self._all(space):
+            for key, value in self._scan(space):
                 batch = WriteBatch()
                 self._recipient(batch, key, value)
                 await self._write(batch)
@@ -113,131 +130,136 @@ class _Mending:
             zone, message, address = keys.parse_recipient(key)
         except ValueError:
             batch.delete(key)
-            self._tell("removed", "", repr(key), "not the key of a recipient")
+            self._row("removed", "", repr(key), "not the key of a recipient")
             return
-        record = self._record(key, value)
-        seat = (message, record.number if record else -1)
-        whole = self._message(message)
-        if record is None or isinstance(whole, str):
+        record, found = self._record(key, value), self._message(message)
+        if record is None:
+            # The event log does not have its acceptance either, so there is no event to balance.
             batch.delete(key)
-            reason = (
-                whole
-                if isinstance(whole, str)
-                else "its record is damaged, and the event log does not know it"
+            reason = "its record is damaged, and the event log does not have it"
+            self._row(
+                "lost", message, address, found.reason if isinstance(found, _DamagedMessage) else reason
             )
-            if seat not in self._ledger.done:
-                self._lose(batch, seat, zone, address, reason)
-        elif seat in self._ledger.done:
+            return
+        index = record.recipient_index
+        recipient_id = (message, index)
+        if isinstance(found, _DamagedMessage):
             batch.delete(key)
-            self._tell("removed", message, address, "the event log has its outcome")
-        elif record.number in self._found.setdefault(message, {}):
+            if recipient_id not in self._settled:
+                self._lose(batch, recipient_id, zone, address, found.reason)
+        elif recipient_id in self._settled:
             batch.delete(key)
-            self._tell("removed", message, address, "it was in two places")
+            self._row("removed", message, address, "the event log has its outcome")
+        elif index in self._kept.setdefault(message, {}):
+            batch.delete(key)
+            self._row("removed", message, address, "it was in two places")
         else:
-            self._found[message][record.number] = key
+            self._kept[message][index] = key
             if pack(record) != value:
                 batch.put(key, pack(record))
-                self._tell("restored", message, address, "its record was damaged")
+                self._row("restored", message, address, "its record was damaged")
             if key.startswith(keys.DEFERRED):
                 batch.put(keys.due_key(record.due_ms, zone, message), b"")
 
     def _record(self, key: bytes, value: bytes) -> Waiting | None:
-        """The record, or a new one for a recipient that the event log knows."""
+        """The record; a new one for a damaged record of a recipient that the event log has; else None."""
         try:
             return read_waiting(value)
         except QueueCorrupt:
             _, message, address = keys.parse_recipient(key)
-            index = self._ledger.index.get((message, address))
+            index = self._index.get((message, address))
             if index is None:
                 return None
             record = new_waiting(index, domain_of(address), "")
             if not key.startswith(keys.DEFERRED):
                 return record
-            held = (message, index) in self._ledger.held
+            held = (message, index) in self._held
             return record._replace(due_ms=keys.HELD_MS if held else self._queue.now())
 
     # ---- messages
 
     async def messages(self) -> None:
-        """Remove what is left of messages that are not whole; mend the markers of those that are."""
+        """Remove damaged messages; remove ``open/`` and ``cleanup/`` keys of whole ones."""
         cursor = keys.MESSAGE
         while (key := next(self._store.keys(cursor, keys.end_of(keys.MESSAGE)), None)) is not None:
             message = keys.owner_of(key)
             cursor = keys.end_of(keys.message_prefix(message))
             batch = WriteBatch()
-            whole = self._message(message)
-            if isinstance(whole, str):
+            found = self._message(message)
+            if isinstance(found, _DamagedMessage):
                 for marker in (keys.mark_key(message), keys.meta_key(message)):
                     if self._store.get(marker) is not None:
                         batch.delete(marker)
-                        self._tell("removed", message, "", whole)
+                        self._row("removed", message, "", found.reason)
                 batch.put(keys.cleanup_key(message), b"")
             else:
                 for other in (keys.open_key(message), keys.cleanup_key(message)):
                     if self._store.get(other) is not None:
                         batch.delete(other)
-                        self._tell("removed", message, "", f"{other.decode()} beside a whole message")
+                        self._row("removed", message, "", f"{other.decode()} of a whole message")
             await self._write(batch)
 
     async def restore(self) -> None:
-        """Put back what the event log has open and the queue has not; say what cannot be."""
-        for seat, (zone, address) in sorted(self._ledger.open.items()):
-            message, index = seat
-            if index in self._found.get(message, {}):
+        """Put back the recipients that the event log has open and the queue has not."""
+        for recipient_id, (zone, address) in sorted(self._open.items()):
+            message, index = recipient_id
+            if index in self._kept.get(message, {}):
                 continue
             batch = WriteBatch()
-            whole = self._message(message)
-            if isinstance(whole, str):
-                self._lose(batch, seat, zone, address, whole)
+            found = self._message(message)
+            if isinstance(found, _DamagedMessage):
+                self._lose(batch, recipient_id, zone, address, found.reason)
             else:
-                to = zone if zone in self._zones else "default"
-                record = new_waiting(index, domain_of(address), whole.submitter)
-                key = keys.waiting_key(to, message, address)
-                if seat in self._ledger.held:
-                    key, record = (
-                        keys.deferred_key(to, message, address),
-                        record._replace(due_ms=keys.HELD_MS),
-                    )
-                    batch.put(keys.due_key(keys.HELD_MS, to, message), b"")
-                batch.put(key, pack(record))
-                self._found.setdefault(message, {})[index] = key
-                self._tell(
-                    "restored", message, address, "the event log has it open, the queue had lost it"
-                )
+                self._restore(batch, recipient_id, zone, address, found.submitter)
             await self._write(batch)
-        for message, whole in self._whole.items():
-            if not isinstance(whole, str):
-                await self._finish(message, whole)
+        for message, found in self._messages.items():
+            if isinstance(found, _WholeMessage):
+                await self._finish(message, found)
 
-    async def _finish(self, message: str, whole: _Whole) -> None:
+    def _restore(
+        self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, submitter: str
+    ) -> None:
+        message, index = recipient_id
+        zone = zone if zone in self._zones else "default"
+        record = new_waiting(index, domain_of(address), submitter)
+        key = keys.waiting_key(zone, message, address)
+        if recipient_id in self._held:
+            key, record = keys.deferred_key(zone, message, address), record._replace(due_ms=keys.HELD_MS)
+            batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
+        batch.put(key, pack(record))
+        self._kept.setdefault(message, {})[index] = key
+        self._row("restored", message, address, "open in the event log, missing in the queue")
+
+    async def _finish(self, message: str, found: _WholeMessage) -> None:
+        """End a message without recipients; else make its envelope name their zones."""
         batch = WriteBatch()
-        found = self._found.get(message)
-        if not found:
+        kept = self._kept.get(message)
+        if not kept:
             active = self._queue.acquire_message(message)
-            then = self._queue.end(batch, active)  # with the report on failures that were noted
-            self._tell("removed", message, "", "nobody is left to send it to")
-            for call in then:
-                batch.future.add_done_callback(call)
+            callbacks = self._queue.end_message(batch, active)  # with the report on noted failures
+            self._row("removed", message, "", "it has no recipient left")
+            for callback in callbacks:
+                batch.future.add_done_callback(callback)
             await self._queue.commits.submit(batch)
             self._queue.release_message(active)
             return
-        zones = {keys.parse_recipient(key)[0] for key in found.values()}
-        if not zones <= set(whole.zones):
+        zones = {keys.parse_recipient(key)[0] for key in kept.values()}
+        if not zones <= set(found.zones):
             meta = read_meta(self._store.get(keys.meta_key(message)) or b"")
             batch.put(keys.meta_key(message), pack(meta._replace(zones=tuple(sorted(zones)))))
             await self._write(batch)
 
-    # ---- the rest
+    # ---- other keys
 
-    async def others(self) -> None:
-        """Remove keys that belong to nobody, and values that nobody can read."""
+    async def other_keys(self) -> None:
+        """Remove keys without a message, and values that cannot be read."""
         readers: dict[bytes, Callable[[bytes], object]] = {
             keys.INFLIGHT: read_inflight,
             keys.BOUNCE: read_note,
             keys.SUBMITTED: read_submitted,
         }
         for space, read in readers.items():
-            for key, value in self._all(space):
+            for key, value in self._scan(space):
                 batch = WriteBatch()
                 try:
                     read(value)
@@ -248,20 +270,16 @@ class _Mending:
                         raise QueueCorrupt("its message is gone")
                 except QueueCorrupt as exc:
                     batch.delete(key)
-                    self._tell("removed", "", key.decode("utf-8", "replace"), str(exc))
+                    self._row("removed", "", key.decode("utf-8", "replace"), str(exc))
                 await self._write(batch)
+        for key, _ in self._scan(keys.DUE):
+            if not self._is_needed(key):
+                await self._delete(key)
+        for key, _ in self._scan(keys.SPILL):  # the start-up scan writes the ones that are needed
+            await self._delete(key)
 
-        for key, _ in self._all(keys.DUE):
-            if not self._wakes_somebody(key):
-                batch = WriteBatch()
-                batch.delete(key)
-                await self._write(batch)
-        for key, _ in self._all(keys.SPILL):  # the scan of the next start writes those that are needed
-            batch = WriteBatch()
-            batch.delete(key)
-            await self._write(batch)
-
-    def _wakes_somebody(self, due: bytes) -> bool:
+    def _is_needed(self, due: bytes) -> bool:
+        """Whether a ``due/`` key wakes any recipient."""
         try:
             due_ms, zone, message = keys.parse_due(due)
         except ValueError:
@@ -270,8 +288,8 @@ class _Mending:
         rows = self._store.scan(prefix, keys.end_of(prefix))
         return any(read_waiting(value).due_ms == due_ms for _, value in rows)
 
-    def _all(self, space: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Every key of a space, as it was when it was come to."""
+    def _scan(self, space: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys of a space, each read when the previous one was handled."""
         cursor = space
         while True:
             pair = next(self._store.scan(cursor, keys.end_of(space)), None)
@@ -279,6 +297,11 @@ class _Mending:
                 return
             yield pair
             cursor = pair[0] + b"\x00"
+
+    async def _delete(self, key: bytes) -> None:
+        batch = WriteBatch()
+        batch.delete(key)
+        await self._write(batch)
 
     async def _write(self, batch: WriteBatch) -> None:
         if batch.ops or batch.events:

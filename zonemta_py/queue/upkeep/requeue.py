@@ -1,8 +1,8 @@
-"""Deferred recipients of a message whose others are dealt with for good: a message of their own.
+"""A new message for the deferred recipients of one whose other recipients are settled (decision 50).
 
-A program that dequeues sees what it deferred under a new id, and the old one is gone (decision 50). The
-body is copied first, under ``open/``, so that a crash leaves nothing; the new message, the reports and
-the removal of the old one are one batch.
+A program that dequeues gets what it deferred under a new id, and the old message ends. The body is copied
+first, under ``open/``, so that a crash leaves nothing; the new message, the reports and the removal of the
+old one are one batch.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, born
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.transitions import AcceptedMessage, Outcome, deferred
 from zonemta_py.smtp.headers import field_value, scan
 
 
-async def copied(queue: Queue, active: ActiveMessage) -> MessageWriter:
-    """A new message with the body of ``active``. Raises QueueCorrupt, QueueUnavailable; nothing is left."""
+async def copy_body(queue: Queue, active: ActiveMessage) -> MessageWriter:
+    """A writer with a copy of the body. Raises QueueCorrupt, QueueUnavailable; the copy is then removed."""
     writer = queue.open_message()
     try:
-        for chunk in queue.body(active):
+        async for chunk in queue.stream(active):
             written = writer.write(chunk)
             if written is not None:
                 await written
@@ -33,12 +33,15 @@ async def copied(queue: Queue, active: ActiveMessage) -> MessageWriter:
     return writer
 
 
-def requeued(
+def requeue(
     writer: MessageWriter, active: ActiveMessage, outcomes: Sequence[Outcome], now_ms: int
 ) -> tuple[AcceptedMessage, list[Outcome]]:
-    """The message of the deferred ones, and ``outcomes`` as they are then: age, flags, attempts go along."""
+    """The new message for the deferred recipients, and ``outcomes`` with those as requeued.
+
+    The recipients keep their attempts and flags, the message its age.
+    """
     message, meta = writer.id, active.meta
-    recipients: list[Recipient] = []
+    recipients: list[QueuedRecipient] = []
     ended: list[Outcome] = []
     for outcome in outcomes:
         if outcome.kind is not OutcomeKind.DEFERRED:
@@ -47,9 +50,9 @@ def requeued(
         again = (message, len(recipients))
         ended.append(replace(outcome, kind=OutcomeKind.REQUEUED, again=again))
         was = outcome.recipient
-        record = deferred(outcome, now_ms)._replace(version=FORMAT, number=again[1])
+        record = deferred(outcome, now_ms)._replace(version=FORMAT, recipient_index=again[1])
         key = keys.deferred_key(was.zone, message, was.address)
-        recipients.append(Recipient(key, was.zone, message, was.address, record))
+        recipients.append(QueuedRecipient(key, was.zone, message, was.address, record))
     kept = meta._replace(
         version=FORMAT,
         zones=tuple(sorted({recipient.zone for recipient in recipients})),

@@ -1,4 +1,4 @@
-"""Recipients whose zone is gone from the configuration: move them to another, all at once per message."""
+"""Moves recipients of a zone that the configuration no longer has; one batch per message."""
 
 import logging
 from collections.abc import Set
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str, now_ms: int) -> int:
-    """Move every recipient of ``zone``; returns how many messages. Before mail is taken or sent."""
+    """Move all recipients of ``zone``; returns how many messages. Before mail is accepted or sent."""
     messages = {
         keys.parse_recipient(key)[1]
         for space in (keys.WAITING, keys.DEFERRED)
@@ -36,7 +36,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
                 else:
                     batch.put(keys.deferred_key(new_zone, message, address), value)
                     batch.put(keys.due_key(record.due_ms, new_zone, message), b"")
-                moved.append(record.number)
+                moved.append(record.recipient_index)
         meta_value = store.get(keys.meta_key(message))
         if meta_value is not None:
             meta = read_meta(meta_value)
@@ -50,7 +50,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
     for key in store.keys(
         keys.zone_prefix(keys.SPILL, zone), keys.end_of(keys.zone_prefix(keys.SPILL, zone))
     ):
-        batch.delete(key)  # the scan of the new zone finds them all
+        batch.delete(key)  # the start-up scan of the new zone finds them
     await commits.submit(batch)
     return len(messages)
 
@@ -58,7 +58,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
 async def settle_removed_zones(
     store: Store, commits: GroupCommit, configured: Set[str], move_to: str | None, now_ms: int
 ) -> None:
-    """Move mail of zones that are gone to ``move_to``. Raises ConfigError where that is not wanted."""
+    """Move mail of zones that are not configured to ``move_to``. Raises ConfigError when that is None."""
     for zone in sorted(zones_on_disk(store) - configured):
         if move_to is None:
             raise ConfigError(

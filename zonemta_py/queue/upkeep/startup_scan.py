@@ -1,7 +1,7 @@
 """The start-up scan: every waiting recipient of a zone, oldest first, into the ready window.
 
-It runs beside intake and delivery in slices of a few milliseconds, ends at the newest id of the
-previous life, and never runs again: later mail is offered when it is committed.
+It runs beside intake and delivery in slices of a few milliseconds, ends at the newest message id of the
+previous boot, and does not run again: newer mail is offered to the window when it is committed.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
-from zonemta_py.queue.spill import ReadyWindows, Reservation
-from zonemta_py.queue.submitter_queues import Recipient
+from zonemta_py.queue.spill import SpillKey
+from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.windows import ReadyWindows
 from zonemta_py.storage.interface import Store, View
 
 log = logging.getLogger(__name__)
 
-SLICE = 1000  # recipients between two looks at everything else: about 3 ms
+SLICE = 1000  # recipients read without giving way to other tasks: about 3 ms
 
 
 async def scan_zone(
@@ -30,48 +31,88 @@ async def scan_zone(
     total = 0
     while True:
         began_s, written = monotonic_s(), commits.batches
-        placement = Reservation()
+        scanned = _Slice(store, windows)
         count, beyond = 0, None
         try:
             for key, value in store.scan(cursor, stop):
-                _offer(windows, placement, zone, key, value)
+                scanned.offer(zone, key, value)
                 cursor = key + b"\x00"
                 count += 1
                 if count == SLICE:
                     break
         except QueueCorrupt as exc:
             beyond = _beyond_damage(store, zone, cursor)
-            log.critical("recipients of zone %s are left alone, repair the queue: %s", zone, exc)
+            log.critical("recipients of zone %s are not sent to, repair the queue: %s", zone, exc)
         total += count
-        stale = windows.stale_spills(placement)
-        if placement.spills or stale:
-            batch = WriteBatch()
-            for spill in stale:
-                batch.delete(spill.key)
-            for spill in placement.spills:
-                batch.put(spill.key, b"")
+        batch = scanned.batch()
+        if batch.ops:
             await commits.submit(batch)
-        windows.placed_scanned(placement)
+        scanned.commit()
         if beyond is not None:
             cursor = beyond
         elif count < SLICE:
             return total
-        # Beside mail that comes and goes the scan takes a quarter of the time, alone all of it.
+        # A quarter of the time while other batches are written, else all of it.
         busy = commits.batches - written > 1
         await asyncio.sleep(3 * (monotonic_s() - began_s) if busy else 0)
 
 
-def _offer(windows: ReadyWindows, placement: Reservation, zone: str, key: bytes, value: bytes) -> None:
-    _, message, address = keys.parse_recipient(key)
-    try:
-        recipient = Recipient(key, zone, message, address, read_waiting(value))
-        windows.offer_scanned(recipient, placement)
-    except QueueCorrupt as exc:
-        log.critical("%s to %s is left alone: %s", message, address, exc)
+class _Slice:
+    """Recipients read in one slice: in the window at once, or to be spilled by ``batch``."""
+
+    def __init__(self, store: Store, windows: ReadyWindows) -> None:
+        self._store = store
+        self._windows = windows
+        self._placed: set[SpillKey] = set()
+        self._spills: list[SpillKey] = []
+
+    def offer(self, zone: str, key: bytes, value: bytes) -> None:
+        """Place one recipient, given by its ``delivery-zone/`` key and record."""
+        _, message, address = keys.parse_recipient(key)
+        try:
+            recipient = QueuedRecipient(key, zone, message, address, read_waiting(value))
+        except QueueCorrupt as exc:
+            log.critical("%s to %s is not sent: %s", message, address, exc)
+            return
+        window, record = self._windows.zone(zone), recipient.record
+        destination = self._windows.destination_of(zone, record.domain)
+        if key in window:
+            return
+        spill = SpillKey(zone, destination, message, record.submitter)
+        if window.has_room(destination, record.submitter) and not window.spilled.has(
+            destination, record.submitter
+        ):
+            window.add(destination, [recipient])
+            self._placed.add(spill)
+        elif not self._spills or self._spills[-1] != spill:
+            self._spills.append(spill)
+            self._windows.pending[spill] += 1
+
+    def batch(self) -> WriteBatch:
+        """Writes the spill keys of what found no room, and deletes those of what did."""
+        batch = WriteBatch()
+        for spill in sorted(self._placed - self._windows.pending.keys()):
+            window = self._windows.zone(spill.zone)
+            if self._store.get(spill.key) is None:
+                continue
+            if window.spilled.has(spill.destination, spill.submitter):
+                # Other mail of the submitter has spilled since: the refill deletes this key.
+                window.note_spill(spill.destination, spill.submitter, spill.message)
+            else:
+                batch.delete(spill.key)
+        for spill in self._spills:
+            batch.put(spill.key, b"")
+        return batch
+
+    def commit(self) -> None:
+        """``batch`` is on disk."""
+        self._windows.spilled(self._spills)
+        for zone, destination in {spill[:2] for spill in (*self._spills, *self._placed)}:
+            self._windows.on_ready(zone, destination, False)
 
 
 def _beyond_damage(store: Store, zone: str, cursor: bytes) -> bytes:
-    """Where to read on after a place that cannot be read: at the next message; at worst the range ends."""
+    """The key to continue at after one that cannot be read: the next message, or the end of the range."""
     prefix = keys.zone_prefix(keys.WAITING, zone)
     message = cursor[len(prefix) : len(prefix) + keys.MESSAGE_ID_LENGTH].decode("ascii", "replace")
     try:

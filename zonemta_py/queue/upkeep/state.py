@@ -1,4 +1,4 @@
-"""The state of one message in the words of qmail and of Kannader, computed from its keys.
+"""The state of one message in the terms of qmail and of Kannader, computed from its keys.
 
 Source: qmail's INTERNALS (S1 to S5); Kannader's queue internals (queue, inflight, cleanup).
 """
@@ -10,16 +10,16 @@ from zonemta_py.queue.format.records import read_inflight, read_meta, read_waiti
 from zonemta_py.storage.interface import View
 
 MEANINGS = {
-    "S1": "nothing is here",
+    "S1": "no such message",
     "S2": "chunks without a marker, being removed",
     "S3": "chunks without a marker, being received",
-    "S4": "accepted, and nothing was attempted yet",
-    "S5": "accepted, and delivery has begun",
+    "S4": "accepted, no delivery attempted",
+    "S5": "accepted, delivery has begun",
 }
 
 
 def state_of_message(view: View, message: str) -> dict[str, Any]:
-    """``qmail`` S1 to S5 with its ``meaning``, and ``kannader`` for every recipient that is left."""
+    """``qmail`` S1 to S5 with its ``meaning``, and ``kannader`` for each recipient that remains."""
     inflight = _in_flight(view, message)
     recipients: list[dict[str, Any]] = []
     value = view.get(keys.meta_key(message))
@@ -32,13 +32,13 @@ def state_of_message(view: View, message: str) -> dict[str, Any]:
                 begun = begun or record.attempts > 0 or record.uncertain > 0
                 recipients.append(
                     {
-                        "index": record.number,
+                        "index": record.recipient_index,
                         "recipient": keys.parse_recipient(key)[2],
-                        "kannader": "in flight" if record.number in inflight else "queued",
+                        "kannader": "in flight" if record.recipient_index in inflight else "queued",
                     }
                 )
     recipients.sort(key=lambda row: row["index"])
-    # Indexes are given out from 0 without a gap: one that is missing has been settled.
+    # Indexes are assigned from 0 without gaps: a missing one has been settled.
     begun = begun or [row["index"] for row in recipients] != list(range(len(recipients)))
     qmail = _qmail(view, message, begun=begun)
     return {

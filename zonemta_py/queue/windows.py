@@ -1,0 +1,267 @@
+"""The ready windows of all zones: where new and woken mail goes, and how a window is refilled.
+
+Room is reserved before a commit, so that the ``spill/`` keys of what finds none are in the same batch,
+and taken after it. A refill does not delete a spill key that a commit under way is about to write.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.queue.ready import ReadyWindow
+from zonemta_py.queue.spill import SpillKey
+from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.smtp.address import domain_of
+from zonemta_py.storage.interface import Store
+
+REFILL_KEYS = 2000  # keys read by one refill: a few milliseconds
+FEED_AT_ONCE = 4  # starved destinations that one lease refills
+
+DestinationOf = Callable[[str, str], str]  # (zone, domain) → the destination where its mail waits
+OnReady = Callable[[str, str, bool], None]  # (zone, destination, low volume): there is mail to send
+
+log = logging.getLogger(__name__)
+
+
+def ignore_ready(zone: str, destination: str, low_volume: bool) -> None:
+    """The OnReady of a queue without delivery."""
+
+
+class ReadyWindows:
+    """One ReadyWindow per zone, created when first needed."""
+
+    def __init__(
+        self,
+        store: Store,
+        commits: GroupCommit,
+        limit: int,
+        destination_of: DestinationOf,
+        on_ready: OnReady,
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._limit = limit
+        self.destination_of = destination_of
+        self.on_ready = on_ready
+        self._zones: dict[str, ReadyWindow] = {}
+        self.pending: Counter[SpillKey] = Counter()  # that commits under way write
+
+    def zone(self, zone: str) -> ReadyWindow:
+        """The window of ``zone``."""
+        window = self._zones.get(zone)
+        if window is None:
+            window = self._zones[zone] = ReadyWindow(zone, self._limit)
+        return window
+
+    # ---- new and woken mail
+
+    def reserve(self, recipients: Sequence[QueuedRecipient]) -> "Reservation":
+        """Reserve room for ``recipients``, which a commit is about to write as waiting."""
+        groups: dict[SpillKey, list[QueuedRecipient]] = {}
+        spill, last = None, ("", "", "")
+        for recipient in recipients:
+            group = zone, domain, message = recipient.zone, recipient.record.domain, recipient.message
+            if spill is None or group != last:  # a cheap test: most messages have one group
+                last = group
+                destination = self.destination_of(zone, domain)
+                spill = SpillKey(zone, destination, message, recipient.record.submitter)
+            groups.setdefault(spill, []).append(recipient)
+        reservation = Reservation(self)
+        for spill, members in groups.items():
+            if self.zone(spill.zone).reserve(spill.destination, spill.submitter, len(members)):
+                reservation.groups.append((spill, members))
+            else:
+                reservation.spills.append(spill)
+                self.pending[spill] += 1
+        return reservation
+
+    def spilled(self, spills: Sequence[SpillKey]) -> None:
+        """The commit with these spill keys is on disk."""
+        self.not_pending(spills)
+        for spill in spills:
+            self.zone(spill.zone).note_spill(spill.destination, spill.submitter, spill.message)
+
+    def not_pending(self, spills: Iterable[SpillKey]) -> None:
+        """The commit with these spill keys has ended."""
+        for spill in spills:
+            self.pending[spill] -= 1
+            if not self.pending[spill]:
+                del self.pending[spill]
+
+    def delete_unused_spills(
+        self, batch: WriteBatch, withdrawn: Iterable[bytes], all_keys: Iterable[bytes]
+    ) -> None:
+        """Waiting recipients of a message are ``withdrawn``: delete spill keys that lead to no other.
+
+        ``all_keys`` are the keys of all recipients of the message.
+        """
+        removed = set(withdrawn)
+        places = {self._spill_of(key) for key in removed}
+        pending = {spill[:3] for spill in self.pending}
+        kept = {
+            self._spill_of(key)
+            for key in all_keys
+            if key.startswith(keys.WAITING) and key not in removed
+        }
+        for place in places - kept - pending:
+            batch.delete(keys.spill_key(*place))
+
+    def _spill_of(self, key: bytes) -> tuple[str, str, str]:
+        zone, message, address = keys.parse_recipient(key)
+        return zone, self.destination_of(zone, domain_of(address)), message
+
+    # ---- refill
+
+    def refill(self, zone: str, destination: str) -> None:
+        """Read spilled mail of ``destination`` into the window, oldest first, if the window runs low.
+
+        Reads REFILL_KEYS keys at most; ``spilled.has`` says whether there may be more.
+        """
+        window = self.zone(zone)
+        began = window.wants_refill(destination)
+        if began is None:
+            return
+        batch = WriteBatch()
+        skipped: dict[str, str] = {}
+        try:
+            resume_at = self._read_spilled(window, destination, began, batch, skipped)
+        except QueueCorrupt as exc:
+            resume_at = None  # mail behind the damage waits for `zonemta queue repair`
+            log.critical("spilled mail of %s in zone %s is not sent: %s", destination, zone, exc)
+        window.spilled.refilled(destination, began, resume_at, skipped)
+        if batch.ops:
+            self._commits.submit(batch)
+
+    def _read_spilled(
+        self,
+        window: ReadyWindow,
+        destination: str,
+        began: str,
+        batch: WriteBatch,
+        skipped: dict[str, str],
+    ) -> str | None:
+        """Fill the window from message ``began``; returns the message to resume at, None at the end.
+
+        ``skipped`` receives the first message of each submitter without room.
+        """
+        zone, budget = window.zone, REFILL_KEYS
+        stop = keys.end_of(keys.spill_key(zone, destination, ""))
+        for key in self._store.keys(keys.spill_key(zone, destination, began), stop):
+            message = keys.parse_spill(key)[2]
+            if budget <= 0 or window.size >= window.limit:
+                return message
+            budget -= 1
+            submitter = self._submitter_of(zone, message)
+            if submitter is not None:
+                if not window.spilled.is_next(destination, submitter, message, began):
+                    continue
+                if submitter in skipped or not window.has_room(destination, submitter):
+                    skipped.setdefault(submitter, message)
+                    if window.spilled.all_skipped(destination, began, skipped):
+                        return message
+                    continue
+            found, read = self._spilled_recipients(zone, destination, message)
+            window.add(destination, found)
+            budget -= read
+            if SpillKey(zone, destination, message, submitter or "") not in self.pending:
+                batch.delete(key)
+            if window.is_suspended(destination) and found:
+                return message + "0"  # the id after this one: a probe needs one message
+        return None
+
+    def _submitter_of(self, zone: str, message: str) -> str | None:
+        """The submitter of a message that waits in ``zone``; None when no record of it can be read."""
+        prefix = keys.zone_prefix(keys.WAITING, zone, message)
+        try:
+            for _, value in self._store.scan(prefix, keys.end_of(prefix)):
+                return read_waiting(value).submitter
+        except QueueCorrupt:
+            pass  # logged by _spilled_recipients
+        return None
+
+    def _spilled_recipients(
+        self, zone: str, destination: str, message: str
+    ) -> tuple[list[QueuedRecipient], int]:
+        """The recipients of a message at this destination, and how many keys were read."""
+        prefix = keys.zone_prefix(keys.WAITING, zone, message)
+        found: list[QueuedRecipient] = []
+        read = 0
+        try:
+            for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+                read += 1
+                address = keys.parse_recipient(key)[2]
+                if self.destination_of(zone, domain_of(address)) == destination:
+                    found.append(QueuedRecipient(key, zone, message, address, read_waiting(value)))
+        except QueueCorrupt as exc:
+            log.critical("%s is not sent, repair the queue: %s", message, exc)
+        return found, read
+
+    def feed(self, zone: str) -> None:
+        """Refill starved destinations of a window that has room again."""
+        window = self.zone(zone)
+        for _ in range(FEED_AT_ONCE):
+            destination = window.next_starved()
+            if destination is None:
+                return
+            self.refill(zone, destination)
+            self.on_ready(zone, destination, False)
+
+    def suspend(self, zone: str, destination: str) -> None:
+        """Spill the mail of a destination that does not answer: others need the room."""
+        evicted = self.zone(zone).suspend(destination)
+        if not evicted:
+            return
+        batch = WriteBatch()
+        spills = [
+            SpillKey(zone, destination, message, submitter)
+            for message, submitter in dict.fromkeys((r.message, r.record.submitter) for r in evicted)
+        ]
+        for spill in spills:
+            self.pending[spill] += 1
+            batch.put(spill.key, b"")
+
+        def written(_: Exception | None) -> None:
+            self.spilled(spills)
+            self.feed(zone)
+
+        batch.future.add_done_callback(written)
+        self._commits.submit(batch)
+
+
+class Reservation:
+    """Where the recipients of one commit go: ``groups`` into the windows, ``spills`` to disk."""
+
+    __slots__ = ("_windows", "groups", "spills")
+
+    def __init__(self, windows: ReadyWindows) -> None:
+        self._windows = windows
+        self.groups: list[tuple[SpillKey, list[QueuedRecipient]]] = []
+        self.spills: list[SpillKey] = []
+
+    def write(self, batch: WriteBatch) -> None:
+        """Put the spill keys into ``batch``."""
+        for spill in self.spills:
+            batch.put(spill.key, b"")
+
+    def commit(self) -> None:
+        """``batch`` is on disk."""
+        windows = self._windows
+        for place, members in self.groups:
+            window, submitter = windows.zone(place.zone), place.submitter
+            window.unreserve(place.destination, submitter, len(members))
+            window.add(place.destination, members)
+            windows.on_ready(place.zone, place.destination, window.is_low_volume(submitter))
+        windows.spilled(self.spills)
+        for spill in self.spills:
+            windows.on_ready(spill.zone, spill.destination, False)
+
+    def rollback(self) -> None:
+        """``batch`` was not written."""
+        for place, members in self.groups:
+            window = self._windows.zone(place.zone)
+            window.unreserve(place.destination, place.submitter, len(members))
+        self._windows.not_pending(self.spills)
