@@ -1,62 +1,60 @@
-"""An outbound SMTP relay for bulk mail: zones, an embedded LevelDB queue, an exact ledger.
+"""An outbound SMTP relay for bulk mail: zones, an embedded LevelDB queue, an event log of every recipient.
 
-What a program may use is in ``__all__`` (docs/library.md); everything else is private and may change.
+The public API is ``__all__`` here, in ``zonemta_py.dequeue`` and in ``zonemta_py.policies``
+(docs/library.md); everything else is private and may change.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from zonemta_py.config.load import load_config, parse_config
-    from zonemta_py.config.schema import Config
-    from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
-    from zonemta_py.delivery.bounce_hook import Bounce
-    from zonemta_py.dequeue.standalone import Queue
-    from zonemta_py.policies import Envelope
-    from zonemta_py.relay.relay import Relay
-    from zonemta_py.schedule.retry import RetryContext
-    from zonemta_py.smtp.reply import Reply
-    from zonemta_py.transports.interface import LocalMessage, Parcel
+if TYPE_CHECKING:  # for type checkers; tests/test_package.py compares this with _NAMES_OF
+    from zonemta_py.config.load import load_config as load_config
+    from zonemta_py.config.load import parse_config as parse_config
+    from zonemta_py.config.schema import Config as Config
+    from zonemta_py.core.errors import ConfigError as ConfigError
+    from zonemta_py.core.errors import LocalError as LocalError
+    from zonemta_py.core.errors import NotAccepted as NotAccepted
+    from zonemta_py.core.errors import QueueCorrupt as QueueCorrupt
+    from zonemta_py.core.errors import QueueLocked as QueueLocked
+    from zonemta_py.core.errors import QueueUnavailable as QueueUnavailable
+    from zonemta_py.core.errors import ZonemtaError as ZonemtaError
+    from zonemta_py.delivery.bounce_hook import Bounce as Bounce
+    from zonemta_py.dequeue.standalone import Queue as Queue
+    from zonemta_py.policies import Envelope as Envelope
+    from zonemta_py.relay.relay import Relay as Relay
+    from zonemta_py.schedule.retry import RetryContext as RetryContext
+    from zonemta_py.smtp.reply import Reply as Reply
+    from zonemta_py.transports.interface import LocalMessage as LocalMessage
+    from zonemta_py.transports.interface import Parcel as Parcel
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Bounce",
-    "Config",
-    "ConfigError",
-    "Envelope",
-    "LocalError",
-    "LocalMessage",
-    "NotAccepted",
-    "Parcel",  # deprecated: the old name of LocalMessage
-    "Queue",
-    "Relay",
-    "Reply",
-    "RetryContext",
-    "load_config",
-    "parse_config",
-]
+# A module is imported when one of its names is used, so that a command loads only what it needs.
+_NAMES_OF = {
+    "zonemta_py.config.load": ("load_config", "parse_config"),
+    "zonemta_py.config.schema": ("Config",),
+    "zonemta_py.core.errors": (
+        "ConfigError", "LocalError", "NotAccepted", "QueueCorrupt", "QueueLocked", "QueueUnavailable", "ZonemtaError",
+    ),
+    "zonemta_py.delivery.bounce_hook": ("Bounce",),
+    "zonemta_py.dequeue.standalone": ("Queue",),
+    "zonemta_py.policies": ("Envelope",),
+    "zonemta_py.relay.relay": ("Relay",),
+    "zonemta_py.schedule.retry": ("RetryContext",),
+    "zonemta_py.smtp.reply": ("Reply",),
+    "zonemta_py.transports.interface": ("LocalMessage", "Parcel"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
-_PLACES = {
-    "Relay": "zonemta_py.relay.relay",
-    "Config": "zonemta_py.config.schema",
-    "Queue": "zonemta_py.dequeue.standalone",
-    "load_config": "zonemta_py.config.load",
-    "parse_config": "zonemta_py.config.load",
-    "Bounce": "zonemta_py.delivery.bounce_hook",
-    "ConfigError": "zonemta_py.core.errors",
-    "Envelope": "zonemta_py.policies",
-    "RetryContext": "zonemta_py.schedule.retry",
-    "LocalError": "zonemta_py.core.errors",
-    "NotAccepted": "zonemta_py.core.errors",
-    "LocalMessage": "zonemta_py.transports.interface",
-    "Parcel": "zonemta_py.transports.interface",
-    "Reply": "zonemta_py.smtp.reply",
-}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is asked for: a command that prints its help needs no relay."""
-    if name not in _PLACES:
+    """Import a public name when it is used first."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'zonemta_py' has no attribute '{name}'")
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,250 @@
+"""Every operation on a real queue, and the table that names them."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tests.kit.queue import HEADER, accept, lease, opened, settle
+from zonemta_py.admin.operations import OPERATIONS, Operations, operation_of, parse_request
+from zonemta_py.admin.requests import (
+    AuditRequest,
+    BodyRequest,
+    CheckRequest,
+    DeleteRequest,
+    FlushRequest,
+    HoldRequest,
+    ListRequest,
+    ReleaseRequest,
+    Request,
+    ShowRequest,
+    StateRequest,
+    StatsRequest,
+    SummaryRequest,
+    UnreachableRequest,
+)
+from zonemta_py.cli.main import main
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.codec import fields_of
+from zonemta_py.core.errors import LocalError
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
+from zonemta_py.schedule.unreachable import UnreachableHosts
+
+GONE = "0" * 24
+
+
+class SuspendedZone:
+    """A zone with one suspended destination."""
+
+    def __init__(self) -> None:
+        self.probed: list[str | None] = []
+
+    def describe(self, destination: str) -> str:
+        return "no route until noon" if destination == "b.example" else ""
+
+    def probe(self, destination: str | None) -> None:
+        self.probed.append(destination)
+
+
+@pytest.fixture
+async def queue(folder: Path) -> AsyncIterator[Queue]:
+    async with opened(folder) as queue:
+        yield queue
+
+
+async def rows(queue: Queue, request: Request, **others: Any) -> list[dict[str, Any]]:
+    return [row async for row in Operations(queue, others.pop("zones", {}), **others).run(request)]
+
+
+async def defer(queue: Queue, leased: Lease) -> None:
+    """For an hour."""
+    await settle(queue, leased, OutcomeKind.DEFERRED, queue.now() + 3_600_000)
+
+
+async def put(queue: Queue) -> str:
+    """A message to three: one waits, one is deferred, one waits for a suspended destination."""
+    message = await accept(queue, "x@a.example", "y@b.example", "z@c.example")
+    leased = lease(queue, "c.example")
+    await queue.start(leased)
+    await defer(queue, leased)
+    return message
+
+
+async def test_summary(queue: Queue) -> None:
+    assert await rows(queue, SummaryRequest()) == []
+    await put(queue)
+    (row,) = await rows(queue, SummaryRequest(), zones={"default": SuspendedZone()})
+    assert (row["zone"], row["waiting"], row["deferred"], row["held"]) == ("default", 2, 1, 0)
+    assert row["domains"] == {"a.example": 1, "b.example": 1, "c.example": 1}
+    assert row["resting"] == {"b.example": "no route until noon"}
+
+
+async def test_list(queue: Queue) -> None:
+    """Filters, the limit, and the reason why a recipient waits."""
+    message = await put(queue)
+    zones = {"default": SuspendedZone()}
+    found = await rows(queue, ListRequest(), zones=zones)
+    assert {(r["message"], r["recipient"], r["state"]) for r in found} == {
+        (message, "x@a.example", "waiting"),
+        (message, "y@b.example", "waiting"),
+        (message, "z@c.example", "deferred"),
+    }
+    assert {r["recipient"]: r["reply"] for r in found}["y@b.example"] == "no route until noon"
+    assert [r["recipient"] for r in await rows(queue, ListRequest(state="deferred"))] == ["z@c.example"]
+    assert [r["recipient"] for r in await rows(queue, ListRequest(domain="a.example"))] == [
+        "x@a.example"
+    ]
+    assert await rows(queue, ListRequest(zone="other")) == []
+    assert len(await rows(queue, ListRequest(limit=2))) == 2
+
+
+async def test_show_and_body(queue: Queue) -> None:
+    message = await put(queue)
+    (row,) = await rows(queue, ShowRequest(message))
+    assert (row["message"], row["sender"], row["body_bytes"]) == (message, "s@sender.example", 6)
+    assert [r["recipient"] for r in row["recipients"]] == ["x@a.example", "y@b.example", "z@c.example"]
+    chunks = [base64.b64decode(row["chunk"]) for row in await rows(queue, BodyRequest(message))]
+    assert b"".join(chunks).startswith(HEADER)
+    assert b"".join(chunks).endswith(b"\r\nbody\r\n")
+
+
+@pytest.mark.parametrize(
+    "request_type", [ShowRequest, BodyRequest, FlushRequest, DeleteRequest, HoldRequest, ReleaseRequest]
+)
+async def test_a_message_that_does_not_exist(queue: Queue, request_type: Any) -> None:
+    with pytest.raises(LocalError, match=f"no message {GONE} in the queue"):
+        await rows(queue, request_type(message=GONE))
+
+
+async def test_a_damaged_body(queue: Queue) -> None:
+    message = await accept(queue, "x@a.example", body=b"line\r\n" * 30_000)
+    queue.store.write(queue.store.batch([(keys.chunk_key(message, 1), b"?")], sync=True))
+    with pytest.raises(LocalError, match=message):
+        await rows(queue, BodyRequest(message))
+
+
+async def test_state(queue: Queue) -> None:
+    message = await accept(queue, "x@a.example")
+    (row,) = await rows(queue, StateRequest(message))
+    assert (row["qmail"], row["recipients"][0]["kannader"]) == ("S4", "queued")
+    assert [row["qmail"] for row in await rows(queue, StateRequest(GONE))] == ["S1"]
+
+
+async def test_flush(queue: Queue) -> None:
+    """Deferred recipients are due, and the suspended destinations of the zone are tried."""
+    await put(queue)
+    zone, other = SuspendedZone(), SuspendedZone()
+    request = FlushRequest(zone="default", domain="c.example")
+    answer = await rows(queue, request, zones={"default": zone, "other": other})
+    assert answer == [{"woken": 1}]
+    assert (zone.probed, other.probed) == (["c.example"], [])
+    assert await rows(queue, FlushRequest(), zones={"default": zone}) == [{"woken": 0}]
+    assert zone.probed == ["c.example", None]
+
+
+async def test_hold_and_release(queue: Queue) -> None:
+    message = await put(queue)
+    leased = lease(queue, "a.example")
+    await queue.start(leased)
+    assert await rows(queue, HoldRequest(message)) == [{"held": 2, "in_flight": 1}]
+    assert await rows(queue, ReleaseRequest(message, "y@b.example")) == [{"released": 1}]
+    assert await rows(queue, ReleaseRequest(message)) == [{"released": 1}]
+    await defer(queue, leased)
+
+
+async def test_delete(queue: Queue) -> None:
+    message = await put(queue)
+    answer = await rows(queue, DeleteRequest(message, "y@b.example"))
+    assert answer == [{"deleted": 1, "in_flight": 0}]
+    with pytest.raises(LocalError, match=f"no message {message} to y@b.example in the queue"):
+        await rows(queue, DeleteRequest(message, "y@b.example"))
+    assert await rows(queue, DeleteRequest(message)) == [{"deleted": 2, "in_flight": 0}]
+    assert await rows(queue, ListRequest()) == []
+
+
+async def test_unreachable(queue: Queue) -> None:
+    hosts = UnreachableHosts()
+    for ip in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+        hosts.timed_out(ip, monotonic_s(), 0)
+    listed = await rows(queue, UnreachableRequest(), unreachable=hosts)
+    assert [(row["ip"], row["timeouts"]) for row in listed] == [
+        ("192.0.2.1", 1), ("192.0.2.2", 1), ("192.0.2.3", 1),
+    ]  # fmt: skip
+    assert await rows(queue, UnreachableRequest("192.0.2.1"), unreachable=hosts) == [{"cleared": 1}]
+    assert await rows(queue, UnreachableRequest("all"), unreachable=hosts) == [{"cleared": 2}]
+    assert await rows(queue, UnreachableRequest()) == [], "no relay, no addresses"
+
+
+async def test_check(queue: Queue) -> None:
+    message = await put(queue)
+    assert await rows(queue, CheckRequest()) == [{"problems": 0}]
+    value = queue.store.get(keys.deferred_key("default", message, "z@c.example"))
+    twice = (keys.waiting_key("default", message, "z@c.example"), value)
+    queue.store.write(queue.store.batch([twice], sync=True))
+    *problems, total = await rows(queue, CheckRequest())
+    assert total["problems"] == len(problems) > 0
+    assert any(message in row["problem"] for row in problems)
+
+
+async def test_audit(queue: Queue) -> None:
+    """One snapshot: where the events end, the events in the outbox, every recipient."""
+    message = await put(queue)
+    head, *others = await rows(queue, AuditRequest())
+    assert head == {"seq": queue.commits.written_seq, "node": queue.node}
+    events = "".join(row.get("events", "") for row in others)
+    assert [json.loads(line)["event"] for line in events.splitlines()] == ["accepted", "deferred"]
+    recipients = [recipient for row in others for recipient in row.get("recipients", ())]
+    assert sorted(recipients) == [[message, index, "default"] for index in range(3)]
+
+
+async def test_stats(queue: Queue) -> None:
+    await put(queue)
+    (row,) = await rows(queue, StatsRequest())
+    assert row["writable"] is True and row["scanning"] == 0
+    assert row["fsyncs"] > 0 and row["transitions"] > 0
+
+
+# ---- the table
+
+
+def test_every_operation_is_a_command() -> None:
+    """The name of an operation is that of its command: ``zonemta audit``, or one of ``zonemta queue``."""
+    group = main.commands["queue"]
+    assert isinstance(group, click.Group)
+    names = {*group.commands, "audit"}
+    assert [name for name in OPERATIONS if name not in names] == []
+
+
+def test_a_request_knows_its_operation() -> None:
+    for name, operation in OPERATIONS.items():
+        arguments = {"message": GONE} if "message" in _required(operation.request) else {}
+        request = parse_request(name, arguments)
+        assert type(request) is operation.request
+        assert operation_of(request) is operation
+
+
+def _required(request: type[Request]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields_of(request) if field.required)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("nonsense", {}, "unknown operation 'nonsense'; operations: summary, list,"),
+        ("list", {"zones": "bulk"}, "list: .*unknown field `zones`"),
+        ("list", {"limit": "many"}, r"list: Expected `int \| null`, got `str` - at `\$.limit`"),
+        ("show", {}, "show: .*missing required field `message`"),
+        ("hold", {"message": 7}, "hold: Expected `str`, got `int`"),
+        ("summary", [], "summary: Expected `object`, got `array`"),
+    ],
+)
+def test_wrong_arguments(name: str, arguments: object, text: str) -> None:
+    with pytest.raises(LocalError, match=text):
+        parse_request(name, arguments)
