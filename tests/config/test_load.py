@@ -1,4 +1,4 @@
-"""Configurations: what they say, and what an error says."""
+"""Configurations and the errors of wrong ones."""
 
 from ipaddress import ip_network
 from pathlib import Path
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.config.load import load_config, parse_config
-from zonemta_py.config.schema import Config
-from zonemta_py.config.units import HostPort
-from zonemta_py.config.zones import Zone
+from zonemta_py.config.schema import Config, ListenerTls
+from zonemta_py.config.units import HostPort, Seconds
+from zonemta_py.config.zones import ExponentialRetry, Retry, Zone
 from zonemta_py.core.errors import ConfigError
 
 HERE = Path("/etc/zonemta/z.yaml")
@@ -30,13 +30,13 @@ def test_shipped_file_is_the_defaults() -> None:
 
 
 def test_container_file_is_valid() -> None:
-    """What the image starts with."""
+    """The configuration of the container image."""
     config = load_config(Path(__file__).parents[2] / "config/docker.yaml")
     assert config.queue.directory == Path("/var/lib/zonemta/queue")
 
 
 def test_zones_inherit_from_default() -> None:
-    """What a zone leaves out comes from zones.default, also inside its parts, in any order."""
+    """A zone inherits from zones.default, also inside its sections, in any order."""
     config = parse_config(
         "zones:\n  bulk: {connections: 7, retry: {give_up_after: 1d}}\n"
         "  default: {connections_per_domain: 3, retry: {delays: [1m]}}\n",
@@ -48,8 +48,8 @@ def test_zones_inherit_from_default() -> None:
     assert config.zones["default"].connections == Zone().connections
 
 
-def test_nothing_means_inherited() -> None:
-    """``bulk:`` with nothing behind it is a zone like the default."""
+def test_null_means_inherited() -> None:
+    """``bulk:`` without a value is a zone like the default."""
     config = parse_config("zones:\n  default: {connections: 7}\n  bulk:\nqueue:\n", HERE)
     assert config.zones["bulk"].connections == 7
 
@@ -123,7 +123,7 @@ def test_errors_say_where_what_and_what_is_allowed(text: str, expected: str) -> 
 
 
 def test_unreadable(folder: Path) -> None:
-    """A file that is not there, or not text."""
+    """A missing file, and one that is not text."""
     with pytest.raises(ConfigError, match=r"nope\.yaml: cannot be read"):
         load_config(folder / "nope.yaml")
     (folder / "bad.yaml").write_bytes(b"\xff\xfe\x00")
@@ -133,7 +133,7 @@ def test_unreadable(folder: Path) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_configuration_or_an_error(text: str) -> None:
-    """Nothing but ConfigError, whatever the file holds."""
+    """Whatever the file holds, ConfigError is the only exception."""
     try:
         parse_config(text, HERE)
     except ConfigError:
@@ -177,7 +177,103 @@ def test_any_structure_is_a_configuration_or_an_error(value: object) -> None:
 
 
 def test_off_is_a_word() -> None:
-    """YAML takes it for a boolean; in ``tls: off`` it is none."""
+    """YAML 1.1 reads it as a boolean; ``tls: off`` is a word."""
     assert parse_config("zones: {default: {tls: off}}", HERE).zones["default"].tls == "off"
     with pytest.raises(ConfigError, match="expected text"):
         parse_config("zones: {default: {tls: no}}", HERE)
+
+
+OLD = """\
+listeners:
+  - tls: {mode: starttls, certificate: c.pem, key: k.pem}
+zones:
+  default:
+    retry:
+      policy: exponential
+      first: 1m
+      factor: 3
+      skip: 7
+      priorities: {urgent: [1m]}
+      exponential: {longest: 1h}
+"""
+NEW = """\
+listeners:
+  - tls: {mode: starttls, certificate_file: c.pem, key_file: k.pem}
+zones:
+  default:
+    retry:
+      policy: exponential
+      exponential: {first: 1m, factor: 3, longest: 1h}
+      quadratic: {growth: 7}
+      priority: {urgent: [1m]}
+"""
+
+
+def test_old_keys_mean_the_new_ones() -> None:
+    """Each with a warning that names file, line, old key and new key; the file of the new ones has none."""
+    old, new = parse_config(OLD, HERE), parse_config(NEW, HERE)
+    assert old == new
+    assert new.deprecated == ()
+    retry = "zones.default.retry"
+    assert [each.removeprefix(f"{HERE}:") for each in old.deprecated] == [
+        "2: listeners[0].tls.certificate is deprecated: use listeners[0].tls.certificate_file",
+        "2: listeners[0].tls.key is deprecated: use listeners[0].tls.key_file",
+        f"7: {retry}.first is deprecated: use {retry}.exponential.first",
+        f"8: {retry}.factor is deprecated: use {retry}.exponential.factor",
+        f"9: {retry}.skip is deprecated: use {retry}.quadratic.growth",
+        f"10: {retry}.priorities is deprecated: use {retry}.priority",
+    ]
+
+
+def test_old_keys_are_inherited() -> None:
+    text = "zones: {default: {retry: {first: 1m}}, bulk: {retry: {exponential: {factor: 3}}}}"
+    assert parse_config(text, HERE).zones["bulk"].retry.exponential == ExponentialRetry(Seconds(60), 3)
+
+
+def test_a_deprecated_key_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When a file is loaded: one line for the log, or on stderr for ``zonemta check``."""
+    (folder / "z.yaml").write_text("zones:\n  default:\n    retry: {skip: 7}\n")
+    load_config(folder / "z.yaml")
+    retry = "zones.default.retry"
+    expected = f"{folder / 'z.yaml'}:3: {retry}.skip is deprecated: use {retry}.quadratic.growth"
+    assert caplog.messages == [expected]
+
+
+@pytest.mark.parametrize(
+    ("retry", "expected"),
+    [
+        ("{factor: 500}", ":1: zones.default.retry.factor: found 500, allowed: 1 to 100"),
+        ("{first: 0s}", ":1: zones.default.retry.first: a delay must be longer than 0s"),
+        ("{priorities: {normal: []}}", ":1: zones.default.retry.priorities.normal: at least one delay"),
+        ("{first: 1m, exponential: {first: 2m}}", "retry.first: is the old name of zones.default.retry.exponential.first"),
+        ("{priority: {}, priorities: {}}", "retry.priorities: is the old name of zones.default.retry.priority"),
+        ("{first: 1m, exponential: 5}", "retry.exponential: found '5', expected a mapping"),
+        ("{exponential: {frist: 1m}}", "retry.exponential.frist: unknown key; did you mean 'first'?"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_key_that_the_file_has(retry: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"zones: {{default: {{retry: {retry}}}}}", HERE)
+    assert expected in str(caught.value)
+
+
+def test_a_null_section_takes_old_keys() -> None:
+    text = "zones: {default: {retry: {exponential: null, first: 1m}}}"
+    assert parse_config(text, HERE).zones["default"].retry.exponential.first == 60
+
+
+@pytest.mark.parametrize("text", ["10", "10%", "'10 %'"])
+def test_percentages(text: str) -> None:
+    assert parse_config(f"zones: {{default: {{retry: {{jitter: {text}}}}}}}", HERE) == parse_config(
+        "", HERE
+    )
+    with pytest.raises(ConfigError, match="found 101, allowed: 0 to 100"):
+        parse_config("zones: {default: {retry: {jitter: 101%}}}", HERE)
+    with pytest.raises(ConfigError, match="per cent such as 10%"):
+        parse_config("zones: {default: {retry: {jitter: 1.5}}}", HERE)
+
+
+def test_every_old_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    for prefix, kind in (("listeners.tls", ListenerTls), ("zones.retry", Retry)):
+        assert all(f"`{prefix}.{old}`" in page for old in kind.RENAMED)

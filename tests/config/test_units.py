@@ -19,10 +19,11 @@ def test_no_duration(bad: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "octets"), [("64KiB", 65536), (1000, 1000), ("1GB", 10**9), ("1.5MiB", 1572864), ("0", 0)]
+    ("text", "size_bytes"),
+    [("64KiB", 65536), (1000, 1000), ("1GB", 10**9), ("1.5MiB", 1572864), ("0", 0)],
 )
-def test_size(text: object, octets: int) -> None:
-    assert size(text) == octets
+def test_size(text: object, size_bytes: int) -> None:
+    assert size(text) == size_bytes
 
 
 @pytest.mark.parametrize("bad", ["64 kilobytes", "-1", None, True, [1], "MiB"])

@@ -138,11 +138,13 @@ class Reader:
                 continue
             old, new = _under(key, name), _under(key, renamed[name])
             section, _, inner = renamed[name].partition(".")
-            current = found[section][2] if section in found else None
+            current = found.get(section)
             if not inner:
                 added, taken = value, current is not None
             else:
-                given = [] if current is None or current.tag == _NULL else self._pairs(current, new)
+                given = []
+                if current is not None and current[2].tag != _NULL:
+                    given = self._pairs(current[2], _under(key, section))
                 taken = any(each == inner for each, _, _ in given)
                 word = yaml.ScalarNode(_STR, inner, name_node.start_mark)
                 items = [*((each, item) for _, each, item in given), (word, value)]
