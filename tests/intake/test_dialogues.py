@@ -45,7 +45,7 @@ async def test_dialogue(path: Path, folder: Path) -> None:
             else:
                 assert not line or line.startswith("#"), where
         writer.close()
-        assert relay.listener.port.queue.failure is None
+        assert relay.listener.context.queue.failure is None
 
 
 def _holds(relay: In, messages: int) -> bool:

@@ -63,5 +63,5 @@ async def test_a_header_from_somebody_else(folder: Path) -> None:
 
 def test_not_before_tls(tmp_path: Path) -> None:
     text = "listeners: [{tls: {mode: implicit, certificate: c, key: k}, proxies: [10.0.0.0/8]}]"
-    with pytest.raises(ConfigError, match="proxies: cannot be had with"):
+    with pytest.raises(ConfigError, match="proxies: do not work with"):
         parse_config(text, tmp_path / "z.yaml")

@@ -96,7 +96,7 @@ async def test_what_follows_starttls_is_not_believed(folder: Path) -> None:
         writer.write(b"EHLO c.example\r\nSTARTTLS\r\n")
         await reader.readuntil(b"220 Ready")
         writer.write(b"this is no handshake\r\n" * 50)
-        await until(lambda: not relay.listener.port.sessions, "the session to end")
+        await until(lambda: not relay.listener.context.sessions, "the session to end")
         writer.close()
 
 
@@ -128,7 +128,7 @@ async def test_leaving_in_the_middle_of_data(folder: Path, size: int, how: str) 
             writer.write_eof()
         else:
             writer.close()
-        await until(lambda: not relay.listener.port.sessions, "the session to end")
+        await until(lambda: not relay.listener.context.sessions, "the session to end")
         await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
         _, again = await _connected(relay)
         again.close()
@@ -148,7 +148,7 @@ async def test_leaving_right_after_the_dot_leaves_no_chunks(folder: Path) -> Non
                 __import__("socket").SOL_SOCKET, __import__("socket").SO_LINGER, struct.pack("ii", 1, 0)
             )
             writer.close()
-        await until(lambda: not relay.listener.port.sessions, "the sessions to end")
+        await until(lambda: not relay.listener.context.sessions, "the sessions to end")
         await until(
             lambda: not list(relay.queue.store.keys(keys.OPEN, keys.end_of(keys.OPEN))), "open/ to go"
         )
@@ -197,7 +197,7 @@ async def test_a_client_that_never_reads_is_cut_off(folder: Path) -> None:
                 await asyncio.wait_for(writer.drain(), scaled(0.2))
         except (TimeoutError, ConnectionError):
             pass
-        await until(lambda: not relay.listener.port.sessions, "the session to end")
+        await until(lambda: not relay.listener.context.sessions, "the session to end")
         writer.close()
 
 
@@ -208,7 +208,7 @@ async def test_too_many_sessions(folder: Path) -> None:
         assert b"421 4.3.2" in await reader.read()
         writer.close()
         kept[0][1].close()
-        await until(lambda: len(relay.listener.port.sessions) == 1, "a place")
+        await until(lambda: len(relay.listener.context.sessions) == 1, "a place")
         _, again = await _connected(relay)
         again.close()
         kept[1][1].close()
@@ -243,7 +243,7 @@ async def test_commands_without_end(folder: Path) -> None:
             await reader.read()
         except ConnectionResetError:
             pass  # we left more unread than the kernel forgives
-        await until(lambda: not relay.listener.port.sessions, "the session to end")
+        await until(lambda: not relay.listener.context.sessions, "the session to end")
         writer.close()
 
 
@@ -284,7 +284,7 @@ async def test_a_message_without_end_is_cut_off(folder: Path) -> None:
                     break
         except ConnectionError:
             pass
-        await until(lambda: not relay.listener.port.sessions, "the session to end")
+        await until(lambda: not relay.listener.context.sessions, "the session to end")
         await until(lambda: everything(relay.queue.store) == [], "nothing to stay")
         writer.close()
 
@@ -331,12 +331,12 @@ async def test_full_disk_and_broken_queue_are_temporary(folder: Path) -> None:
     from zonemta_py.core.errors import QueueUnavailable
 
     async with listening(folder) as relay:
-        relay.listener.port.disk_room._least = 1 << 62
-        relay.listener.port.disk_room._looked_s = -10.0
+        relay.listener.context.disk_room._min_bytes = 1 << 62
+        relay.listener.context.disk_room._checked_s = -10.0
         reader, writer = await _connected(relay, BEGIN[0])
         assert (await reader.readline()).startswith(b"452 4.3.1")
-        relay.listener.port.disk_room._least = 1
-        relay.listener.port.disk_room._looked_s = -10.0
+        relay.listener.context.disk_room._min_bytes = 1
+        relay.listener.context.disk_room._checked_s = -10.0
         writer.write(b"".join(BEGIN))
         await reader.readuntil(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         relay.queue.commits.failure = QueueUnavailable("disk")
@@ -378,7 +378,7 @@ def test_users(folder: Path) -> None:
     for text, problem in [
         ("a:plain", "users:1: expected name:hash"),
         ("# x\n\na", "users:3: expected"),
-        (f"a:{hash_password('x')}\n" * 2, "users:2: user 'a' stands twice"),
+        (f"a:{hash_password('x')}\n" * 2, "users:2: duplicate user 'a'"),
     ]:
         path.write_text(text)
         with pytest.raises(ConfigError, match=problem):
@@ -388,10 +388,10 @@ def test_users(folder: Path) -> None:
 def test_tls_files_that_cannot_be_used(folder: Path) -> None:
     from tests.kit.listener import make_config
     from zonemta_py.core.errors import ConfigError
-    from zonemta_py.intake.context import make_context
+    from zonemta_py.intake.context import make_tls_context
 
     (folder / "cert.pem").write_text("no certificate")
     config = make_config(folder, "    tls: {mode: implicit, certificate: cert.pem, key: cert.pem}")
     with pytest.raises(ConfigError, match=r"cert\.pem.*cannot be used for TLS"):
-        make_context(config.listeners[0])
+        make_tls_context(config.listeners[0])
     assert ssl.OPENSSL_VERSION

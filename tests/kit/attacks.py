@@ -40,7 +40,7 @@ class Victim:
     @property
     def sessions(self) -> int:
         intake = self.relay.intake
-        return sum(len(listener.port.sessions) for listener in intake.listeners) if intake else 0
+        return sum(len(listener.context.sessions) for listener in intake.listeners) if intake else 0
 
     async def client(self) -> Raw:
         client = await Raw.connect(self.port)

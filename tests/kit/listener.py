@@ -77,7 +77,7 @@ async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIt
             await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners
             try:
-                yield In(queue, made, made.port.settings.address)
+                yield In(queue, made, made.context.settings.address)
             finally:
                 await intake.drain(0)
 
@@ -114,4 +114,5 @@ class Receiver(ReceiverChild):
 
 def settings_of(which: In, **changes: Any) -> None:
     """Change settings under a running listener."""
-    which.listener.port.settings = replace(which.listener.port.settings, **changes)
+    context = which.listener.context
+    context.settings = replace(context.settings, **changes)

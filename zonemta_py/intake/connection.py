@@ -1,9 +1,8 @@
-"""The connection of an SMTP session: octets to lines, lines to commands, replies in few writes.
+"""The connection of an SMTP session: bytes to lines, lines to commands, replies in few writes.
 
-Everything happens in plain calls from the event loop. A command that must wait, for the disk or
-for a password hash, *holds* the dialogue: what the client sends meanwhile stays unread, and
-``go_on`` takes it up again. No task and no future stands between a client's line and its answer
-(decision 2).
+Everything happens in plain calls from the event loop. While a command waits, for the disk or for a
+password hash, the session is paused: what the client sends stays unread until ``resume``. No task and
+no future is created between a command and its reply (decision 2).
 
 Replies to pipelined commands leave in one write, just before the session would wait.
 """
@@ -15,14 +14,15 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
-from zonemta_py.intake.context import Port
+from zonemta_py.intake.context import ListenerContext
+from zonemta_py.intake.state import TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
-from zonemta_py.smtp.proxy import NotProxied, read_proxied
+from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
 
-UNREAD_MAX = 65_536  # octets kept of a client that sends while it is held
-LINGER_S = 5.0  # how long a closing connection may take to send its last words
-COMMAND_MAX = 4096  # octets: RFC 5321 asks for 512, parameters and UTF-8 need more
+UNREAD_MAX = 65_536  # bytes buffered during a pause; then the transport stops reading, too
+LINGER_S = 5.0  # for the last replies to leave a closing connection
+COMMAND_MAX = 4096  # bytes: RFC 5321 asks for 512, parameters and UTF-8 need more
 
 _FOREIGN = re.compile(
     r"[^A-Za-z]|(?:GET|POST|PUT|HEAD|DELETE|PATCH|OPTIONS|TRACE|CONNECT|PROXY|SSH-)", re.I
@@ -32,146 +32,137 @@ log = logging.getLogger(__name__)
 
 
 class CloseConnection(Exception):
-    """The dialogue is over; what was replied goes out and the connection closes."""
+    """The session is over: the replies so far are sent and the connection is closed."""
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. A subclass brings the commands, and may take octets as they come.
+    """One client's connection. Subclasses bring the commands, and take challenges' answers and data.
 
-    A command replies by ``_reply`` or raises Refused; ``CloseConnection`` ends the dialogue.
+    A command replies by ``_reply`` or raises Refused; CloseConnection ends the session.
     """
 
-    _commands: ClassVar[dict[str, Callable[[Any, str], None]]]
+    _commands: ClassVar[dict[str, Callable[[Any, str], None]]]  # by verb; given the argument
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
-        self._loop = port.loop
-        self.hostname = port.hostname
+    def __init__(self, context: ListenerContext) -> None:
+        self._context = context
+        self._loop = context.loop
+        self.hostname = context.hostname
         self.transport: asyncio.Transport | None = None
-        self._deadline = clock.Deadline(port.loop, self._timed_out)
-        self._timeout_s = port.settings.idle_timeout
+        self._deadline = clock.Deadline(context.loop, self._timed_out)
+        self._timeout_s = context.settings.idle_timeout
+        self._state = State.COMMAND
+        self._pauses: set[Pause] = set()
+        self._reading_paused = False  # in the transport
+        self._eof = False  # the client sends no more
+        self._encrypted = False
         self._unread = bytearray()
         self._out: list[bytes] = []
-        self._taker: Callable[[bytes], None] | None = None  # gets octets, instead of lines
-        self._answer_to: Callable[[str], None] | None = None  # gets the next line, instead of a command
-        self._held = False  # for something of ours
-        self._stalled = False  # the client does not read
-        self._choked = False  # the client is not read
-        self._eof = False
-        self._over = False
-        self._shaking = False  # hands, for TLS
-        self._secure = False
         self._errors = 0
         self._client_ip = ""
-        self._header = b""  # of the PROXY protocol, while it comes
 
     @property
     def busy(self) -> bool:
-        """Whether a transaction is under way."""
+        """Whether a mail transaction is open."""
         return False
 
-    # ---- the connection
+    def _auth_answered(self, line: str) -> None:
+        """Handle a line received in State.AUTH."""
+        raise NotImplementedError
+
+    def _message_data(self, data: bytes) -> None:
+        """Handle bytes received in State.DATA; those after the final dot go back to ``_unread``."""
+        raise NotImplementedError
+
+    def _abandon(self) -> None:
+        """Abort what the session has begun; called at its end, perhaps twice."""
+
+    # ---- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A new connection: greeted, or turned away when there are too many."""
+        """Greet a new client, or refuse it when there are too many."""
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
-        self._secure = transport.get_extra_info("sslcontext") is not None
-        if not self._port.admit(self):
+        self._encrypted = transport.get_extra_info("sslcontext") is not None
+        if not self._context.admit(self):
             self._reply("421 4.3.2 Too many sessions, try again later")
             self._end()
             return
         self._deadline.set(self._timeout_s)
-        if self._port.is_proxy(self._client_ip):
-            self._taker = self._proxied
+        if self._context.is_proxy(self._client_ip):
+            self._enter(State.PROXY)
         else:
             self._reply(f"220 {self.hostname} ESMTP")
             self._flush()
 
-    def _proxied(self, octets: bytes) -> None:
-        """What a proxy says before its client may speak: who that is."""
-        self._header += octets
-        try:
-            found = read_proxied(self._header)
-        except NotProxied as exc:
-            log.warning("%s is to be a proxy: %s", self._client_ip, exc)
-            self._reply("421 4.7.0 This is not the PROXY protocol")
-            raise CloseConnection from exc
-        if found is None:
-            return
-        self._taker = None
-        self._client_ip = found.client_ip or self._client_ip
-        self._unread[:0] = self._header[found.used :]
-        self._header = b""
-        self._reply(f"220 {self.hostname} ESMTP")
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone; the dialogue ends wherever it is."""
-        self._over = True
+        """End the session, whatever its state."""
+        self._enter(State.CLOSED)
         self._out.clear()
         self._deadline.cancel()
-        self._port.sessions.discard(self)
+        self._context.sessions.discard(self)
         self._abandon()
 
-    def _abandon(self) -> None:
-        """Nothing follows: give up what was begun."""
-
     def data_received(self, data: bytes) -> None:
-        """The client says something."""
-        if self._over:
+        """Handle bytes from the client, or keep them during a pause."""
+        if self._state is State.CLOSED:
             return
         self._deadline.set(self._timeout_s)
-        if self._held or self._stalled:
+        if self._pauses:
             self._unread += data
             if len(self._unread) > UNREAD_MAX and self.transport is not None:
-                self._choked = True
+                self._reading_paused = True
                 self.transport.pause_reading()
-        elif self._taker is not None and not self._unread:
-            self._attempt(self._taker, data)
+        elif self._state is State.DATA and not self._unread:
+            self._run(self._message_data, data)  # not copied
         else:
             self._unread += data
-            self._attempt()
+            self._run()
 
     def eof_received(self) -> bool:
-        """The client sends no more; what it sent is still answered. TLS knows no half-closed state."""
+        """The client sends no more; what it sent is still answered. TLS has no half-closed state."""
         self._eof = True
-        if not self._held and not self._stalled:
-            self._attempt()
-        return not self._secure
+        if not self._pauses:
+            self._run()
+        return not self._encrypted
 
     def pause_writing(self) -> None:
         """The client does not read its replies: it gets no more until it does."""
-        self._stalled = True
+        self._pauses.add(Pause.WRITING)
 
     def resume_writing(self) -> None:
-        """It reads again."""
-        self._stalled = False
-        if not self._held:
-            self.go_on()
+        """The client reads its replies again."""
+        self._pauses.discard(Pause.WRITING)
+        if not self._pauses:
+            self.resume()
 
-    def _timed_out(self) -> None:
-        if self.transport is None:
-            return
-        if self._shaking:
-            self.transport.abort()  # there is nobody to say a word to
-        else:
-            self._reply("421 4.4.2 Timed out waiting for you")
-            self._end()
+    # ---- the end of a session
 
     def goodbye(self) -> None:
-        """The relay is stopping: end the session unless a transaction is under way."""
-        if self._shaking and self.transport is not None:
-            self.transport.abort()
-        elif not self._over and not self.busy:
+        """The relay is stopping: end the session unless a transaction is open."""
+        if self._state is State.TLS:
+            self.abort()
+        elif self._state is not State.CLOSED and not self.busy:
             self._reply("421 4.3.2 The relay is stopping")
             self._end()
 
+    def _timed_out(self) -> None:
+        if self._state is State.TLS:
+            self.abort()  # a reply would not be understood
+        elif self.transport is not None:
+            self._reply("421 4.4.2 Timed out waiting for you")
+            self._end()
+
+    def abort(self) -> None:
+        """Close the connection without a reply."""
+        if self.transport is not None:
+            self.transport.abort()
+
     def _end(self) -> None:
-        """Say what is still to be said and close; a client that does not read is cut off."""
-        self._over = True
+        """Send the last replies and close; abort if the client does not read them."""
+        self._enter(State.CLOSED)
         self._deadline.cancel()
-        self._port.sessions.discard(self)
+        self._context.sessions.discard(self)
         self._abandon()
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -185,38 +176,51 @@ class Connection(asyncio.Protocol):
         if transport.get_write_buffer_size():
             self._loop.call_later(LINGER_S, transport.abort)
 
-    # ---- the dialogue
+    # ---- states and pauses
 
-    def hold(self) -> None:
-        """Nothing more is read until ``go_on``."""
-        self._held = True
+    def _enter(self, state: State) -> None:
+        assert state in TRANSITIONS[self._state], f"{state.name} after {self._state.name}"
+        self._state = state
 
-    def when(self, promise: CommitFuture, step: Callable[..., None], *arguments: Any) -> None:
-        """Take ``step`` when ``promise`` is kept or broken: now, or the dialogue is held until then."""
-        if promise.done:
+    def pause(self) -> None:
+        """Leave unread what the client sends, until ``resume``."""
+        self._pauses.add(Pause.RESULT)
+
+    def wait_for(
+        self, future: CommitFuture, step: Callable[..., None] | None = None, *arguments: Any
+    ) -> None:
+        """Call ``step`` when ``future`` is done: now, or after a pause."""
+        if not future.done:
+            self.pause()
+            future.add_done_callback(lambda _: self.resume(step, *arguments))
+        elif step is not None:
             step(*arguments)
-        else:
-            self.hold()
-            promise.add_done_callback(lambda _: self.go_on(step, *arguments))
 
-    def go_on(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
-        """What the dialogue was held for is there: take ``step``, then what the client has sent meanwhile."""
-        self._held = False
-        if self._over:
+    def resume(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
+        """End a pause: call ``step``, then handle what the client has sent meanwhile."""
+        self._pauses.discard(Pause.RESULT)
+        if self._state is State.CLOSED:
             return
         self._deadline.set(self._timeout_s)
-        self._attempt(step, *arguments)
-        if self._choked and not (self._held or self._stalled or self._over):
-            self._choked = False
+        self._run(step, *arguments)
+        if self._reading_paused and self._handling:
+            self._reading_paused = False
             if self.transport is not None:
                 self.transport.resume_reading()
 
-    def _attempt(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
-        """Take ``step``, then work through what is unread; then say what there is to say."""
+    @property
+    def _handling(self) -> bool:
+        """Whether bytes from the client are handled as they come."""
+        return not self._pauses and self._state is not State.CLOSED
+
+    # ---- bytes to lines to commands to replies
+
+    def _run(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
+        """Call ``step``, handle what is unread, then send the replies."""
         try:
             if step is not None:
-                self._guarded(step, *arguments)
-            self._work_through()
+                self._call(step, *arguments)
+            self._handle_unread()
         except CloseConnection:
             self._end()
         except Exception:
@@ -227,32 +231,38 @@ class Connection(asyncio.Protocol):
             if self._out:
                 self._flush()
 
-    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, step: Callable[..., None], *arguments: Any) -> None:
         try:
             step(*arguments)
         except Refused as exc:
             self._refuse(exc.reply)
 
-    def _work_through(self) -> None:
-        while not (self._held or self._stalled or self._over):
-            if self._taker is not None:
-                if not self._unread:
-                    break
-                octets = bytes(self._unread)
-                self._unread.clear()
-                self._guarded(self._taker, octets)
-            else:
+    def _handle_unread(self) -> None:
+        """Until no more can be handled, or a pause. Raises CloseConnection."""
+        while not self._pauses:
+            state = self._state
+            if state is State.COMMAND or state is State.AUTH:
                 line = self._next_line()
                 if line is None:
                     break
-                self._guarded(self._obey, line)
+                self._call(self._command if state is State.COMMAND else self._auth_answered, line)
+            elif state is State.DATA:
+                if not self._unread:
+                    break
+                data = bytes(self._unread)
+                self._unread.clear()
+                self._call(self._message_data, data)
+            elif state is State.CLOSED:
+                return
+            elif not self._read_proxy_header():
+                break
         else:
             return
         if self._eof:
             raise CloseConnection
 
     def _next_line(self) -> str | None:
-        """The next whole line without its end, None when there is none. Raises Hangup."""
+        """The next whole line without its end, None when there is none. Raises CloseConnection."""
         unread = self._unread
         while (end := unread.find(b"\n")) >= 0:
             raw = unread[: end + 1]
@@ -269,20 +279,32 @@ class Connection(asyncio.Protocol):
             raise CloseConnection
         return None
 
-    def _obey(self, line: str) -> None:
-        if self._answer_to is not None:
-            answer_to, self._answer_to = self._answer_to, None
-            answer_to(line)
-            return
+    def _command(self, line: str) -> None:
         verb, _, argument = line.partition(" ")
         command = self._commands.get(verb) or self._commands.get(verb.upper())
         if command is None:
             if _FOREIGN.match(line):
-                # A web browser can be made to send these, with mail in what follows.
+                # A web browser can be made to send these, with SMTP commands after them.
                 self._reply("421 4.7.0 This is not SMTP")
                 raise CloseConnection
             raise Refused("500 5.5.2 Command not recognized")
         command(self, argument.strip())
+
+    def _read_proxy_header(self) -> bool:
+        """Read the header in which a proxy names its client; False while it is incomplete."""
+        try:
+            header = read_proxy_header(bytes(self._unread))
+        except InvalidProxyHeader as exc:
+            log.warning("the proxy %s sent no valid PROXY header: %s", self._client_ip, exc)
+            self._reply("421 4.7.0 This is not the PROXY protocol")
+            raise CloseConnection from exc
+        if header is None:
+            return False
+        del self._unread[: header.size]
+        self._client_ip = header.client_ip or self._client_ip
+        self._enter(State.COMMAND)
+        self._reply(f"220 {self.hostname} ESMTP")
+        return True
 
     def _reply(self, text: str) -> None:
         self._out.append(text.encode("utf-8", "replace") + b"\r\n")
@@ -295,6 +317,6 @@ class Connection(asyncio.Protocol):
     def _refuse(self, reply: str) -> None:
         self._reply(reply)
         self._errors += 1
-        if self._errors >= self._port.settings.max_errors:
+        if self._errors >= self._context.settings.max_errors:
             self._reply("421 4.7.0 Too many errors")
             raise CloseConnection

@@ -1,7 +1,7 @@
 """Mail by HTTP POST: ``message/rfc822`` with its envelope in header fields, streamed into the queue.
 
-The promise is SMTP's: 204 means that the message is on disk. Every answer has the reply that SMTP would
-have given. Source: python-slimta, slimta/edge/wsgi.py. The door to aiohttp's server.
+204 means that the message is on disk. Every response has the reply that SMTP would give. This is the only
+module that uses aiohttp's server. Source: python-slimta, slimta/edge/wsgi.py.
 """
 
 import asyncio
@@ -35,27 +35,28 @@ HELO_MAX = 255
 KEY_FIELD = "X-Submission-Key"
 
 log = logging.getLogger(__name__)
-_protocol = logging.getLogger(
-    f"{__name__}.protocol"
-)  # of aiohttp: a stack for each request that is no HTTP
-_protocol.setLevel(logging.CRITICAL)
+_aiohttp_log = logging.getLogger(f"{__name__}.protocol")
+_aiohttp_log.setLevel(logging.CRITICAL)  # a traceback for every request that is not HTTP
 
 
 class HttpListener:
-    """Takes mail at ``address``. ``handover`` begins a message; ``token``: who does not have it is refused."""
+    """Accepts mail at ``address``, each message with an injector from ``new_injector``.
+
+    ``token``: refuse requests without it; empty accepts all.
+    """
 
     def __init__(
         self,
         address: HostPort,
         token: str,
-        handover: Callable[[], Injector],
+        new_injector: Callable[[], Injector],
         *,
         message_timeout_s: float,
         grace_s: float,
     ) -> None:
         self._address = address
         self._token = token
-        self._handover = handover
+        self._new_injector = new_injector
         self._timeout_s = message_timeout_s
         application = web.Application()
         application.router.add_post(PATH, self._post)
@@ -63,13 +64,13 @@ class HttpListener:
             application,
             access_log=None,
             handle_signals=False,
-            logger=_protocol,
+            logger=_aiohttp_log,
             shutdown_timeout=grace_s,
         )
-        self.port = 0  # where it listens, once started
+        self.port = 0  # 0 before ``start``
 
     async def start(self) -> None:
-        """Listen. Raises LocalError."""
+        """Accept connections. Raises LocalError when the address cannot be used."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._address.host, self._address.port)
         try:
@@ -80,19 +81,19 @@ class HttpListener:
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
-        """Finish the requests under way, and stop."""
+        """Accept no more requests, and finish those under way."""
         await self._runner.cleanup()
 
     async def _post(self, request: web.Request) -> web.Response:
         if not self._admitted(request):
-            return _answer(Reply(535, "5.7.8", "Authentication credentials invalid"))
+            return _response(Reply(535, "5.7.8", "Authentication credentials invalid"))
         if request.content_type != MEDIA_TYPE:
             return web.Response(status=415, text=f"expected Content-Type: {MEDIA_TYPE}\n")
-        began_s, handover = monotonic_s(), self._handover()
+        began_s, injector = monotonic_s(), self._new_injector()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._take(request, handover)
-            reply = Reply(250, "2.0.0", f"Ok: queued as {await handover.finish()}")
+                await self._inject(request, injector)
+            reply = Reply(250, "2.0.0", f"Ok: queued as {await injector.finish()}")
         except TimeoutError:
             reply = Reply(421, "4.4.2", "This message takes too long")
         except NotAccepted as exc:
@@ -104,19 +105,19 @@ class HttpListener:
             log.exception("a request from %s failed", request.remote)
             reply = Reply(421, "4.3.0", "Internal error")
         finally:
-            handover.abort()
+            injector.abort()
         log.debug("%s: %s after %.3f s", request.remote, reply, monotonic_s() - began_s)
-        answer = _answer(reply)
+        response = _response(reply)
         if not request.content.at_eof():
-            answer.force_close()  # what is still to come is not read
-        return answer
+            response.force_close()  # the remaining data are not read
+        return response
 
     def _admitted(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")
         return not self._token or hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
 
-    async def _take(self, request: web.Request, handover: Injector) -> None:
-        """Hand over all of a request. Raises NotAccepted, ValueError for an envelope that cannot be read."""
+    async def _inject(self, request: web.Request, injector: Injector) -> None:
+        """Inject the message in ``request``. Raises NotAccepted, ValueError for a malformed envelope."""
         fields = request.headers
         if SENDER_FIELD not in fields:
             raise ValueError(f"{SENDER_FIELD} is missing; it is empty for the null sender")
@@ -128,12 +129,12 @@ class HttpListener:
         ]
         helo = fields.get(EHLO_FIELD, "").encode("ascii", "replace")[:HELO_MAX].decode()
         origin = Origin(f"http:{self._address}", request.remote or "", helo, "", PROTOCOL)
-        await handover.begin(sender, recipients, key=fields.get(KEY_FIELD, ""), origin=origin)
+        await injector.begin(sender, recipients, key=fields.get(KEY_FIELD, ""), origin=origin)
         async for chunk in request.content.iter_any():
-            await handover.write(chunk)
-            if handover.refusal:
-                raise NotAccepted(handover.refusal)
+            await injector.write(chunk)
+            if injector.refusal:
+                raise NotAccepted(injector.refusal)
 
 
-def _answer(reply: Reply) -> web.Response:
+def _response(reply: Reply) -> web.Response:
     return web.Response(status=status_of(reply), headers={FIELD: write_reply(reply)})

@@ -1,13 +1,14 @@
-"""Mail from a program in this process: the same checks, stamps, routes and promises as over SMTP."""
+"""Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 
-from zonemta_py.config.schema import Config, Listener
+from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.idempotency import Claim
-from zonemta_py.intake.message import UNDER_WAY, Draft, MessageReceiver
+from zonemta_py.intake.idempotency import IdempotencyClaim
+from zonemta_py.intake.message import UNDER_WAY, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
+from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.routing import Router
@@ -20,7 +21,10 @@ PROGRAM_IP = "127.0.0.1"
 
 
 class Injector:
-    """A message on its way in from a program: ``begin``, ``write``, and then ``finish`` or ``abort``."""
+    """One message from a program: ``begin``, ``write``, then ``finish`` or ``abort``.
+
+    The limits are those of the first listener.
+    """
 
     def __init__(
         self,
@@ -30,13 +34,12 @@ class Injector:
         hostname: str,
         policies: Sequence[EnvelopePolicy] = (),
     ) -> None:
+        listener = config.listeners[0] if config.listeners else ListenerSettings()
         self._queue = queue
-        self._router = router
-        self._config = config
-        self._hostname = hostname
-        self._policies = policies
-        self._ingest: MessageReceiver | None = None
-        self._held = b""  # a CR whose LF may follow
+        self._rules = make_rules(config, listener, hostname, router, policies)
+        self._key_window_s = listener.submission_key.window
+        self._receiver: MessageReceiver | None = None
+        self._pending_cr = b""  # a CR at the end of the last bytes: LF may follow
 
     async def begin(
         self,
@@ -49,75 +52,61 @@ class Injector:
         envid: str = "",
         origin: Origin | None = None,
     ) -> None:
-        """Envelope and submission key; ``origin`` when another than this program. Raises NotAccepted."""
-        config = self._config
-        settings = config.listeners[0] if config.listeners else Listener()
+        """Set envelope and submission key; ``origin`` when it is not this program. Raises NotAccepted."""
+        origin = origin or Origin("", PROGRAM_IP, self._rules.hostname, user, PROTOCOL)
         try:
-            wanted = [replace(rcpt, address=normalise(rcpt.address)) for rcpt in recipients]
-            draft = Draft(
-                sender=sender if sender in ("", verp.DOUBLE_BOUNCE) else normalise(sender),
-                recipients=list({rcpt.address: rcpt for rcpt in wanted}.values()),
-                smtputf8=True,
-                origin=origin or Origin("", PROGRAM_IP, self._hostname, user, PROTOCOL),
-                trusted_routing=True,
-                hostname=self._hostname,
-                max_size=settings.max_message_size,
-                max_hops=settings.max_hops,
-                ret=ret,
-                envid=envid,
-                key_headers=settings.submission_key.headers,
-                policies=self._policies,
-                dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
-            )
+            normalised = [replace(rcpt, address=normalise(rcpt.address)) for rcpt in recipients]
+            if sender not in ("", verp.DOUBLE_BOUNCE):
+                sender = normalise(sender)
         except AddressError as exc:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc
-        if not draft.recipients:
+        if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
-        submitter = draft.origin.submitter
-        claim = Claim(self._queue.idempotency_keys, submitter, settings.submission_key.window)
+        unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
+        envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
+        claim = IdempotencyClaim(self._queue.idempotency_keys, origin.submitter, self._key_window_s)
         if key:
             lookup = claim.acquire(key)
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)
-        self._ingest = MessageReceiver(self._queue, self._router, draft, claim)
+        self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim)
 
     @property
     def refusal(self) -> str:
-        """Why the rest of the message need not come; empty as long as it may."""
-        assert self._ingest is not None
-        return self._ingest.refusal if self._ingest.hopeless else ""
+        """The reply, as soon as the remaining data should not be sent; empty before."""
+        assert self._receiver is not None
+        return self._receiver.refusal if self._receiver.over_hard_limit else ""
 
     async def write(self, data: bytes) -> None:
-        """The next octets: header, empty line, body; lines end in CRLF or LF."""
-        assert self._ingest is not None
-        octets = self._held + data
-        self._held = b"\r" if octets.endswith(b"\r") else b""
-        octets = octets[: len(octets) - len(self._held)]
-        wait_for = self._ingest.feed(octets.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"))
+        """Take the next bytes: header, empty line, body; lines end in CRLF or LF."""
+        assert self._receiver is not None
+        data = self._pending_cr + data
+        self._pending_cr = b"\r" if data.endswith(b"\r") else b""
+        data = data[: len(data) - len(self._pending_cr)]
+        wait_for = self._receiver.feed(data.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"))
         if wait_for is not None:
             await wait_for
 
     async def finish(self) -> str:
-        """The message's queue id, once it is on disk. Raises NotAccepted."""
-        assert self._ingest is not None
-        ingest = self._ingest
-        if self._held:
-            ingest.feed(self._held)
-        ingest.finish()
-        await ingest
-        if ingest.refusal:
-            raise NotAccepted(ingest.refusal)
-        return ingest.reply.split(" queued as ", 1)[1].split(" ", 1)[0]
+        """The message's id, once it is on disk. Raises NotAccepted."""
+        assert self._receiver is not None
+        receiver = self._receiver
+        if self._pending_cr:
+            receiver.feed(self._pending_cr)
+        await receiver.finish()
+        if receiver.result is None:
+            raise NotAccepted(receiver.refusal)
+        return receiver.result.id
 
     def abort(self) -> None:
-        """Leave nothing; harmless after the end."""
-        if self._ingest is not None:
-            self._ingest.abort()
+        """Discard the message; does nothing after the end."""
+        if self._receiver is not None:
+            self._receiver.abort()
 
 
 async def enqueue(
-    handover: Injector,
+    injector: Injector,
     sender: str,
     recipients: Iterable[str],
     message: bytes | AsyncIterable[bytes],
@@ -125,20 +114,20 @@ async def enqueue(
     key: str = "",
     user: str = "",
 ) -> str:
-    """Accept a whole message; its queue id, once it is on disk.
+    """Accept a whole message; returns its id once it is on disk.
 
-    ``key``: a submission key; a repeat is answered with the first message's id. Raises NotAccepted.
+    ``key``: a submission key; for a repetition the id is the first message's. Raises NotAccepted.
     """
     try:
-        await handover.begin(sender, map(Rcpt, recipients), key=key, user=user)
-        async for chunk in _pieces(message):
-            await handover.write(chunk)
-        return await handover.finish()
+        await injector.begin(sender, map(Rcpt, recipients), key=key, user=user)
+        async for chunk in _chunks(message):
+            await injector.write(chunk)
+        return await injector.finish()
     finally:
-        handover.abort()
+        injector.abort()
 
 
-async def _pieces(message: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+async def _chunks(message: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     if isinstance(message, bytes):
         yield message
         return

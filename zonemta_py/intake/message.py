@@ -1,116 +1,129 @@
-"""One message on its way in: checked, cut, stamped, routed, accepted. Memory stays flat.
+"""Receiving one message: checked, split into header and body, stamped, routed, accepted.
 
-After the first thing wrong with it, the rest of a message is read and thrown away, and the reply
-to its final dot says what it was: answering earlier would make the rest look like commands.
+Memory stays the same for any size. After the first defect the remaining data are read and discarded,
+and the reply to the final dot names it: after an earlier reply the client's data would be taken for
+commands.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
-from zonemta_py.core.codec import Struct
+from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.events.schema import Repeated
-from zonemta_py.intake.idempotency import Claim
+from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.queue_client import QueueClient
-from zonemta_py.intake.rewriting import Parts, rewritten
-from zonemta_py.intake.stamping import first_value, stamped
-from zonemta_py.policies import EnvelopePolicy
+from zonemta_py.intake.rewriting import EnvelopeWriters, apply_policies, recipients_of
+from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageRules, first_value, stamp
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
-from zonemta_py.queue.format.records import IdempotencyRecord, Origin
-from zonemta_py.routing import Router
-from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
-from zonemta_py.smtp.headers import Field, HeaderSplitter, HeaderTooLarge, scan
+from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
 from zonemta_py.smtp.transparency import LineCheck
 
-LINE_MAX = 65_536  # octets: RFC 5321's 998 is what we may send, not what the world sends us
-GIVE_UP_FACTOR = 2  # a sender that goes on past so many times the limit is cut off
+LINE_MAX = 65_536  # bytes: RFC 5321's limit of 998 is for what we send; many clients exceed it
+HARD_LIMIT_FACTOR = 2  # of the size limit, after which a client is disconnected
 
 UNDER_WAY = "450 4.3.0 This submission is under way, try again later"
 UNWRITABLE = "451 4.3.0 The queue cannot be written, try again later"
 
 
-class Draft(Struct, frozen=True):
-    """What the session knows about a message before its data.
+class AcceptResult(NamedTuple):
+    """What was accepted.
 
-    ``recipients``: each address once. ``ret`` and ``envid`` as in RFC 3461.
+    ``stored``: id of the message that was stored; empty for a repetition without new recipients.
+    ``first``: id of the message accepted first under the submission key; empty without a repetition.
+    ``recipients``: how many the stored message has.
     """
 
-    sender: str
-    recipients: Sequence[Rcpt]
-    smtputf8: bool
-    origin: Origin
-    trusted_routing: bool
-    hostname: str
-    max_size: int
-    max_hops: int
-    ret: str = ""
-    envid: str = ""
-    key_headers: tuple[tuple[str, ...], ...] = ()
-    dkim_domains: Collection[str] = ()
-    policies: Sequence[EnvelopePolicy] = ()
+    stored: str
+    first: str
+    recipients: int
+
+    @property
+    def id(self) -> str:
+        """The id to report to the client."""
+        return self.first or self.stored
 
 
-class MessageReceiver(CommitFuture):
-    """Takes the decoded octets of one message; kept when there is a ``reply`` or a ``refusal``.
+class MessageReceiver:
+    """Receives the data of one message and hands it to the queue.
 
-    ``claim`` is its submission key, if the client named one at MAIL or does so in the header.
+    ``claim``: its submission key, acquired when the client named one at MAIL. In the end there is a
+    ``refusal``, an SMTP reply, or a ``result``.
     """
 
-    def __init__(self, queue: QueueClient, router: Router, draft: Draft, claim: Claim) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        queue: QueueClient,
+        rules: MessageRules,
+        envelope: MessageEnvelope,
+        claim: IdempotencyClaim,
+    ) -> None:
         self._queue = queue
-        self._router = router
-        self._draft = draft
+        self._rules = rules
+        self._envelope = envelope
         self._claim = claim
-        self._fresh = claim.fresh(draft.recipients)
+        self._new = claim.new_recipients(envelope.recipients)
         self._writer = queue.open_message()
         self._splitter = HeaderSplitter()
         self._check = LineCheck(LINE_MAX)
         self._hash: BodyHash | None = None
         self._size = 0
-        self._parts: Parts | None = None  # under policies, once the header is known
-        self._unwritten = 0
+        self._writers: EnvelopeWriters | None = None  # under policies, once the header is complete
+        self._unwritten = 0  # messages handed to the queue and not yet on disk
         self._failure: QueueUnavailable | None = None
-        self._ended = False
+        self._ended = False  # aborted, or handed to the queue
+        self._finished = CommitFuture()
         self.refusal = ""
-        self.reply = ""
+        self.result: AcceptResult | None = None
 
     @property
-    def hopeless(self) -> bool:
-        """Whether the sender has gone so far past the limit that reading on is of no use."""
-        return self._size > GIVE_UP_FACTOR * self._draft.max_size
+    def over_hard_limit(self) -> bool:
+        """Whether the size is so far over the limit that the remaining data should not be read."""
+        return self._size > HARD_LIMIT_FACTOR * self._rules.max_size
+
+    # ---- data
 
     def feed(self, data: bytes) -> CommitFuture | None:
-        """Take the next octets of the message; the promise, if any, is to be kept before more come."""
+        """Take the next bytes of the message; the future, if any, must be done before the next call."""
         self._size += len(data)
         if self.refusal:
             return None
         wait_for = None
-        if self._size > self._draft.max_size:
-            self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._draft.max_size} bytes"
-        elif self._fresh:
+        if self._size > self._rules.max_size:
+            self.refusal = f"552 5.3.4 Message size exceeds the limit of {self._rules.max_size} bytes"
+        elif self._new:
             self._check.feed(data)
-            self._judge_lines()
+            self._check_lines()
             if not self.refusal:
-                wait_for = self._keep(self._splitter.feed, data)
+                wait_for = self._write_body(self._splitter.feed, data)
         if self.refusal:
             self.abort()
         return wait_for
 
-    def _keep(self, split: Callable[..., bytes], *data: bytes) -> CommitFuture | None:
-        """Write what ``split`` finds to be body; whatever goes wrong becomes the refusal."""
+    def _check_lines(self) -> None:
+        check = self._check
+        if check.bare:
+            self.refusal = "554 5.6.0 Bare CR or LF is not allowed in a message"
+        elif check.nul:
+            self.refusal = "554 5.6.0 NUL is not allowed in a message"
+        elif check.long:
+            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
+
+    def _write_body(self, split: Callable[..., bytes], *data: bytes) -> CommitFuture | None:
+        """Write the body that ``split`` returns; an exception becomes the refusal."""
         try:
-            began = self._splitter.done
+            in_body = self._splitter.done
             body = split(*data)
-            if not began and self._splitter.done and self._fresh:
-                self._headed()
+            if not in_body and self._splitter.done and self._new:
+                self._on_header_end()
             if self._hash is not None:
                 self._hash.feed(body)
-            return (self._parts or self._writer).write(body) if body else None
+            return (self._writers or self._writer).write(body) if body else None
         except NotAccepted as exc:
             self.refusal = str(exc)
         except HeaderTooLarge as exc:
@@ -121,49 +134,39 @@ class MessageReceiver(CommitFuture):
             self.refusal = f"552 5.3.4 {exc}"
         return None
 
-    def _headed(self) -> None:
-        """The header is known: what it decides about the body. Raises NotAccepted."""
-        draft = self._draft
-        if draft.dkim_domains:
-            self._hash = self._body_hash()
-        if draft.policies:
-            header = self._splitter.header
-            envelopes = rewritten(draft.policies, draft.sender, draft.recipients, header, draft.origin)
-            self._parts = Parts(self._queue, envelopes, self._writer)
+    def _on_header_end(self) -> None:
+        """Decide what depends on the header: the body's hash and the envelopes. Raises NotAccepted."""
+        rules, splitter = self._rules, self._splitter
+        if rules.dkim_domains:
+            author = author_domain(splitter.header, splitter.fields)
+            if signing_domain(author, rules.dkim_domains):
+                self._hash = BodyHash()
+        if rules.policies:
+            envelopes = apply_policies(rules.policies, self._envelope, splitter.header)
+            self._writers = EnvelopeWriters(self._queue, envelopes, self._writer)
 
-    def _body_hash(self) -> BodyHash | None:
-        """The hash to compute as the body streams in, if somebody will sign for the author."""
-        author = author_domain(self._splitter.header, self._splitter.fields)
-        return BodyHash() if signing_domain(author, self._draft.dkim_domains) else None
+    # ---- the end of the data
 
-    def _judge_lines(self) -> None:
-        check = self._check
-        if check.bare:
-            self.refusal = "554 5.6.0 Bare CR or LF is not allowed in a message"
-        elif check.nul:
-            self.refusal = "554 5.6.0 NUL is not allowed in a message"
-        elif check.long:
-            self.refusal = f"554 5.6.0 A line is longer than {LINE_MAX} octets"
-
-    def finish(self) -> None:
-        """The data has ended."""
+    def finish(self) -> CommitFuture:
+        """The data have ended; when the future is done, there is a ``refusal`` or a ``result``."""
         if not self.refusal:
             self._check.finish()
-            self._judge_lines()
+            self._check_lines()
         if not self.refusal:
-            self._keep(self._splitter.finish)
-        key = "" if self.refusal or self._claim.taken else self._key_in_header()
+            self._write_body(self._splitter.finish)
+        key = "" if self.refusal or self._claim.acquired else self._key_in_header()
         if key:
             lookup = self._claim.acquire(key)
-            lookup.add_done_callback(lambda failure: self._claimed(failure, busy=lookup.busy))
+            lookup.add_done_callback(lambda failure: self._on_key(failure, busy=lookup.busy))
         else:
             self._conclude()
+        return self._finished
 
     def _key_in_header(self) -> str:
-        """The submission key: the first group of header fields that are all there; empty without one."""
+        """The submission key: the first group of fields that are all present; empty without one."""
         header, fields = self._splitter.header, self._splitter.fields
         present = {field.name for field in fields}
-        for names in self._draft.key_headers:
+        for names in self._rules.key_headers:
             lower = _lower(names)
             if not present.issuperset(lower):
                 continue
@@ -172,127 +175,112 @@ class MessageReceiver(CommitFuture):
                 return "\0".join([*names, *values])
         return ""
 
-    def _claimed(self, failure: QueueUnavailable | None, *, busy: bool) -> None:
+    def _on_key(self, failure: QueueUnavailable | None, *, busy: bool) -> None:
         if self._ended:
-            return  # the client has left meanwhile
+            return  # the client has disconnected
         if failure is not None:
             self.refusal = UNWRITABLE
         elif busy:
             self.refusal = UNDER_WAY
         else:
-            self._fresh = self._claim.fresh(self._draft.recipients)
+            self._new = self._claim.new_recipients(self._envelope.recipients)
         self._conclude()
 
     def _conclude(self) -> None:
-        """Hand the message to the queue unless it is refused, or repeats another."""
-        if not self.refusal and not self._fresh:
+        """Hand the message to the queue, unless it is refused or repeats another."""
+        messages: list[tuple[MessageWriter, NewMessage]] = []
+        if not self.refusal and self._new:
+            try:
+                messages = self._compose()
+            except NotAccepted as exc:
+                self.refusal = str(exc)
+        if messages:
+            self._hand_over(messages)
+            return
+        if self.refusal:
+            self.abort()
+        else:
             self._repeated()
-            self.set_result()
-            return
-        try:
-            new = [] if self.refusal else self._compose()
-        except NotAccepted as exc:
-            self.refusal, new = str(exc), []
-        if not new:
-            if self.refusal:
-                self.abort()
-            else:
-                self._repeated()  # policies lead the new recipients where the message already went
-            self.set_result()
-            return
-        self._unwritten = len(new)
-        promises = [self._queue.accept(writer, message) for writer, message in new]
-        self._ended = True  # from here on the queue answers for the message, whatever the client does
-        self._claim.handed_over()
-        taken = {writer.id for writer, _ in new}
-        for writer in self._writers():
-            if writer.id not in taken:
-                self._queue.abort(writer)
-        for promise in promises:
-            promise.add_done_callback(self._stored)
+        self._finished.set_result()
 
-    def _stored(self, failure: QueueUnavailable | None) -> None:
-        """A message is on disk, or not; with the last of them the client is answered."""
+    def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
+        """The messages to store; empty when every recipient has one already. Raises NotAccepted."""
+        splitter, body_hash = self._splitter, self._hash.digest() if self._hash is not None else b""
+        eight_bit = self._check.eight_bit
+        key = self._claim.record_for(self._writer.id, self._new)
+        if self._writers is None:
+            content = MessageContent(splitter.header, splitter.fields, eight_bit, body_hash)
+            envelope = self._envelope
+            if self._new is not envelope.recipients:
+                envelope = replace(envelope, recipients=self._new)
+            return [(self._writer, stamp(self._rules, envelope, content, self._writer.id, key))]
+        repeated = bool(self._claim.first)
+        wanted = [
+            (each, recipients)
+            for each in self._writers.all
+            if (recipients := recipients_of(each.envelope, self._new, repeated=repeated))
+        ]
+        messages: list[tuple[MessageWriter, NewMessage]] = []
+        for (policy_envelope, writer), recipients in wanted:
+            fields, _ = scan(policy_envelope.header)
+            content = MessageContent(policy_envelope.header, fields, eight_bit, body_hash)
+            envelope = replace(self._envelope, sender=policy_envelope.sender, recipients=recipients)
+            # Batches are written in order: with the last, the key is not on disk before all it covers.
+            its_key = key if len(messages) == len(wanted) - 1 else None
+            messages.append((writer, stamp(self._rules, envelope, content, writer.id, its_key)))
+        return messages
+
+    def _hand_over(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
+        """Hand ``messages`` to the queue, which stores them even when the client disconnects."""
+        self._unwritten = len(messages)
+        futures = [self._queue.accept(writer, message) for writer, message in messages]
+        self._ended = True
+        self._claim.hand_over()
+        used = {writer.id for writer, _ in messages}
+        for writer in self._body_writers():
+            if writer.id not in used:
+                self._queue.abort(writer)
+        for future in futures:
+            future.add_done_callback(self._on_stored)
+
+    def _on_stored(self, failure: QueueUnavailable | None) -> None:
+        """A message is on disk, or cannot be; after the last the client gets its reply."""
         self._unwritten -= 1
         self._failure = self._failure or failure
         if self._unwritten:
             return
-        first, own = self._claim.first, self._writer.id
         if self._failure is not None:
             self.refusal = UNWRITABLE
-        elif first:
-            self.reply = (
-                f"250 2.0.0 Ok: queued as {first} duplicate, {len(self._fresh)} new recipients as {own}"
-            )
         else:
-            self.reply = f"250 2.0.0 Ok: queued as {own}"
+            self.result = AcceptResult(self._writer.id, self._claim.first, len(self._new))
         faults.reach("reply.unsent")
-        self.set_result()
+        self._finished.set_result()
 
     def _repeated(self) -> None:
-        """Everybody was accepted under this key before: the answer is the first message's."""
-        draft, first = self._draft, self._claim.first
+        """Every recipient was accepted under this key before: the reply names the first message."""
+        envelope, origin, first = self._envelope, self._envelope.origin, self._claim.first
         self.abort()
         self._queue.record(
             Repeated(
-                time_ms=clock.now_ms(), message=first, recipients=len(draft.recipients),
-                listener=draft.origin.listener, client_ip=draft.origin.client_ip, user=draft.origin.user,
+                time_ms=clock.now_ms(), message=first, recipients=len(envelope.recipients),
+                listener=origin.listener, client_ip=origin.client_ip, user=origin.user,
             )
         )  # fmt: skip
-        self.reply = f"250 2.0.0 Ok: queued as {first} duplicate"
+        self.result = AcceptResult("", first, 0)
 
     def abort(self) -> None:
-        """Leave nothing behind; harmless after the end."""
-        self._claim.give_up()
+        """Discard what was received; does nothing after the end."""
+        self._claim.release()
         if not self._ended:
             self._ended = True
-            for writer in self._writers():
+            for writer in self._body_writers():
                 self._queue.abort(writer)
 
-    def _writers(self) -> list[MessageWriter]:
-        return [part.writer for part in self._parts.parts] if self._parts else [self._writer]
-
-    def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
-        """The messages as they are stored; none when all their recipients have them. Raises NotAccepted."""
-        fresh, splitter, first = self._fresh, self._splitter, self._writer.id
-        key = self._claim.covering(first, fresh)
-        if self._parts is None:
-            new = self._stamped(first, splitter.header, splitter.fields, self._draft.sender, fresh, key)
-            return [(self._writer, new)]
-        repeats = bool(self._claim.first)
-        wanted = [
-            (part, self._parts.recipients(part, fresh, repeats=repeats)) for part in self._parts.parts
-        ]
-        wanted = [(part, recipients) for part, recipients in wanted if recipients]
-        found: list[tuple[MessageWriter, NewMessage]] = []
-        for (envelope, writer), recipients in wanted:
-            fields, _ = scan(envelope.header)
-            # The key is on disk no sooner than all it covers: batches are written in order.
-            its_key = key if len(found) == len(wanted) - 1 else None
-            new = self._stamped(writer.id, envelope.header, fields, envelope.sender, recipients, its_key)
-            found.append((writer, new))
-        return found
-
-    def _stamped(
-        self,
-        message: str,
-        header: bytes,
-        fields: Sequence[Field],
-        sender: str,
-        recipients: Sequence[Rcpt],
-        key: tuple[str, IdempotencyRecord] | None,
-    ) -> NewMessage:
-        draft = self._draft
-        return stamped(
-            message, header, fields, sender=sender, recipients=recipients, origin=draft.origin,
-            hostname=draft.hostname, router=self._router, trusted_routing=draft.trusted_routing,
-            max_hops=draft.max_hops, eight_bit=self._check.eight_bit, smtputf8=draft.smtputf8,
-            ret=draft.ret, envid=draft.envid, key=key,
-            body_hash=self._hash.digest() if self._hash is not None else b"",
-        )  # fmt: skip
+    def _body_writers(self) -> list[MessageWriter]:
+        return [each.writer for each in self._writers.all] if self._writers else [self._writer]
 
 
 @lru_cache(maxsize=256)
 def _lower(names: tuple[str, ...]) -> tuple[bytes, ...]:
-    """Names of header fields as ``Field`` has them."""
+    """Names of header fields as they are in ``Field``."""
     return tuple(name.lower().encode() for name in names)

@@ -1,4 +1,4 @@
-"""What sessions ask of a queue: it may be in this process, or at the other end of a link."""
+"""What a session needs of a queue: the queue itself, or a ``RemoteQueue`` in a receiver process."""
 
 from typing import Protocol
 
@@ -10,38 +10,41 @@ from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.idempotency import KeyLookup
 
 
-class Keys(Protocol):
-    """The submission keys, by their digests."""
+class KeysClient(Protocol):
+    """The submission keys of a queue, by their digests."""
 
     def lookup(self, digest: str) -> KeyLookup:
-        """What is known of a key, which stays free."""
+        """What was accepted under a key."""
 
     def acquire(self, digest: str) -> KeyLookup:
-        """The same, and the key is taken unless it is busy."""
+        """Like ``lookup``; the key is then acquired, unless it is busy."""
 
     def release(self, digest: str) -> None:
-        """A key that was taken is free again."""
+        """Release an acquired key."""
 
 
 class QueueClient(Protocol):
-    """The way into a queue."""
+    """The entrance to a queue."""
 
     @property
     def failure(self) -> QueueUnavailable | None:
-        """Why nothing can be written any more."""
+        """Why nothing can be written any more; None while it can."""
 
     @property
-    def idempotency_keys(self) -> Keys:
+    def idempotency_keys(self) -> KeysClient:
         """Its submission keys."""
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""
 
     def accept(self, writer: MessageWriter, new: NewMessage) -> CommitFuture:
-        """Take responsibility, once the promise is kept; the submission key in ``new`` is free then."""
+        """Store a message: the relay is responsible for it once the future is done without a failure.
+
+        The submission key in ``new`` is released then, or after a failure.
+        """
 
     def abort(self, writer: MessageWriter) -> object:
-        """The body will not be finished."""
+        """Discard an unfinished body."""
 
     def record(self, event: Event) -> None:
-        """Put a fact that belongs to no accepted message into the ledger."""
+        """Write an event that belongs to no accepted message to the event log."""

@@ -1,7 +1,8 @@
-"""Listening sockets, for this process or for several that share an address.
+"""Listening sockets, for one process or for several that share an address.
 
-Sharing is by SO_REUSEPORT: the system spreads connections over the sockets, each with a queue of its
-own, where one socket in several processes would give most of them to whoever wakes first.
+Processes share an address by SO_REUSEPORT: the kernel distributes connections over sockets, each with
+its own backlog. With one socket in several processes, most connections go to the process that wakes up
+first.
 """
 
 import asyncio
@@ -14,18 +15,22 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 
 BACKLOG = 1024
-BUSY_S = 2.0  # the processes of a relay that was killed end a moment after it
+BUSY_S = 2.0  # the processes of a killed relay end a moment after it
+RETRY_EVERY_S = 0.05
 
 
 async def listening_sockets(address: HostPort, copies: int) -> list[list[socket.socket]]:
-    """``copies`` times the sockets of ``address``, one for each IP address it has. Raises ConfigError."""
+    """``copies`` sets of sockets for ``address``, each with one for every IP address that it has.
+
+    Raises ConfigError.
+    """
     made: list[list[socket.socket]] = [[] for _ in range(copies)]
     port, shared = address.port, copies > 1
     try:
         found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, host in dict.fromkeys((family, place[0]) for family, _, _, _, place in found):
+        for family, host in dict.fromkeys((family, info[0]) for family, _, _, _, info in found):
             if shared:
-                port = await _claim(family, host, port)
+                port = await _free_port(family, host, port)
             for sockets in made:
                 sock = _bound(family, host, port, shared=shared)
                 sockets.append(sock)
@@ -43,8 +48,8 @@ def bound_address(address: HostPort, sockets: Sequence[socket.socket]) -> HostPo
     return HostPort(address.host, sockets[0].getsockname()[1])
 
 
-async def _claim(family: int, host: str | int, port: int) -> int:
-    """A port that nobody else has: SO_REUSEPORT alone would share it with another relay too."""
+async def _free_port(family: int, host: str | int, port: int) -> int:
+    """A port without a socket: with SO_REUSEPORT alone, another relay could have it, too."""
     end_s = clock.monotonic_s() + BUSY_S
     while True:
         try:
@@ -53,7 +58,7 @@ async def _claim(family: int, host: str | int, port: int) -> int:
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or clock.monotonic_s() > end_s:
                 raise
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(RETRY_EVERY_S)
 
 
 def _bound(family: int, host: str | int, port: int, *, shared: bool) -> socket.socket:

@@ -1,10 +1,17 @@
-"""From an envelope and a header block to the message that is stored: trace and missing fields, routes. Pure."""
+"""From an envelope and a header to the message that is stored: trace fields, missing fields, zones. Pure.
+
+Source: RFC 5321 sections 4.4 (trace) and 6.3 (loops), RFC 6409 section 8 (missing fields).
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
+from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core import clock
+from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import IdempotencyRecord, Origin
 from zonemta_py.routing import Router
@@ -13,83 +20,131 @@ from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, received, without
 
-MESSAGE_ID_MAX = 998  # octets of the field that the ledger keeps
+MESSAGE_ID_MAX = 998  # characters of the field that events hold
 LOOP = "554 5.4.6 Too many Received fields: this looks like a mail loop"
 
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
 
 
-def stamped(
-    message: str,
-    header: bytes,
-    fields: Sequence[Field],
-    *,
-    sender: str,
-    recipients: Sequence[Rcpt],
-    origin: Origin,
+class MessageEnvelope(Struct, frozen=True):
+    """The envelope of one message.
+
+    ``recipients``: each address once. ``ret`` and ``envid``: see RFC 3461; empty when not given.
+    """
+
+    sender: str
+    recipients: Sequence[Rcpt]
+    origin: Origin
+    smtputf8: bool
+    ret: str = ""
+    envid: str = ""
+
+
+class MessageRules(NamedTuple):
+    """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
+
+    ``key_headers``: groups of header fields, each a submission key. ``dkim_domains``: those with a key.
+    """
+
+    hostname: str
+    router: Router
+    max_size: int
+    max_hops: int
+    key_headers: Sequence[tuple[str, ...]]
+    dkim_domains: Collection[str]
+    policies: Sequence[EnvelopePolicy]
+
+
+def make_rules(
+    config: Config,
+    listener: ListenerSettings,
     hostname: str,
     router: Router,
-    trusted_routing: bool,
-    max_hops: int,
-    eight_bit: bool,
-    smtputf8: bool,
-    ret: str,
-    envid: str,
-    key: tuple[str, IdempotencyRecord] | None,
-    body_hash: bytes,
-) -> NewMessage:
-    """The message ``message`` as it is stored. Raises NotAccepted for one that goes in a circle.
-
-    Received is added always, Message-ID and Date when they are missing; fields that route are taken out.
-    """
-    now_ms = clock.now_ms()
-    if sum(1 for field in fields if field.name == b"received") > max_hops:
-        raise NotAccepted(LOOP)
-    routing = [field for field in fields if field.name in router.headers]
-    values: dict[str, str] = {}
-    if routing and trusted_routing:
-        for field in routing:
-            values.setdefault(field.name.decode(), field_value(header, field))
-    message_id = first_value(header, fields, b"message-id")
-    block = [
-        received(
-            helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
-            client_ip=origin.client_ip,
-            by=hostname,
-            protocol=origin.protocol,
-            message_id=message,
-            recipient=recipients[0].address if len(recipients) == 1 else "",
-            date=clock.mail_date(now_ms),
-        )
-    ]
-    if not message_id:
-        message_id = f"<{message}@{hostname}>"
-        block.append(f"Message-ID: {message_id}\r\n".encode())
-    if not any(field.name == b"date" for field in fields):
-        block.append(f"Date: {clock.mail_date(now_ms)}\r\n".encode())
-    block.append(without(header, routing) if routing else header)
-    return NewMessage(
-        ret=ret,
-        envid=envid,
-        sender=sender,
-        header=b"".join(block),
-        recipients=_route(router, sender, recipients, origin.client_ip, values),
-        origin=origin,
-        message_id=message_id[:MESSAGE_ID_MAX],
-        eight_bit=eight_bit,
-        smtputf8=smtputf8,
-        key=key,
-        body_hash=body_hash,
+    policies: Sequence[EnvelopePolicy],
+) -> MessageRules:
+    """The rules of ``listener``."""
+    return MessageRules(
+        hostname=hostname,
+        router=router,
+        max_size=listener.max_message_size,
+        max_hops=listener.max_hops,
+        key_headers=listener.submission_key.headers,
+        dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
+        policies=policies,
     )
 
 
-def _route(
-    router: Router, sender: str, recipients: Sequence[Rcpt], source: str, headers: dict[str, str]
-) -> list[NewRecipient]:
-    sender_domain = domain_of(verp.base(sender))
+class MessageContent(NamedTuple):
+    """What is known of the data of a message. ``body_hash``: DKIM's, empty when not computed."""
+
+    header: bytes
+    fields: Sequence[Field]
+    eight_bit: bool
+    body_hash: bytes
+
+
+def stamp(
+    rules: MessageRules,
+    envelope: MessageEnvelope,
+    content: MessageContent,
+    message: str,
+    key: tuple[str, IdempotencyRecord] | None,
+) -> NewMessage:
+    """The message to store under the id ``message``. Raises NotAccepted for a mail loop.
+
+    Received is added always, Message-ID and Date when they are missing. Routing fields are removed.
+    """
+    header, fields = content.header, content.fields
+    if sum(1 for field in fields if field.name == b"received") > rules.max_hops:
+        raise NotAccepted(LOOP)
+    routing = [field for field in fields if field.name in rules.router.headers]
+    message_id = first_value(header, fields, b"message-id")
+    date = clock.mail_date(clock.now_ms())
+    block = [_received(rules, envelope, message, date)]
+    if not message_id:
+        message_id = f"<{message}@{rules.hostname}>"
+        block.append(f"Message-ID: {message_id}\r\n".encode())
+    if not any(field.name == b"date" for field in fields):
+        block.append(f"Date: {date}\r\n".encode())
+    block.append(without(header, routing) if routing else header)
+    zone_names: dict[str, str] = {}
+    for field in routing:
+        zone_names.setdefault(field.name.decode(), field_value(header, field))
+    return NewMessage(
+        sender=envelope.sender,
+        header=b"".join(block),
+        recipients=_route(rules.router, envelope, zone_names),
+        origin=envelope.origin,
+        message_id=message_id[:MESSAGE_ID_MAX],
+        eight_bit=content.eight_bit,
+        smtputf8=envelope.smtputf8,
+        ret=envelope.ret,
+        envid=envelope.envid,
+        key=key,
+        body_hash=content.body_hash,
+    )
+
+
+def _received(rules: MessageRules, envelope: MessageEnvelope, message: str, date: str) -> bytes:
+    origin, recipients = envelope.origin, envelope.recipients
+    return received(
+        helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
+        client_ip=origin.client_ip,
+        by=rules.hostname,
+        protocol=origin.protocol,
+        message_id=message,
+        recipient=recipients[0].address if len(recipients) == 1 else "",
+        date=date,
+    )
+
+
+def _route(router: Router, envelope: MessageEnvelope, headers: dict[str, str]) -> list[NewRecipient]:
+    """The recipients with their zones; ``headers``: values of routing fields by lower-case name."""
+    sender_domain = domain_of(verp.base(envelope.sender))
+    source = envelope.origin.client_ip
     zones: dict[str, str] = {}
     routed = []
-    for rcpt in recipients:
+    for rcpt in envelope.recipients:
         domain = domain_of(rcpt.address)
         zone = zones.get(domain)
         if zone is None:
@@ -99,7 +154,7 @@ def _route(
 
 
 def first_value(header: bytes, fields: Sequence[Field], name: bytes) -> str:
-    """The value of the first field ``name``, empty without one."""
+    """The value of the first field with the lower-case ``name``; empty without one."""
     for field in fields:
         if field.name == name:
             return field_value(header, field)

@@ -1,14 +1,15 @@
-"""The users file: who may submit from anywhere.
+"""The users file: who may submit mail from any address.
 
-One user a line, ``name:hash``; ``#`` begins a comment. A hash is ``$argon2…`` (made by ``zonemta
+One user per line, ``name:hash``; ``#`` begins a comment. A hash is ``$argon2…`` (made by ``zonemta
 password``) or ``$scrypt$ln=14,r=8,p=1$SALT$KEY`` with unpadded base64. Verifying takes tens of
-milliseconds on purpose: callers do it in a thread.
+milliseconds on purpose: call it in a thread.
 """
 
 import base64
 import hashlib
 import hmac
 import re
+from functools import cache
 from pathlib import Path
 
 from argon2 import PasswordHasher
@@ -29,20 +30,26 @@ def hash_password(password: str) -> str:
     return _argon2.hash(password)
 
 
-# Compared against when the user is unknown, so that the answer takes as long as a wrong password.
-_NOBODY = hash_password("nobody has this password")
+@cache
+def decoy_hash() -> str:
+    """A hash that no password matches. Made at the first AUTH, since hashing is slow."""
+    return hash_password("a password that no user has")
 
 
 class Users:
-    """The users of one file, as it was when it was read."""
+    """The users of a file when it was read: name to hash."""
 
     def __init__(self, hashes: dict[str, str]) -> None:
         self._hashes = hashes
 
     def verify(self, name: str, password: str) -> bool:
-        """Whether the password is right. Slow; safe to call in a thread."""
+        """Whether the password is right. Slow; may be called in any thread.
+
+        An unknown user takes as long as a wrong password.
+        """
+        decoy = decoy_hash()  # for known users, too: the first answer must not differ in time
         known = self._hashes.get(name)
-        right = _matches(known or _NOBODY, password)
+        right = _matches(known or decoy, password)
         return right and known is not None
 
 
@@ -81,6 +88,6 @@ def load_users(path: Path) -> Users:
         if not colon or not name or not (hashed.startswith("$argon2") or _SCRYPT.match(hashed)):
             raise ConfigError(f"{path}:{number}: expected name:hash with an argon2 or scrypt hash")
         if name in hashes:
-            raise ConfigError(f"{path}:{number}: user '{name}' stands twice")
+            raise ConfigError(f"{path}:{number}: duplicate user '{name}'")
         hashes[name] = hashed
     return Users(hashes)

@@ -7,14 +7,13 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from zonemta_py.config.functions import plain_function
+from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.schema import Config
-from zonemta_py.config.secrets import read_token
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
-from zonemta_py.intake.context import make_context
+from zonemta_py.intake.context import make_tls_context
 from zonemta_py.intake.users import load_users
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
@@ -23,7 +22,7 @@ from zonemta_py.schedule.retry import make_policy
 def verify(config: Config) -> None:
     """Raises ConfigError with the key that names what cannot be used here."""
     for i, listener in enumerate(config.listeners):
-        _under(f"listeners[{i}].tls", partial(make_context, listener))
+        _under(f"listeners[{i}].tls", partial(make_tls_context, listener))
         if listener.auth.users_file is not None:
             _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
