@@ -1,4 +1,4 @@
-"""Frames arrive whole and in order, however the octets are cut."""
+"""Frames arrive whole and in order, however the bytes are cut."""
 
 import asyncio
 import random
@@ -33,16 +33,16 @@ def framed(data: bytes) -> bytes:
 
 @given(st.lists(st.binary(max_size=300_000), max_size=12), st.integers(0, 2**32))
 def test_any_cut(frames: list[bytes], seed: int) -> None:
-    """As the loop does: it asks for room, fills some of it, and says so."""
+    """As the loop does: get the buffer, fill a part of it, report how much."""
 
     async def run() -> list[bytes]:
         got: list[bytes] = []
         link = Link(pack, decode, got.append, lambda: None)
-        octets, rng = b"".join(map(framed, frames)), random.Random(seed)
-        while octets:
+        data, rng = b"".join(map(framed, frames)), random.Random(seed)
+        while data:
             room = link.get_buffer(-1)
             size = rng.choice([1, 3, 100, 65_536, len(room)])
-            part, octets = octets[: min(size, len(room))], octets[min(size, len(room)) :]
+            part, data = data[: min(size, len(room))], data[min(size, len(room)) :]
             room[: len(part)] = part
             del room
             link.buffer_updated(len(part))
@@ -65,7 +65,7 @@ async def test_small_and_large_in_order() -> None:
     second.close()
 
 
-async def test_nonsense_ends_the_link(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_corrupt_frame_ends_the_link(caplog: pytest.LogCaptureFixture) -> None:
     lost = asyncio.Event()
     _, other = await make(lambda frame: None, lost.set)
     await asyncio.get_running_loop().sock_sendall(other, b"\0\0\0\0" + b"\0\0\0\2\xc1\xc1")

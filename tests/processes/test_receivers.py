@@ -1,4 +1,4 @@
-"""Receivers in processes of their own: the same answers, exact keys, and nothing left of one that is killed."""
+"""Receiver processes: the same answers, exact submission keys, and nothing left of one that is killed."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ async def client_of(relay: Relay) -> Raw:
 
 
 async def test_mail_through_both(folder: Path) -> None:
-    """Small and large, by many clients: ids are unique, every octet arrives, the ledger agrees."""
+    """Small and large, by many clients: ids are unique, every byte arrives, the event log agrees."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
@@ -49,8 +49,8 @@ async def test_mail_through_both(folder: Path) -> None:
         )
         accepted = facts(folder, "accepted")
         assert len({fact["message"] for fact in accepted}) == 41
-        lanes = {int(fact["message"][12:18], 16) >> 17 for fact in accepted}
-        assert lanes == {1, 2}, "both took some"
+        workers = {int(fact["message"][12:18], 16) >> 17 for fact in accepted}
+        assert workers == {1, 2}, "both issued some"
         account = ledger(folder)
         assert account.total("delivered") == account.total("accepted") == 41
 
@@ -115,7 +115,7 @@ async def test_envid_keys(folder: Path) -> None:
 
 
 async def test_a_killed_receiver(folder: Path) -> None:
-    """Its sessions end, their bodies leave nothing, others go on, and another takes its place."""
+    """Its sessions end and their bodies are removed; other sessions continue; another receiver starts."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
@@ -147,7 +147,7 @@ def open_bodies(relay: Relay) -> list[bytes]:
 
 
 async def test_stopping_in_order(folder: Path) -> None:
-    """A transaction under way may finish; idle sessions are told; no process is left."""
+    """A running transaction may finish; idle sessions get 421; no process is left."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         relay = Relay(stage.config(processes=TWO, shutdown_grace=time_limit(20)))
@@ -230,9 +230,9 @@ async def test_another_relay_on_the_same_address(folder: Path) -> None:
 
 
 async def test_a_receiver_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The relay says so and stops in order; nothing stays behind."""
+    """The relay reports it and stops in order; no process is left."""
     monkeypatch.setattr(ReceiverChild, "module", "zonemta_py.nothing_here")
     async with staged(folder) as stage:
         relay = Relay(stage.config(processes={"receivers": 1}))
-        with pytest.raises(LocalError, match="a receiver's process cannot be started"):
+        with pytest.raises(LocalError, match="a receiver process cannot be started"):
             await relay.start()

@@ -1,8 +1,9 @@
-"""Senders in processes of their own: the same mail, exact limits, and nothing lost when one is killed."""
+"""Sender processes: the same mail, exact limits, and nothing lost when one is killed."""
 
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from tests.kit.relay import empty, facts, ledger, received, relaying, send, soun
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
-from zonemta_py.processes import sender_protocol as frames
-from zonemta_py.processes.child import Child
-from zonemta_py.processes.senders import SenderChild
+from zonemta_py.processes import sender_protocol as protocol
+from zonemta_py.processes.child import ChildProcess
 from zonemta_py.queue.format import keys
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
@@ -29,7 +29,7 @@ def pids(relay: Relay) -> list[int]:
 
 
 async def test_small_and_large_mail(folder: Path) -> None:
-    """Bodies with the order, and bodies asked for in chunks, byte for byte; signed there."""
+    """Bodies sent with the request, and bodies fetched in chunks, byte for byte; signed there."""
     key = write_key(folder / "k.pem", "ed25519")
     dkim = {"keys": [{"domain": "sender.example", "selector": "s", "key_file": str(key)}]}
     bodies = [b"", b".\r\n..\r\nsmall\r\n", b"x" * 76 + b"\r\n", (b"." + b"y" * 75 + b"\r\n") * 40_000]
@@ -51,7 +51,7 @@ async def test_small_and_large_mail(folder: Path) -> None:
 
 
 async def test_a_killed_sender(folder: Path) -> None:
-    """Its leases return at once, another takes over and a new one starts; every repeat is named."""
+    """Its leases are released at once, another sender takes them and a new one starts; every repeat is recorded."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example", Rule(Step.DOT, stall_s=0.05))
         config = stage.config(processes=TWO, zones={"default": {"connections_per_domain": 10}})
@@ -60,7 +60,7 @@ async def test_a_killed_sender(folder: Path) -> None:
                 await send(relay, [f"{n}@a.example"])
                 if n in (20, 40):
                     os.kill(pids(relay)[0], signal.SIGKILL)
-            await until(lambda: len(set(sink.tally.by_recipient)) == 60, "everybody to have it")
+            await until(lambda: len(set(sink.tally.by_recipient)) == 60, "every recipient to have it")
             await empty(relay)
             await until(lambda: len(pids(relay)) == 2, "both senders to be there again")
             assert sound(relay)
@@ -72,7 +72,7 @@ async def test_a_killed_sender(folder: Path) -> None:
 
 
 async def test_all_senders_killed_at_once(folder: Path) -> None:
-    """Mail waits for the next one, and is not deferred for it."""
+    """Mail waits for the next sender, and is not deferred."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
@@ -88,7 +88,7 @@ async def test_all_senders_killed_at_once(folder: Path) -> None:
 
 
 async def test_connections_are_counted_over_all_processes(folder: Path) -> None:
-    """Never more sessions with a destination than allowed, resting ones in any process included."""
+    """Never more sessions with a destination than allowed, idle ones in any process included."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example", Rule(Step.DOT, stall_s=0.01))
         most = 0
@@ -117,7 +117,7 @@ async def test_connections_are_counted_over_all_processes(folder: Path) -> None:
 async def test_a_message_that_kills_its_sender(
     folder: Path, monkeypatch: pytest.MonkeyPatch, poison_after: int
 ) -> None:
-    """It is noticed and held, like one that kills the relay; the next message goes out."""
+    """It is detected and held, like one that kills the relay; the next message is delivered."""
     monkeypatch.setenv(VARIABLE, "dot.answered")
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
@@ -138,13 +138,13 @@ def facts_in(relay: Relay, space: bytes) -> bool:
     return next(relay.queue.store.keys(space, keys.end_of(space)), None) is not None
 
 
-async def test_reload_and_dead_addresses_reach_every_process(folder: Path) -> None:
-    """A dead address that one sender found is known to all and cleared in all; a reload too."""
+async def test_reload_and_unreachable_hosts_reach_every_process(folder: Path) -> None:
+    """An unreachable address found by one sender is known to all and cleared in all; a reload reaches all."""
     async with staged(folder) as stage:
         await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay.fleet is not None
-            relay.fleet._address(None, protocol.HostStatus("127.0.9.9", 0.5))
+            relay.fleet.share_status(protocol.HostStatus("127.0.9.9", 0.5))
             assert [row["ip"] for row in relay.dead.rows(monotonic_s())] == ["127.0.9.9"]
             assert relay.dead.clear() == 1
             sink = await stage.receiver("b.example")
@@ -164,31 +164,24 @@ async def test_a_sender_ends_with_the_relay(folder: Path) -> None:
                 os.kill(pid, 0)
 
 
-async def test_a_sender_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried again, with longer and longer pauses; nothing else suffers."""
+async def test_a_sender_that_cannot_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its start is repeated, after growing pauses; the other sender delivers."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
-            assert relay.fleet is not None
-            launch, tries = relay.fleet.staff.launch, 0
-
-            async def failing(place: int) -> SenderChild:
-                nonlocal tries
-                tries += 1
-                if tries < 3:
-                    raise OSError("no more processes")
-                return await launch(place)
-
-            monkeypatch.setattr(relay.fleet.staff, "launch", failing)
-            os.kill(pids(relay)[0], signal.SIGKILL)
-            await send(relay, ["x@a.example"])
-            await received(sink, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "executable", "/nonexistent/python")
+                os.kill(pids(relay)[0], signal.SIGKILL)
+                await send(relay, ["x@a.example"])
+                await received(sink, 1)
+                await until(lambda: caplog.text.count("cannot be started") >= 2, "two attempts")
             await until(lambda: len(pids(relay)) == 2, "the second sender")
-            assert tries == 3
 
 
 async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> None:
-    """A resting session that dies in the middle of a body: what was fetched ahead for it goes nowhere."""
+    """An idle session that fails in the middle of a body: what was fetched ahead for it is dropped."""
     body = b"".join(b"%07d %s\r\n" % (n, b"z" * 60) for n in range(60_000))
     got: list[bytes] = []
     connections = 0
@@ -236,9 +229,9 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
 
 
 async def test_a_hung_sender_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lives and says nothing: its orders go to another. One that works stays."""
-    monkeypatch.setattr(Child, "beat_s", 0.05)
-    monkeypatch.setattr(Child, "silent_s", scaled(1.0))
+    """It runs and sends nothing: its requests go to another. One that works stays."""
+    monkeypatch.setattr(ChildProcess, "beat_s", 0.05)
+    monkeypatch.setattr(ChildProcess, "silent_s", scaled(1.0))
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:

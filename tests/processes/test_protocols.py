@@ -1,0 +1,107 @@
+"""Every frame of both protocols survives encoding; anything else is QueueCorrupt."""
+
+from types import UnionType
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.core.codec import fields_of, pack
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.processes import receiver_protocol, sender_protocol
+from zonemta_py.queue.accept import NewMessage, NewRecipient
+from zonemta_py.queue.format.records import IdempotencyRecord, Origin
+from zonemta_py.transports.pipelining import DsnOptions
+
+TEXT = st.text(max_size=20)
+BYTES = st.binary(max_size=50)
+NUMBER = st.integers(0, 2**63)
+FLAG = st.booleans()
+
+
+def lists(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(values, max_size=4)
+
+
+ATTEMPT = st.builds(Attempt, TEXT, NUMBER, TEXT, TEXT, TEXT, TEXT, TEXT, FLAG, NUMBER, FLAG, FLAG, FLAG)
+RECORD = st.builds(IdempotencyRecord, NUMBER, NUMBER, TEXT, BYTES)
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: NUMBER,
+    float: st.floats(allow_nan=False),
+    str: TEXT,
+    bytes: BYTES,
+    bool: FLAG,
+    bytes | None: st.none() | BYTES,
+    list[int]: lists(NUMBER),
+    list[tuple[bytes, bytes]]: lists(st.tuples(BYTES, BYTES)),
+    IdempotencyRecord | None: st.none() | RECORD,
+    DeliveryRequest: st.builds(
+        DeliveryRequest, TEXT, TEXT, TEXT, TEXT, lists(TEXT), BYTES, NUMBER, FLAG, FLAG,
+        st.none() | st.builds(DsnOptions, TEXT, lists(TEXT)),
+        st.tuples(st.integers(-9, 9), st.integers(-9, 9)), BYTES,
+    ),
+    DeliveryResult | None: st.none()
+    | st.builds(DeliveryResult, lists(st.none() | ATTEMPT), st.none() | ATTEMPT, FLAG, FLAG),
+    NewMessage: st.builds(
+        NewMessage, TEXT, BYTES, lists(st.builds(NewRecipient, TEXT, TEXT, TEXT, NUMBER, TEXT)),
+        st.builds(Origin, TEXT, TEXT, TEXT, TEXT, TEXT), TEXT, FLAG, FLAG, TEXT, TEXT, TEXT,
+        st.none() | st.tuples(TEXT, RECORD), BYTES,
+    ),
+}  # fmt: skip
+
+
+def frames_of(protocol: Any) -> st.SearchStrategy[Any]:
+    """Any frame of a protocol, made from the types of its fields."""
+    assert isinstance(protocol.Frame, UnionType)
+    return st.one_of(
+        st.builds(kind, *(VALUES[field.type] for field in fields_of(kind)))
+        for kind in get_args(protocol.Frame)
+    )
+
+
+@given(frames_of(receiver_protocol))
+def test_receiver_frames(frame: Any) -> None:
+    assert receiver_protocol.decode(pack(frame)) == frame
+
+
+@given(frames_of(sender_protocol))
+def test_sender_frames(frame: Any) -> None:
+    assert sender_protocol.decode(pack(frame)) == frame
+
+
+@pytest.mark.parametrize("protocol", [receiver_protocol, sender_protocol])
+@given(data=BYTES)
+def test_anything_else_is_corrupt(protocol: Any, data: bytes) -> None:
+    try:
+        frame = protocol.decode(data)
+    except QueueCorrupt:
+        return
+    assert protocol.decode(pack(frame)) == frame
+
+
+@pytest.mark.parametrize("protocol", [receiver_protocol, sender_protocol])
+def test_a_wrong_tag_or_type(protocol: Any) -> None:
+    for wrong in (b"", b"\xc1", pack([99, 1]), pack([3, "one"]), pack({"number": 1})):
+        with pytest.raises(QueueCorrupt):
+            protocol.decode(wrong)
+
+
+def test_the_wire_format() -> None:
+    """The tags are fixed: names of frames may change, what is sent may not."""
+    tags = {
+        protocol: {kind.__name__: kind.__struct_config__.tag for kind in get_args(protocol.Frame)}
+        for protocol in (receiver_protocol, sender_protocol)
+    }
+    assert tags[receiver_protocol] == {
+        "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "Ready": 11,
+        "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
+        "Drained": 18,
+    }  # fmt: skip
+    assert tags[sender_protocol] == {
+        "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,
+        "HostStatus": 7, "ClearUnreachable": 8, "SessionOpened": 11, "FetchChunk": 12, "Done": 13,
+        "IdleSessions": 14, "Trimmed": 15,
+    }  # fmt: skip
