@@ -1,6 +1,7 @@
-"""Take-over by itself: what happens when a part cannot be delivered here."""
+"""The recovery of orphaned partitions: what happens when one cannot be delivered here."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from zonemta_py.storage.open import open_shared_storage
 
 
 async def with_mail(folder: Path, kind: str, zone: str = "default") -> Any:
-    """A place with mail in one part, and nobody at it."""
+    """Shared storage with one partition, which has mail and no relay."""
     queue = make_queue(folder, lambda: 1_800_000_000_000, store=kind)
     await queue.recover()
     await accept(queue, "u@x.example", zone=zone)
@@ -26,8 +27,8 @@ async def with_mail(folder: Path, kind: str, zone: str = "default") -> Any:
     return open_shared_storage(queue_settings(folder, kind))
 
 
-class Fails:
-    """A deputy that cannot start."""
+class FailingRelay:
+    """A takeover relay that cannot start."""
 
     def __init__(self, queue: Any = None) -> None:
         self.queue = queue
@@ -36,64 +37,64 @@ class Fails:
         raise LocalError("not here")
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Nothing was begun."""
+        """Do nothing."""
 
 
-class Broken(Fails):
-    """A deputy whose queue cannot be written any more."""
+class RelayWithoutLease(FailingRelay):
+    """A takeover relay that has lost the lease of its partition."""
 
     class queue:
         failure = QueueUnavailable("the lease is lost")
 
     def __init__(self) -> None:
-        """Nothing."""
+        """Its queue is that of the class."""
 
     async def start(self) -> None:
-        """It begins."""
+        """Do nothing."""
 
 
 @pytest.mark.parametrize("kind", SHARED)
 @pytest.mark.parametrize("how", ["make", "start", "lost"])
-async def test_a_part_is_given_back(folder: Path, kind: str, how: str) -> None:
-    """Whatever goes wrong: another relay may have it at once, and this one looks on."""
-    asked: list[str] = []
+async def test_a_partition_is_released(folder: Path, kind: str, how: str) -> None:
+    """After any failure another relay can open it at once, and this one continues to look."""
+    opened: list[str] = []
 
-    def deputy(store: Store, name: str) -> Fails:
-        asked.append(name)
+    def make_relay(store: Store, name: str) -> FailingRelay:
+        opened.append(name)
         if how == "make":
             raise OSError("no space left")
-        return Fails() if how == "start" else Broken()
+        return FailingRelay() if how == "start" else RelayWithoutLease()
 
-    place = await with_mail(folder, kind)
-    taker = OrphanRecovery(place, queue_settings(folder, kind).shared, deputy)
-    taker.start()
-    await until(lambda: asked and not taker.names, "the part to be given back")
-    await asyncio.to_thread(lambda: place.open("one").close())
-    assert asked == ["one"]
-    await taker.close()
+    storage = await with_mail(folder, kind)
+    recovery = OrphanRecovery(storage, queue_settings(folder, kind).shared, make_relay)
+    recovery.start()
+    await until(lambda: opened and not recovery.names, "the partition to be released")
+    await asyncio.to_thread(lambda: storage.open("one").close())
+    assert opened == ["one"]
+    await recovery.close()
 
 
 @pytest.mark.parametrize("kind", SHARED)
 async def test_mail_for_programs_is_left(folder: Path, kind: str) -> None:
-    """A zone that programs dequeue has nobody here who would deliver it."""
-    asked: list[str] = []
-    place = await with_mail(folder, kind, "archive")
+    """The relay does not deliver a zone that programs dequeue."""
+    opened: list[str] = []
+    storage = await with_mail(folder, kind, "archive")
     settings = queue_settings(folder, kind).shared
-    taker = OrphanRecovery(
-        place, settings, lambda store, name: asked.append(name) or Fails(), {"archive"}
+    recovery = OrphanRecovery(
+        storage, settings, lambda store, name: opened.append(name) or FailingRelay(), {"archive"}
     )
-    store = await asyncio.to_thread(place.open, "one")
+    store = await asyncio.to_thread(storage.open, "one")
     exported = [(key, None) for key in store.keys(b"outbox/", b"outbox/\xff")]
     store.write(store.batch(exported, sync=True))
     store.close()
-    taker.start()
-    await until(lambda: "one" in taker._refused, "a look at it")
-    assert asked == []
-    await taker.close()
+    recovery.start()
+    await until(lambda: "one" in recovery._skipped_until, "the partition to be skipped")
+    assert opened == []
+    await recovery.close()
 
 
-async def test_beside_a_door_for_http(folder: Path) -> None:
-    """The deputy does not open it a second time."""
+async def test_with_an_http_listener(folder: Path) -> None:
+    """The takeover relay does not open a second one."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")
         queue = make_queue(folder / "queue", lambda: 1_800_000_000_000, store="redis")
@@ -101,9 +102,7 @@ async def test_beside_a_door_for_http(folder: Path) -> None:
         await accept(queue, "u@d.example")
         await queue.close()
         config = settings(stage, "redis", "two", admin={"address": "127.0.0.1:0", "mail": True})
-        from dataclasses import replace
-
-        place = queue_settings(folder / "queue", "redis")
-        config = replace(config, queue=replace(config.queue, redis=place.redis))
+        other = queue_settings(folder / "queue", "redis")
+        config = replace(config, queue=replace(config.queue, redis=other.redis))
         async with relaying(config):
-            await until(lambda: sink.tally.messages == 1, "the mail of the other")
+            await until(lambda: sink.tally.messages == 1, "the mail of the other relay")

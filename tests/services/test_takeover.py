@@ -1,4 +1,4 @@
-"""Relays that share a store: what one leaves, another delivers."""
+"""Relays that share a Redis or a bucket: what one leaves, another delivers."""
 
 import asyncio
 from collections import Counter
@@ -23,8 +23,8 @@ from zonemta_py.sink.server import Sink
 from zonemta_py.storage.open import open_shared_storage
 
 
-def place(folder: Path, kind: str) -> dict[str, Any]:
-    """Where the relays of a test keep their queues."""
+def shared_storage(folder: Path, kind: str) -> dict[str, Any]:
+    """The settings of the Redis or bucket that the relays of a test share."""
     if kind == "redis":
         return {"store": "redis", "redis": {"url": redis_url(), "prefix": part_of(folder)}}
     return {
@@ -34,12 +34,12 @@ def place(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def settings(stage: Stage, kind: str, name: str, **changes: Any) -> Config:
-    """The configuration of one relay."""
+    """The configuration of one relay; its partition is ``name``."""
     queue = {
         "directory": name,
         "min_free_disk": "1MiB",
         "shared": {"name": name, "lease": time_limit(2), "poll": "200ms"},
-        **place(stage.folder, kind),
+        **shared_storage(stage.folder, kind),
     }
     return stage.config(queue=queue, processes={}, **changes)
 
@@ -84,7 +84,9 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
             await until(lambda: wanted <= set(arrived(sinks)), "everything to arrive", 60)
             shared = open_shared_storage(settings(stage, kind, "three").queue)
             assert shared is not None
-            await until(lambda: "given back" in (folder / "two.log").read_text(), "the end of the part")
+            await until(
+                lambda: "given back" in (folder / "two.log").read_text(), "the end of the takeover"
+            )
             await until(
                 lambda: not any("recipients" in row for row in ask(folder / "two", AuditRequest()))
             )
@@ -118,7 +120,7 @@ def arrived(sinks: list[Sink]) -> Counter[str]:
 
 @pytest.mark.parametrize("kind", SHARED)
 async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) -> None:
-    """A program puts mail in and ends; a relay that shares its place delivers it."""
+    """A program submits mail and ends; a relay with the same shared storage delivers it."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")
         async with relaying(settings(stage, kind, "one")) as relay:
@@ -128,7 +130,7 @@ async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) 
                     await queue.enqueue("s@a.example", [f"u{number}@d.example"], text + b"y\n" * 50_000)
             await until(lambda: len(sink.messages) == 3, "the program's mail")
             assert relay.take_over is not None
-            taker = relay.take_over
-            await until(lambda: not taker.names, "the part to be given back")
+            recovery = relay.take_over
+            await until(lambda: not recovery.names, "the partition to be released")
             await empty(relay)
     assert ledger(folder).total("delivered") == 3

@@ -1,8 +1,8 @@
-"""Delivering what other relays left: those that died, or were stopped with mail in their part.
+"""Delivers what other relays left: those that died, or stopped with mail in their partition.
 
-A deputy is a relay without listeners on a dead one's queue, in this process, until that queue is empty. So
-nothing is moved, and whatever a crash leaves has one owner (decision 52). Beside it this relay's limits
-count for each queue by itself.
+A takeover relay is a relay without listeners that runs in this process on another relay's partition, until
+that is empty. Nothing is moved, so every message has one owner whatever a crash leaves (decision 52). The
+limits of this relay apply to each partition separately.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Set
 from typing import Protocol
 
-from zonemta_py.config.schema import SharedQueue
+from zonemta_py.config.schema import SharedStorageSettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueLocked
 from zonemta_py.queue.format import keys
@@ -19,14 +19,14 @@ from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.partitions import SharedStorage
 
-NOTICE_S = 1.0  # of one wait for a hint: a relay that stops waits no longer than that
-AGAIN_S = 60.0  # before a part that could not be taken over is tried again
+WAIT_S = 1.0  # for one notification: a relay that stops waits no longer than that
+RETRY_S = 60.0  # before a partition that could not be taken over, or still has mail, is tried again
 
 log = logging.getLogger(__name__)
 
 
 class TakeoverRelay(Protocol):
-    """A relay on somebody else's queue."""
+    """A relay on another relay's queue."""
 
     @property
     def queue(self) -> Queue:
@@ -36,104 +36,107 @@ class TakeoverRelay(Protocol):
         """Begin to deliver."""
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Finish what runs, and close the queue."""
+        """Finish the running transactions, and close the queue."""
 
 
 class OrphanRecovery:
-    """Looks for parts that nobody has. ``deputy`` makes the relay for one: its store and name.
+    """Finds partitions without a relay and delivers them. ``make_relay`` is given their store and name.
 
-    Mail for the zones in ``programs`` is left for whoever dequeues it.
+    Mail for the zones in ``dequeue_zones`` is left to the programs that dequeue it.
     """
 
     def __init__(
         self,
-        place: SharedStorage,
-        settings: SharedQueue,
-        deputy: Callable[[Store, str], TakeoverRelay],
-        programs: Set[str] = frozenset(),
+        storage: SharedStorage,
+        settings: SharedStorageSettings,
+        make_relay: Callable[[Store, str], TakeoverRelay],
+        dequeue_zones: Set[str] = frozenset(),
     ) -> None:
-        self._place = place
+        self._storage = storage
         self._settings = settings
-        self._deputy = deputy
-        self._programs = programs
+        self._make_relay = make_relay
+        self._dequeue_zones = dequeue_zones
         self._stopping = asyncio.Event()
         self._grace_s: float | None = None
-        self._refused: dict[str, float] = {}  # until when
-        self._drains: dict[str, asyncio.Task[None]] = {}
+        self._skipped_until: dict[str, float] = {}  # monotonic time, by partition
+        self._takeovers: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
     def names(self) -> list[str]:
-        """The parts that are being delivered."""
-        return sorted(self._drains)
+        """The partitions that are being delivered."""
+        return sorted(self._takeovers)
 
     def start(self) -> None:
-        """Look around in the background."""
-        self._task = asyncio.create_task(self._run(), name="take-over")
+        """Look for partitions in the background."""
+        self._task = asyncio.create_task(self._run(), name="takeover")
 
     async def _run(self) -> None:
-        looked_s = 0.0
+        polled_s = 0.0
         while not self._stopping.is_set():
             try:
-                hint = await asyncio.to_thread(self._place.notice, min(NOTICE_S, self._settings.poll))
+                wait_s = min(WAIT_S, self._settings.poll)
+                hint = await asyncio.to_thread(self._storage.wait_for_notification, wait_s)
                 found = [hint] if hint else []
-                if clock.monotonic_s() - looked_s >= self._settings.poll:
-                    found += await asyncio.to_thread(self._place.orphans)
-                    looked_s = clock.monotonic_s()
-            except Exception as exc:  # what is wrong there must not end the looking
-                log.error("what other relays left cannot be seen: %s", exc)
+                if clock.monotonic_s() - polled_s >= self._settings.poll:
+                    found += await asyncio.to_thread(self._storage.orphans)
+                    polled_s = clock.monotonic_s()
+            except Exception as exc:  # an error of the server must not end the search
+                log.error("partitions of other relays cannot be listed: %s", exc)
                 await clock.wait_event(self._stopping, self._settings.poll)
                 continue
             for name in found:
-                refused_until = self._refused.get(name, 0.0)
+                skipped_until = self._skipped_until.get(name, 0.0)
                 if (
-                    name in self._drains
-                    or clock.monotonic_s() < refused_until
+                    name in self._takeovers
+                    or clock.monotonic_s() < skipped_until
                     or self._stopping.is_set()
                 ):
                     continue
-                self._drains[name] = asyncio.create_task(self._drain(name), name=f"drain-{name}")
+                self._takeovers[name] = asyncio.create_task(
+                    self._take_over(name), name=f"takeover-{name}"
+                )
 
-    async def _drain(self, name: str) -> None:
-        """Deliver one part. What goes wrong with it costs nobody else anything."""
+    async def _take_over(self, name: str) -> None:
+        """Deliver one partition. An error is logged and affects no other partition."""
         store: Store | None = None
         try:
-            store = await asyncio.to_thread(self._place.open, name)
+            store = await asyncio.to_thread(self._storage.open, name)
             if await asyncio.to_thread(self._has_work, store):
                 log.warning("the queue of %s is taken over", name)
                 await self._deliver(name, store)
                 log.warning("the queue of %s is given back", name)
-            self._refused[name] = clock.monotonic_s() + AGAIN_S  # what is left is not for us
+            self._skipped_until[name] = clock.monotonic_s() + RETRY_S  # any mail left is for programs
         except QueueLocked as exc:
             log.info("%s is not taken over: %s", name, exc)
         except Exception as exc:
             log.error("the queue of %s cannot be delivered here: %s", name, exc)
-            self._refused[name] = clock.monotonic_s() + AGAIN_S
+            self._skipped_until[name] = clock.monotonic_s() + RETRY_S
         finally:
             if store is not None:
-                await asyncio.to_thread(store.close)  # again, where a deputy has closed it
-            self._drains.pop(name, None)
+                await asyncio.to_thread(store.close)  # the takeover relay may have closed it
+            self._takeovers.pop(name, None)
 
     async def _deliver(self, name: str, store: Store) -> None:
-        deputy = await asyncio.to_thread(self._deputy, store, name)
+        relay = await asyncio.to_thread(self._make_relay, store, name)
         try:
-            await deputy.start()
-            while not self._stopping.is_set() and deputy.queue.failure is None:
+            await relay.start()
+            while not self._stopping.is_set() and relay.queue.failure is None:
                 if not await asyncio.to_thread(self._has_work, store):
                     break
                 await clock.wait_event(self._stopping, self._settings.poll)
         finally:
-            await deputy.stop(self._grace_s)
+            await relay.stop(self._grace_s)
 
     def _has_work(self, store: Store) -> bool:
-        facts = next(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
-        return facts is not None or bool(zones_on_disk(store) - self._programs)
+        event = next(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
+        return event is not None or bool(zones_on_disk(store) - self._dequeue_zones)
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Stop the deputies in order."""
+        """Stop the search and the takeover relays; their transactions get ``grace_s`` to finish."""
         self._grace_s = grace_s
         self._stopping.set()
         await asyncio.gather(
-            *([self._task] if self._task else []), *self._drains.values(), return_exceptions=True
+            *([self._task] if self._task else []), *self._takeovers.values(), return_exceptions=True
         )
-        await asyncio.to_thread(self._place.close)
+        await asyncio.to_thread(self._storage.close)

@@ -99,8 +99,8 @@ class Layout:
         if data is None:
             return
         message, record = keys.parse_recipient(key)[1], read_waiting(data)
-        seat = (message, record.number)
-        folder = f"data/{message}/{record.number}"
+        seat = (message, record.recipient_index)
+        folder = f"data/{message}/{record.recipient_index}"
         if after is None:
             if plan.seats.get(seat, key) == key:  # not moved to its other key in this batch
                 plan.seats[seat] = None

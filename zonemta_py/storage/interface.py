@@ -1,7 +1,9 @@
-"""What the queue needs of a store: ordered keys, and batches that are written whole or not at all.
+"""The interface of a store: keys in byte order, and batches that are written completely or not at all.
 
-The verbs above it make every transition one batch, so a store knows nothing of mail (decision 21).
-Reads are short and run on the loop thread; ``write`` and ``compact`` are for threads of their own.
+A store knows nothing of mail but the layout of the keys: every transition of the queue is one batch
+(decision 21). Reads are called on the event loop and return at once, with one exception: the chunks of
+bodies, which a remote store keeps on its server. ``write``, ``compact`` and ``close`` block and belong
+in a thread.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,47 +14,58 @@ Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 
 
 class View(Protocol):
-    """Reading. Keys are ordered by their bytes."""
+    """Read access. Keys are ordered by their bytes."""
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """The value of ``key``, or None. Raises QueueCorrupt when it cannot be read.
+        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read.
 
-        Not ``checked``: the caller compares a checksum of its own, one is enough.
+        With ``checked`` false the store skips its own checksum: the caller compares another one.
+        Blocks for a chunk of a remote store; see ``Store.fetch_chunk``.
         """
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values from ``start`` (inclusive) to ``stop`` (exclusive).
+        """Yield keys and values from ``start`` (inclusive) to ``stop`` (exclusive). Raises QueueCorrupt.
 
-        What is committed while it runs may be seen or not; ``frozen`` gives one moment.
+        A batch that is written meanwhile may be seen or not; ``frozen`` gives a consistent view.
         """
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """As ``scan``, without values."""
+        """Yield the keys that ``scan`` would yield. Raises QueueCorrupt."""
 
 
 class Store(View, Protocol):
-    """An open store. Opening raises QueueLocked when another process has it."""
+    """An open store. Opening raises QueueLocked when another process has it open."""
 
     def frozen(self) -> AbstractContextManager[View]:
-        """One moment of the store, for reads that must agree with each other. Keep it short."""
+        """A consistent view, for reads that must agree with each other. Writes may wait until it is closed."""
+
+    async def fetch_chunk(self, key: bytes) -> bytes | None:
+        """Return the value of a chunk's key, or None, without blocking the calling loop.
+
+        Its checksum is not compared (``checked`` is false). Raises QueueCorrupt when it cannot be read.
+        """
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
-        """A batch for ``write``, built on the loop thread. ``sync``: on disk when ``write`` returns."""
+        """Build a batch for ``write``. With ``sync`` it is on disk when ``write`` returns."""
 
     def write(self, batch: Any) -> None:
-        """Write all of ``batch`` or nothing. Raises QueueUnavailable, and then for every later batch."""
+        """Write all of ``batch`` or nothing. Raises QueueUnavailable, also for every later batch."""
 
     def compact(self) -> None:
-        """Give back the disk space of removed keys, if the store keeps it."""
+        """Free the disk space of removed keys, where the store has not done so."""
 
     def size_bytes(self) -> int:
-        """Roughly what the store takes."""
+        """Return the approximate size of the store."""
 
     def is_behind(self) -> bool:
-        """Whether more large writes now would make every later write wait."""
+        """Return whether more large writes would now delay every later write."""
 
     def is_remote(self) -> bool:
-        """Whether reading takes a trip over the network: bodies are then read in threads."""
+        """Return whether chunks are on a server.
+
+        Then ``get`` and ``scan`` block for each chunk: an event loop uses ``fetch_chunk``. Everything
+        else is read from memory.
+        """
 
     def close(self) -> None:
-        """Close; nobody may be reading or writing."""
+        """Close the store. No other call may be running."""

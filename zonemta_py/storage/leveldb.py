@@ -1,8 +1,7 @@
-"""The one door to LevelDB.
+"""The store in LevelDB, and the adapter of plyvel.
 
-Reads and short ranges take microseconds and run on the loop thread. ``write`` and ``compact`` are
-for a thread of their own. After a failed write every later one fails until the database is opened
-again, which LevelDB insists on and we rely on.
+Reads and short ranges take microseconds and run on the event loop; ``write`` and ``compact`` run in a
+thread. After a failed write LevelDB refuses every later one until the database is opened again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,21 +14,21 @@ import plyvel
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.storage.interface import Op
 
-WRITE_BUFFER_BYTES = 16 << 20  # rate against reopen time and retained disk, see decision 6
+WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
-LEVEL0_FILES = 6  # it slows writes down at 8, and stops them at 12
+LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
 
-_leveldb: Any = plyvel  # it comes without types
+_leveldb: Any = plyvel  # it has no type annotations
 
 
 class LevelDBView:
-    """Reading, from the database as it changes or from a snapshot of it."""
+    """Read access to the database, or to a snapshot of it."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """The value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
+        """Return the value of ``key``, or None. Raises QueueCorrupt when LevelDB cannot read it."""
         try:
             value: bytes | None = self._source.get(key, verify_checksums=checked)
         except (_leveldb.Error, OSError) as exc:
@@ -37,11 +36,11 @@ class LevelDBView:
         return value
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values from ``start`` (inclusive) to ``stop`` (exclusive), as of the first one."""
+        """Yield keys and values, as of the first one; see ``View.scan``. Raises QueueCorrupt."""
         return self._iterate(start, stop, include_value=True)
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """As ``scan``, without values."""
+        """Yield keys, as of the first one; see ``View.keys``. Raises QueueCorrupt."""
         return self._iterate(start, stop, include_value=False)
 
     def _iterate(self, start: bytes, stop: bytes, *, include_value: bool) -> Iterator[Any]:
@@ -54,7 +53,10 @@ class LevelDBView:
 
 
 class LevelDBStore(LevelDBView):
-    """An open database. ``directory`` is made if need be; QueueLocked when another has it open."""
+    """An open database in ``directory``, which is created when missing.
+
+    Raises QueueLocked when another process has it open, LocalError when it cannot be opened.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -63,10 +65,10 @@ class LevelDBStore(LevelDBView):
             self._db: Any = _leveldb.DB(
                 str(directory),
                 create_if_missing=True,
-                paranoid_checks=True,  # a damaged log is an error, and not mail that silently is not there
+                paranoid_checks=True,  # a damaged log is an error; without it, its records would be skipped silently
                 write_buffer_size=WRITE_BUFFER_BYTES,
                 lru_cache_size=CACHE_BYTES,
-                compression=None,  # bodies stay for seconds: a third of the CPU of large mail, see decision 6
+                compression=None,  # a third of the CPU of large mail, for data that stay for seconds (decision 6)
             )
         except _leveldb.IOError as exc:
             if "lock" in str(exc).lower() and "permission" not in str(exc).lower():
@@ -78,15 +80,19 @@ class LevelDBStore(LevelDBView):
 
     @contextmanager
     def frozen(self) -> Iterator[LevelDBView]:
-        """One moment of the database, for reads that must agree with each other. Keep it short."""
+        """A snapshot, for reads that must agree with each other. Keep it short: it delays compaction."""
         snapshot = self._db.snapshot()
         try:
             yield LevelDBView(snapshot)
         finally:
             snapshot.close()
 
+    async def fetch_chunk(self, key: bytes) -> bytes | None:
+        """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
+        return self.get(key, checked=False)
+
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
-        """A write batch, built here: doing it in a thread beside a busy loop takes 300 times longer."""
+        """Build a write batch, on the loop thread: in a thread beside a busy loop it takes 300 times longer."""
         batch = self._db.write_batch(sync=sync)
         put, delete = batch.put, batch.delete
         for key, value in ops:
@@ -97,36 +103,37 @@ class LevelDBStore(LevelDBView):
         return batch
 
     def write(self, batch: Any) -> None:
-        """Write what ``batch`` holds, all or nothing. Raises QueueUnavailable."""
+        """Write all of ``batch`` or nothing. Raises QueueUnavailable."""
         try:
             batch.write()
         except (_leveldb.Error, OSError) as exc:
             raise QueueUnavailable(f"{self._directory}: {exc}") from exc
 
     def compact(self) -> None:
-        """Give back the disk space of removed keys. Both ends are named: without them it does nothing."""
+        """Free the disk space of removed keys."""
+        # Without both ends plyvel does nothing.
         self._db.compact_range(start=b"\x00", stop=b"\xff\xff")
 
     def size_bytes(self) -> int:
-        """Roughly what the database takes on disk, without its log."""
+        """Return the approximate size of the database on disk, without its log."""
         sizes: list[int] = self._db.approximate_sizes((b"\x00", b"\xff\xff"))
         return sizes[0]
 
     def is_behind(self) -> bool:
-        """Whether compaction has so much to do that LevelDB will soon stop all writes."""
+        """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
         return int(self._db.get_property(b"leveldb.num-files-at-level0")) >= LEVEL0_FILES
 
     def is_remote(self) -> bool:
-        """No: it is on this machine's disk, and mostly in its memory."""
+        """Return False."""
         return False
 
     def close(self) -> None:
-        """Close; nobody may be reading or writing, or the process dies."""
+        """Close the database. A read or write in another thread would crash the process."""
         self._db.close()
 
 
 def repair_database(directory: Path) -> None:
-    """LevelDB's own repair: every table and log that can be read, put together again. LocalError."""
+    """Let LevelDB rebuild the database from every table and log that it can read. Raises LocalError."""
     try:
         _leveldb.repair_db(str(directory), paranoid_checks=True)
     except (_leveldb.Error, OSError) as exc:

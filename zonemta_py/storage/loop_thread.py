@@ -1,9 +1,9 @@
-"""An event loop in a thread of its own: a store's calls are plain, its client's are awaited."""
+"""An event loop in a thread of its own, for the asynchronous clients behind the blocking calls of a store."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
-from concurrent.futures import CancelledError
-from threading import Thread
+from concurrent.futures import Future
+from threading import Lock, Thread
 from typing import TypeVar
 
 from zonemta_py.core.errors import LocalError
@@ -11,8 +11,60 @@ from zonemta_py.core.errors import LocalError
 T = TypeVar("T")
 
 
-async def _wait(work: Awaitable[T]) -> T:
-    return await work
+class LoopThread:
+    """Runs coroutines of callers in other threads and on other loops, until ``close``.
+
+    ``errors`` are the client's exceptions; callers get LocalError with ``label`` instead.
+    """
+
+    def __init__(self, name: str, label: str, errors: tuple[type[Exception], ...] = ()) -> None:
+        self._label = label
+        self._errors = errors
+        self._loop = asyncio.new_event_loop()
+        self._lock = Lock()  # nothing is submitted once ``_closing`` is set
+        self._closing = False
+        self._thread = Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Return the result of ``work``, blocking. Raises LocalError, also when the thread is closed meanwhile."""
+        return self._submit(work).result()
+
+    async def wait(self, work: Awaitable[T]) -> T:
+        """Like ``run``, without blocking the calling loop."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def _submit(self, work: Awaitable[T]) -> Future[T]:
+        with self._lock:
+            if not self._closing:
+                return asyncio.run_coroutine_threadsafe(self._guarded(work), self._loop)
+        if isinstance(work, Coroutine):
+            work.close()
+        raise self._closed()
+
+    async def _guarded(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except self._errors as exc:
+            raise LocalError(f"{self._label}: {exc}") from exc
+        except asyncio.CancelledError:
+            if self._closing:
+                raise self._closed() from None
+            raise
+
+    def _closed(self) -> LocalError:
+        return LocalError(f"{self._label}: the store is closed")
+
+    def close(self) -> None:
+        """Cancel what is running, and end the thread. A second call does nothing."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 async def _cancel_others() -> None:
@@ -20,34 +72,3 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-class LoopThread:
-    """Runs coroutines for callers in other threads, until ``close``."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Awaitable[T]) -> T:
-        """The result of ``work``; whatever it raises. LocalError when the thread is closed meanwhile."""
-        waiting = _wait(work)
-        try:
-            return asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
-        except (CancelledError, RuntimeError) as exc:
-            if isinstance(exc, RuntimeError) and not self._loop.is_closed():
-                raise
-            waiting.close()
-            if isinstance(work, Coroutine):
-                work.close()
-            raise LocalError("the store is closed") from exc
-
-    def close(self) -> None:
-        """End the thread, and what is still under way in it; closed already, it is nothing."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

@@ -1,6 +1,6 @@
-"""A store in memory: for tests, and for mail that may be lost with the process.
+"""A store in memory: for tests, for mail that may be lost with the process, and below other stores.
 
-The one door to sortedcontainers.
+The adapter of sortedcontainers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,76 +13,84 @@ import sortedcontainers
 
 from zonemta_py.storage.interface import Op
 
-_sorted: Any = sortedcontainers  # it comes without types
+_sorted: Any = sortedcontainers  # it has no type annotations
 
-BLOCK_KEYS = 256  # read at once, so that a writer waits no longer than that
+PAGE_KEYS = 256  # read under one lock: a writer waits no longer than for that
 
 
 class MemoryStore:
-    """Ordered keys in this process. ``close`` keeps them: the object can be opened again."""
+    """Ordered keys in this process. ``close`` keeps them: the object can be used again."""
 
     def __init__(self) -> None:
         self._values = _sorted.SortedDict()
-        self._lock = RLock()  # the queue writes from a thread of its own
+        self._size_bytes = 0
+        self._lock = RLock()  # the queue writes in a thread
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """The value of ``key``, or None."""
+        """Return the value of ``key``, or None."""
         value: bytes | None = self._values.get(key)
         return value
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values in order; see ``View``."""
+        """Yield keys and values in order; see ``View.scan``."""
         for key in self.keys(start, stop):
             value = self.get(key)
             if value is not None:
                 yield key, value
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Keys in order; see ``View``."""
+        """Yield keys in order; see ``View.keys``."""
         while True:
             with self._lock:
-                block = list(
-                    islice(self._values.irange(start, stop, inclusive=(True, False)), BLOCK_KEYS)
-                )
-            yield from block
-            if len(block) < BLOCK_KEYS:
+                page = list(islice(self._values.irange(start, stop, inclusive=(True, False)), PAGE_KEYS))
+            yield from page
+            if len(page) < PAGE_KEYS:
                 return
-            start = block[-1] + b"\x00"
+            start = page[-1] + b"\x00"
 
     @contextmanager
     def frozen(self) -> "Iterator[MemoryStore]":
-        """One moment: whoever writes waits."""
+        """A consistent view: changes wait until it is closed."""
         with self._lock:
             yield self
 
-    def batch(self, ops: Iterable[Op], *, sync: bool) -> list[Op]:
-        """The operations themselves; memory has nothing to sync."""
+    async def fetch_chunk(self, key: bytes) -> bytes | None:
+        """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
+        return self.get(key, checked=False)
+
+    def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
+        """Return the operations; there is nothing to sync."""
         return list(ops)
 
-    def write(self, batch: list[Op]) -> None:
-        """Apply the whole batch before anybody reads again."""
+    def write(self, batch: Any) -> None:
+        """Apply the whole batch before the next read."""
+        values = self._values
         with self._lock:
             for key, value in batch:
-                if value is None:
-                    self._values.pop(key, None)
-                else:
-                    self._values[key] = value
+                old = values.pop(key, None) if value is None else values.get(key)
+                if old is not None:
+                    self._size_bytes -= self._size_of(key, old)
+                if value is not None:
+                    values[key] = value
+                    self._size_bytes += self._size_of(key, value)
+
+    def _size_of(self, key: bytes, value: bytes) -> int:
+        return len(value)
 
     def compact(self) -> None:
-        """Nothing to do: removed keys take no room."""
+        """Do nothing: removed keys take no space."""
 
     def size_bytes(self) -> int:
-        """The octets of all values."""
-        with self._lock:
-            return sum(map(len, self._values.values()))
+        """Return the sum of the sizes of all values."""
+        return self._size_bytes
 
     def is_behind(self) -> bool:
-        """Never: nothing is put off."""
+        """Return False: nothing is put off."""
         return False
 
     def is_remote(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def close(self) -> None:
-        """The values stay, for whoever holds the object."""
+        """Keep the values, for the next user of the object."""

@@ -1,4 +1,4 @@
-"""Opening the store that the configuration names. A file beside it says which process has it."""
+"""Opens the store that the configuration names. A file next to it holds the process id of its user."""
 
 import os
 from collections.abc import Callable
@@ -11,84 +11,89 @@ from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.leveldb import LevelDBStore
 from zonemta_py.storage.memory import MemoryStore
-from zonemta_py.storage.partitions import SharedStorage, open_own, own_name
+from zonemta_py.storage.partitions import SharedStorage, open_own_or_standby, partition_name
 
-HOLDER_FILE = "relay.pid"
+PID_FILE = "relay.pid"
 
-FOLDERS = {"leveldb": "db", "filesystem": "files"}
-STORES: dict[str, Callable[[Path], Store]] = {"leveldb": LevelDBStore, "filesystem": FilesystemStore}
-# Loaded when asked for: their clients are extras.
-PLACES = {
-    "redis": ("zonemta_py.storage.redis", "RedisSharedStorage"),
+DIRECTORIES = {"leveldb": "db", "filesystem": "files"}
+LOCAL_STORES: dict[str, Callable[[Path], Store]] = {
+    "leveldb": LevelDBStore,
+    "filesystem": FilesystemStore,
+}
+# Imported on demand: their clients are extras.
+SHARED_STORAGES = {
+    "redis": ("zonemta_py.storage.redis_partitions", "RedisSharedStorage"),
     "s3": ("zonemta_py.storage.s3_partitions", "S3SharedStorage"),
 }
 
 
 def store_directory(settings: QueueSettings) -> Path | None:
-    """Where the store keeps its files; None for one that has none here."""
-    folder = FOLDERS.get(settings.store)
-    return settings.directory / folder if folder else None
+    """Return where the store keeps its files; None for a store without files on this machine."""
+    directory = DIRECTORIES.get(settings.store)
+    return settings.directory / directory if directory else None
 
 
 def open_shared_storage(settings: QueueSettings) -> SharedStorage | None:
-    """Where relays share their queues; None for a store of this process alone. Raises LocalError."""
-    if settings.store not in PLACES:
+    """Return the storage that relays share; None for a local store. Raises LocalError."""
+    if settings.store not in SHARED_STORAGES:
         return None
-    module, name = PLACES[settings.store]
+    module, name = SHARED_STORAGES[settings.store]
     try:
-        found: Callable[[QueueSettings], SharedStorage] = getattr(import_module(module), name)
+        connect: Callable[[QueueSettings], SharedStorage] = getattr(import_module(module), name)
     except ImportError as exc:
         raise LocalError(
             f"queue.store: {settings.store} needs an extra: pip install 'zonemta_py[{settings.store}]' ({exc})"
         ) from exc
-    return found(settings)
+    return connect(settings)
 
 
-def open_store(settings: QueueSettings, *, spare: bool = False) -> Store:
-    """The store of the queue. QueueLocked names the process that has it; LocalError otherwise.
+def open_store(settings: QueueSettings, *, standby: bool = False) -> Store:
+    """Open the store of the queue. Raises QueueLocked, which names the process that has it, or LocalError.
 
-    ``spare``: a part beside this relay's own will do, where another relay is delivering that.
+    ``standby``: open a standby partition while another relay delivers this relay's own.
     """
-    directory, folder = settings.directory, store_directory(settings)
-    for name, other in FOLDERS.items():
+    directory, store_path = settings.directory, store_directory(settings)
+    for name, other in DIRECTORIES.items():
         if name != settings.store and (directory / other).exists():
             raise LocalError(
                 f"{directory / other}: there is a queue of store '{name}' here, and queue.store says "
-                f"'{settings.store}': set it back until that one is empty, or move the folder away"
+                f"'{settings.store}': set it back until that queue is empty, or move the directory away"
             )
-    holder = directory / HOLDER_FILE
+    pid_file = directory / PID_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if settings.store in PLACES:
-            return _open_part(settings, spare=spare)
-        store = MemoryStore() if folder is None else STORES[settings.store](folder)
+        if settings.store in SHARED_STORAGES:
+            return _open_partition(settings, standby=standby)
+        store = MemoryStore() if store_path is None else LOCAL_STORES[settings.store](store_path)
     except QueueLocked as exc:
-        if settings.store in PLACES:
+        if settings.store in SHARED_STORAGES:
             raise
-        raise QueueLocked(f"{directory}: the queue is in use by process {_holder(holder)}") from exc
+        raise QueueLocked(f"{directory}: the queue is in use by process {_user(pid_file)}") from exc
     except OSError as exc:
         raise LocalError(f"{directory}: {exc}") from exc
     try:
-        holder.write_text(f"{os.getpid()}\n")
+        pid_file.write_text(f"{os.getpid()}\n")
     except OSError as exc:
         store.close()
-        raise LocalError(f"{holder}: {exc}") from exc
+        raise LocalError(f"{pid_file}: {exc}") from exc
     return store
 
 
-def _open_part(settings: QueueSettings, *, spare: bool) -> Store:
-    place = open_shared_storage(settings)
-    assert place is not None
+def _open_partition(settings: QueueSettings, *, standby: bool) -> Store:
+    storage = open_shared_storage(settings)
+    assert storage is not None
     try:
-        return open_own(place, settings.shared) if spare else place.open(own_name(settings.shared))
+        if standby:
+            return open_own_or_standby(storage, settings.shared)
+        return storage.open(partition_name(settings.shared))
     finally:
-        place.close()
+        storage.close()
 
 
-def _holder(path: Path) -> str:
+def _user(path: Path) -> str:
     try:
         pid = path.read_text().strip()
     except OSError:
         return "unknown"
-    # A pid that is gone was only the last to write it down.
+    # The process that wrote the file last may have ended; another one has the store then.
     return pid if pid.isdigit() and Path(f"/proc/{pid}").exists() else "unknown"

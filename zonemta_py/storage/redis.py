@@ -1,318 +1,151 @@
-"""A store in Redis: an ordered index of keys, a hash of values, every batch one script (``redis_layout``).
+"""The store in Redis: an index of keys, a hash of values, every batch one script (``redis_scripts``).
 
-The script of a batch first looks whether the lease is still the writer's, and whether it is the next batch: one
-that is sent again after an answer was lost is applied once. The one door to redis.
+The script first checks that the writer has the lease, and that the batch is the next one: a batch that is sent
+again because its answer was lost is applied once.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Iterator
-from contextlib import contextmanager
-from threading import RLock
-from typing import Any, TypeVar
-
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from collections.abc import Iterator
+from typing import Any
 
 from zonemta_py.config.schema import QueueSettings
-from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Op
-from zonemta_py.storage.loop_thread import LoopThread
-from zonemta_py.storage.partitions import MAIL, new_token
-from zonemta_py.storage.redis_scripts import GIVE_BACK, READ, RENEW, TAKE, WRITE, Part
+from zonemta_py.storage.lease import PartitionLease
+from zonemta_py.storage.redis_client import RedisClient
+from zonemta_py.storage.redis_scripts import ACQUIRE, RELEASE, RENEW, WRITE, RedisKeys, notifications_key
+from zonemta_py.storage.remote import RemoteBodyStore
 
-ANSWER_S = 5.0
-NOTICE_S = 3.0  # of one wait, less than an answer may take
-PAGE = 128  # keys of one read
-RETRIES = 6  # of a connection that broke: about three seconds
+PAGE_KEYS = 1000  # of one request while loading
+REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis may hold in vain
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+
+class RedisLease:
+    """The lease of one partition in Redis; see ``LeaseBackend``."""
+
+    def __init__(self, client: RedisClient, prefix: str, name: str, lease_s: float) -> None:
+        self._client = client
+        self._name = name
+        self._notifications = notifications_key(prefix)
+        self._where = RedisKeys(prefix, name)
+        self._lease_ms = int(lease_s * 1000)
+        self._acquire = client.commands.register_script(ACQUIRE)
+        self._renew = client.commands.register_script(RENEW)
+        self._release = client.commands.register_script(RELEASE)
+
+    def try_acquire(self, token: str) -> str | None:
+        """See ``LeaseBackend``. A new lease begins to count its batches at 1."""
+        where = [self._where.lease, self._where.written]
+        holder = self._client.run(self._acquire(keys=where, args=[token, self._lease_ms]))
+        return holder.decode() if holder else None
+
+    def renew(self, token: str) -> bool:
+        """See ``LeaseBackend``."""
+        renewal = self._renew(keys=[self._where.lease], args=[token, self._lease_ms])
+        return bool(self._client.run(renewal))
+
+    def release(self, token: str, *, mail: bool) -> None:
+        """See ``LeaseBackend``."""
+        released = self._client.run(self._release(keys=[self._where.lease], args=[token]))
+        if released and mail:
+            self._client.run(self._client.commands.rpush(self._notifications, self._name))
 
 
-class RedisSharedStorage:
-    """The parts in one Redis."""
-
-    def __init__(self, settings: QueueSettings) -> None:
-        self._settings = settings
-        self._prefix = settings.redis.prefix
-        self._thread = LoopThread("redis")
-        try:
-            self._client = _client(settings)
-        except LocalError:
-            self._thread.close()
-            raise
-        try:
-            self._thread.run(_check(self._client, sync=settings.durability == "sync"))
-        except (RedisError, OSError) as exc:
-            self.close()
-            raise LocalError(f"queue.redis.url: {settings.redis.url} cannot be used: {exc}") from exc
-        except BaseException:
-            self.close()
-            raise
-
-    def open(self, name: str) -> "RedisStore":
-        """As ``SharedStorage``."""
-        return RedisStore(self._settings, name)
-
-    def orphans(self) -> list[str]:
-        """As ``SharedStorage``."""
-        return self._run(self._orphans())
-
-    async def _orphans(self) -> list[str]:
-        found = []
-        pattern = f"{{{_escaped(self._prefix)}:*}}:keys"
-        async for index in self._client.scan_iter(match=pattern, count=1000):
-            name = index.decode()[len(self._prefix) + 2 : -len("}:keys")]
-            part = Part(self._prefix, name)
-            if await self._client.get(part.lease) is None and await _has_mail(self._client, part):
-                found.append(name)
-        return sorted(found)
-
-    def notice(self, wait_s: float) -> str | None:
-        """As ``SharedStorage``."""
-        found = self._run(
-            self._client.blpop([f"{self._prefix}:notices"], timeout=min(max(0.01, wait_s), NOTICE_S))
-        )
-        if not found:
-            return None
-        name = found[1]
-        return name if isinstance(name, str) else name.decode()
-
-    def _run(self, work: Awaitable[T]) -> T:
-        try:
-            return self._thread.run(work)
-        except (RedisError, OSError) as exc:
-            raise LocalError(f"Redis: {exc}") from exc
-
-    def close(self) -> None:
-        """As ``SharedStorage``."""
-        _end(self._thread, self._client)
-
-
-class RedisStore:
-    """One part, leased until ``close``. A write raises QueueUnavailable once the lease is lost."""
+class RedisStore(RemoteBodyStore):
+    """One partition in Redis. Raises QueueLocked, LocalError."""
 
     def __init__(self, settings: QueueSettings, name: str) -> None:
-        self.name = name
-        self._prefix = settings.redis.prefix
-        self._part = Part(self._prefix, name)
-        self._lease_ms = int(settings.shared.lease * 1000)
-        self._token = new_token()
-        self._lock = RLock()  # a write waits for a frozen view
-        self._written = 0
-        self._failure = ""  # why nothing is written any more
-        self._closed = False
-        self._client = client = _client(settings)
-        self._thread = LoopThread(f"redis-{name}")
-        self._write = client.register_script(WRITE)
-        self._read = client.register_script(READ)
-        self._renew = client.register_script(RENEW)
-        try:
-            self._renewal = self._thread.run(self._take())
-        except BaseException as exc:
-            _end(self._thread, client)
-            if isinstance(exc, (RedisError, OSError)):
-                raise LocalError(f"Redis: {exc}") from exc
-            raise
+        label = f"Redis partition '{name}'"
+        prefix, lease_s = settings.redis.prefix, settings.shared.lease
+        self._client = RedisClient(settings.redis, label)
+        self._where = RedisKeys(prefix, name)
+        lease = PartitionLease(label, lease_s, RedisLease(self._client, prefix, name, lease_s))
+        super().__init__(name, label, self._client.thread, lease)
+        self._script = self._client.commands.register_script(WRITE)
+        self._written = 0  # batches
+        self._removed_chunks: set[bytes] = set()  # out of the index, still in the hash
+        self._open()
 
-    async def _take(self) -> "asyncio.Task[None]":
-        take = self._client.register_script(TAKE)
-        keys_of = [self._part.lease, self._part.written]
-        held = await take(keys=keys_of, args=[self._token, self._lease_ms])
-        if held:
-            holder = held.decode().rpartition(":")[0]
-            raise QueueLocked(f"Redis part '{self.name}': in use by {holder}", holder)
-        return asyncio.create_task(self._keep_renewing())
-
-    async def _keep_renewing(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_ms / 3000)
-            try:
-                if not await self._renew(keys=[self._part.lease], args=[self._token, self._lease_ms]):
-                    log.critical("Redis part '%s': the lease is lost, another relay has it", self.name)
-                    return
-            except (RedisError, OSError) as exc:
-                log.error("Redis part '%s': the lease could not be renewed: %s", self.name, exc)
+    def _disconnect(self) -> None:
+        self._client.close()
 
     # ---- reading
 
-    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """As ``View``."""
-        value: bytes | None = self._ask(self._client.hget(self._part.values, key))
+    def _load(self) -> None:
+        start = b"-"
+        while page := self._page(start):
+            self._apply(self._values_of(page), b"")
+            start = b"(" + page[-1]
+        commands, where = self._client.commands, self._where
+        if self._client.run(commands.hlen(where.values)) > self._client.run(commands.zcard(where.index)):
+            in_hash = self._client.run(commands.hkeys(where.values))
+            self._removed_chunks = {key for key in in_hash if key not in self._values}
+
+    def _page(self, start: bytes) -> list[bytes]:
+        request = self._client.commands.zrangebylex(
+            self._where.index, start, b"+", start=0, num=PAGE_KEYS
+        )
+        found: list[bytes] = self._client.run(request)
+        return found
+
+    def _values_of(self, page: list[bytes]) -> Iterator[Op]:
+        """The keys of a page: small ones with their values, chunks without."""
+        small = [key for key in page if not keys.is_chunk(key)]
+        yield from ((key, b"") for key in page if keys.is_chunk(key))
+        values = (
+            self._client.run(self._client.commands.hmget(self._where.values, small)) if small else ()
+        )
+        for key, value in zip(small, values, strict=True):
+            if value is None:
+                log.critical("%s: %r is in the index and has no value", self._label, key)
+            yield key, value
+
+    async def _read_chunk(self, key: bytes, reference: bytes) -> bytes | None:
+        value: bytes | None = await self._client.commands.hget(self._where.values, key)
         return value
-
-    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """As ``View``."""
-        part = self._part
-        while True:
-            args: list[Any] = [b"[" + start, b"(" + stop, PAGE]
-            found, values = self._ask(self._read(keys=[part.index, part.values], args=args))
-            for key, value in zip(found, values, strict=True):
-                if value is not None:
-                    yield key, value
-            if len(found) < PAGE:
-                return
-            start = found[-1] + b"\x00"
-
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """As ``View``."""
-        while True:
-            found = self._ask(
-                self._client.zrangebylex(self._part.index, b"[" + start, b"(" + stop, start=0, num=PAGE)
-            )
-            yield from found
-            if len(found) < PAGE:
-                return
-            start = found[-1] + b"\x00"
-
-    def _ask(self, work: Awaitable[Any]) -> Any:
-        """An answer. A read that failed is not the same as damage: nothing is written on the strength of it."""
-        try:
-            return self._thread.run(work)
-        except (RedisError, OSError, LocalError) as exc:
-            self._failure = f"Redis part '{self.name}' cannot be read: {exc}"
-            raise QueueCorrupt(self._failure) from exc
-
-    @contextmanager
-    def frozen(self) -> "Iterator[RedisStore]":
-        """One moment: nobody else writes here, and our own writes wait."""
-        with self._lock:
-            yield self
 
     # ---- writing
 
-    def batch(self, ops: Iterable[Op], *, sync: bool) -> dict[bytes, bytes | None]:
-        """What each key is in the end."""
-        return dict(ops)
+    def _commit(self, batch: list[Op]) -> None:
+        """Send ``batch``; on a broken connection it is sent again under the same number.
 
-    def write(self, batch: dict[bytes, bytes | None]) -> None:
-        """As ``Store``; on a broken connection the batch is sent again under its number."""
-        puts: list[Any] = []
-        gone: list[bytes] = []
-        for key, value in batch.items():
-            if value is None:
-                gone.append(key)
-            else:
-                puts += (key, value)
-        if self._failure:
-            raise QueueUnavailable(self._failure)
-        args = [self._token, self._written + 1, len(puts) // 2, *puts, *gone]
-        part = self._part
-        where = [part.lease, part.index, part.values, part.written]
-        try:
-            with self._lock:
-                done = self._thread.run(self._write(keys=where, args=args))
-        except (RedisError, OSError, LocalError) as exc:
-            self._failure = f"Redis part '{self.name}': {exc}"
-            raise QueueUnavailable(self._failure) from exc
-        if done != 1:
-            self._failure = f"Redis part '{self.name}': the lease is lost, another relay has it"
-            raise QueueUnavailable(self._failure)
+        The values of removed chunks go with the next batch: until a frozen view is closed, memory still has
+        their keys, and the view may read them.
+        """
+        put = {key: value for key, value in batch if value is not None}
+        removed = [key for key, value in batch if value is None]
+        small = [key for key in removed if not keys.is_chunk(key)]
+        self._send(put, removed, [*small, *(self._removed_chunks - put.keys())])
+        self._apply(batch, b"")
+        self._removed_chunks = {key for key in removed if keys.is_chunk(key)}
+        if len(self._removed_chunks) > REMOVED_CHUNKS_MAX:
+            self._free_chunks()
+
+    def _send(self, put: dict[bytes, bytes], removed: list[bytes], freed: list[bytes]) -> None:
+        where = self._where
+        pairs = [part for pair in put.items() for part in pair]
+        args: list[Any] = [self._lease.token, self._written + 1, len(put), len(removed)]
+        request = self._script(
+            keys=[where.lease, where.index, where.values, where.written],
+            args=[*args, *pairs, *removed, *freed],
+        )
+        if self._client.run(request) != 1:
+            self._lease.mark_lost()
+            self._lease.check()
         self._written += 1
 
-    def compact(self) -> None:
-        """Nothing to do: removed keys take no room."""
-
-    def size_bytes(self) -> int:
-        """What Redis says its memory is."""
-        return sum(
-            self._ask(self._client.memory_usage(key)) or 0
-            for key in (self._part.index, self._part.values)
-        )
-
-    def is_behind(self) -> bool:
-        """Never: nothing is put off."""
-        return False
-
-    def is_remote(self) -> bool:
-        """Everything is."""
-        return True
+    def _free_chunks(self) -> None:
+        self._send({}, [], list(self._removed_chunks))
+        self._removed_chunks.clear()
 
     def close(self) -> None:
-        """Give the lease back, and say so when there is mail left. Closed already, it is nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._thread.run(self._leave())
-        except (RedisError, OSError) as exc:
-            log.error("Redis part '%s': its lease runs out by itself: %s", self.name, exc)
-        self._thread.close()
-
-    async def _leave(self) -> None:
-        self._renewal.cancel()
-        give_back = self._client.register_script(GIVE_BACK)
-        try:
-            ours = await give_back(keys=[self._part.lease], args=[self._token])
-            if ours and await _has_mail(self._client, self._part):
-                await self._client.rpush(f"{self._prefix}:notices", self.name)
-        finally:
-            await self._client.aclose()
-
-
-def _end(thread: LoopThread, client: "redis.asyncio.Redis") -> None:
-    thread.run(client.aclose())
-    thread.close()
-
-
-def _client(settings: QueueSettings) -> "redis.asyncio.Redis":
-    """Raises LocalError for a URL that is none."""
-    broken = [RedisConnectionError, RedisTimeoutError]
-    retry = Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES)
-    try:
-        client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            settings.redis.url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=retry, retry_on_error=broken
-        )  # fmt: skip
-    except ValueError as exc:
-        raise LocalError(f"queue.redis.url: {settings.redis.url}: {exc}") from exc
-    return client
-
-
-async def _check(client: "redis.asyncio.Redis", *, sync: bool) -> None:
-    """The server is there, and when it is to be trusted with mail, answers after the disk has it."""
-    await client.ping()
-    if not sync:
-        return
-    try:
-        found = {**await client.config_get("*append*"), **await client.config_get("maxmemory*")}
-    except ResponseError as exc:
-        log.warning(
-            "queue.redis: whether Redis writes to disk before it answers cannot be seen: %s", exc
-        )
-        return
-    if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
-        raise LocalError(
-            "queue.redis: this Redis answers before its disk has a write, so that accepted mail can be lost: "
-            "set appendonly yes and appendfsync always there, or queue.durability: none here"
-        )
-    if found.get("no-appendfsync-on-rewrite") == "yes":
-        raise LocalError(
-            "queue.redis: this Redis answers before its disk has a write while it rewrites its log: set "
-            "no-appendfsync-on-rewrite no there, or queue.durability: none here"
-        )
-    if found.get("maxmemory") != "0" and str(found.get("maxmemory-policy")).startswith("allkeys"):
-        raise LocalError(
-            "queue.redis: this Redis throws keys away when its memory is full: set maxmemory-policy noeviction "
-            "there, or queue.durability: none here"
-        )
-
-
-async def _has_mail(client: "redis.asyncio.Redis", part: Part) -> bool:
-    for prefix in MAIL:
-        if await client.zrangebylex(
-            part.index, b"[" + prefix, b"(" + keys.end_of(prefix), start=0, num=1
-        ):
-            return True
-    return False
-
-
-def _escaped(text: str) -> str:
-    """``text`` in a pattern of SCAN."""
-    return "".join(f"\\{c}" if c in "*?[]\\^" else c for c in text)
+        """See ``RemoteBodyStore.close``."""
+        if self._removed_chunks and not (self._closed or self._failure or self._lease.lost):
+            try:
+                self._free_chunks()
+            except LocalError as exc:
+                log.error("%s: removed chunks stay until it is opened again: %s", self._label, exc)
+        super().close()

@@ -1,16 +1,16 @@
-"""A store in objects: a log of batches, a snapshot now and then, bodies beside them.
+"""The store in S3: a log of batches, a snapshot now and then, and bodies as objects of their own.
 
-    NAME/lease                who has the part; its age is the server's
-    NAME/log/SEQ              one batch each, 16 hex digits
-    NAME/snapshot/SEQ         everything but bodies, as of that batch
-    NAME/body/LIFE/MESSAGE/NUMBER
-                              a chunk, written before the batch that names it; LIFE is the first batch of its
-                              writer's, so that two relays that think they have the part do not write over each other
+    NAME/lease                the relay that has the partition (``s3_lease``)
+    NAME/log/SEQ              one batch, 16 hex digits
+    NAME/snapshot/SEQ         everything but bodies, after that batch
+    NAME/body/BOOT/MESSAGE/NUMBER
+                              a chunk, written before the batch that names it; BOOT is the first batch of its
+                              writer, so that a relay that lost its lease cannot overwrite another's chunk
 
-A batch is one object that must not be there yet: so it is whole or nothing, and of two relays that think
-they have the part only one writes it. Whoever opens the part writes an empty batch first: the one before
-it cannot go on, since its next number is taken. Those first batches stay for ever. Keys and small values
-are also in memory, so this is for queues whose recipients fit there; bodies are not.
+A batch is one object that must not exist yet: so it is written completely or not at all, and of two relays
+that both believe to have the partition only one can write it. A relay that opens the partition first writes
+an empty batch: the relay before it cannot continue, because its next number is taken. These first batches
+are never deleted.
 """
 
 import logging
@@ -18,19 +18,20 @@ from collections.abc import Iterable, Iterator
 
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.codec import pack, unpacker
-from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
+from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Op
+from zonemta_py.storage.lease import PartitionLease
 from zonemta_py.storage.memory import MemoryStore
-from zonemta_py.storage.partitions import MAIL
-from zonemta_py.storage.s3_client import Conflict, Objects
+from zonemta_py.storage.remote import RemoteBodyStore
+from zonemta_py.storage.s3_client import Conflict, S3Client
 from zonemta_py.storage.s3_lease import S3Lease
 
 FORMAT = 1
-SNAPSHOT_BYTES = 8 << 20  # of batches since the last one, or as much as that took
+SNAPSHOT_BYTES = 8 << 20  # of batches since the last snapshot; or its size, when that is larger
 SNAPSHOT_BATCHES = 1000
-READ_AT_ONCE = 64
-TRIES = 3
+PAGE_OBJECTS = 64  # of one request while loading
+ATTEMPTS = 3
 
 log = logging.getLogger(__name__)
 
@@ -38,32 +39,30 @@ _unpack_batch = unpacker(tuple[int, str, list[tuple[bytes, bytes | None]]])  # f
 _unpack_snapshot = unpacker(tuple[int, list[tuple[bytes, bytes]]])
 
 
-class S3Store(MemoryStore):
-    """One part, leased until ``close``. A write raises QueueUnavailable once the lease is lost."""
+class S3Store(RemoteBodyStore):
+    """One partition in S3. Raises QueueLocked, LocalError, QueueCorrupt."""
 
     def __init__(self, settings: QueueSettings, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self._objects = Objects(settings.s3)
+        label, lease_s = f"S3 partition '{name}'", settings.shared.lease
+        self._client = S3Client(settings.s3)
+        lease = PartitionLease(label, lease_s, S3Lease(self._client, name, lease_s))
+        super().__init__(name, label, self._client.thread, lease)
         self._seq = 0
-        self._first: set[int] = set()  # batches that began a life
-        self._doubtful: set[int] = set()  # batches before the snapshot: such ones, or left over
-        self._since = [0, 0]  # batches and octets since the snapshot
+        self._boot = b""  # the number of this writer's first batch, in hex
+        self._first: set[int] = set()  # first batches of all boots
+        self._unread: set[int] = set()  # batches before the snapshot: first ones, or not deleted yet
+        self._since_snapshot = [0, 0]  # batches and bytes
         self._snapshot_bytes = 0
-        self._closed = False
-        try:
-            self._lease = S3Lease(self._objects, name, settings.shared.lease)
-        except BaseException:
-            self._objects.close()
-            raise
-        try:
-            self._load()
-        except BaseException:
-            self._leave(mail=True)
-            raise
+        self._open()
+
+    def _disconnect(self) -> None:
+        self._client.close()
 
     def _path(self, *parts: str) -> str:
         return "/".join((self.name, *parts))
+
+    def _log_path(self, seq: int) -> str:
+        return self._path("log", f"{seq:016x}")
 
     # ---- opening
 
@@ -73,209 +72,174 @@ class S3Store(MemoryStore):
             self._read_log()
             try:
                 self._append([])
-                self._first.add(self._seq)
-                self._check_conditions()
                 break
             except Conflict:
-                continue  # the one before us was not quite dead
-        on_disk = set(self._objects.paths(self._path("body/")))
-        self._life = f"{self._seq:016x}".encode()
-        self._objects.delete(
-            on_disk - set(self._bodies(self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))))
-        )
+                continue  # the relay before this one wrote another batch
+        self._first.add(self._seq)
+        self._check_conditions()
+        self._boot = f"{self._seq:016x}".encode()
+        stored = set(self._client.paths(self._path("body/")))
+        used = set(self._bodies(self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))))
+        self._client.delete(stored - used)
 
     def _check_conditions(self) -> None:
-        """Nothing holds without them: the batch that was just written must not be written again."""
+        """Raise LocalError unless the server refuses to write the first batch again."""
         try:
-            self._objects.put(self._path("log", f"{self._seq:016x}"), pack((FORMAT, "?", [])), new=True)
+            self._client.put(self._log_path(self._seq), pack((FORMAT, "?", [])), new=True)
         except Conflict:
             return
         raise LocalError(
-            f"s3 part '{self.name}': this store ignores If-None-Match on writes, so two relays could have one part"
+            f"{self._label}: this server ignores If-None-Match on writes, so two relays could have one partition"
         )
 
     def _read_snapshot(self) -> None:
-        names = self._objects.paths(self._path("snapshot/"))
-        if not names:
+        paths = self._client.paths(self._path("snapshot/"))
+        if not paths:
             return
-        found = self._objects.get(names[-1])
+        found = self._client.get(paths[-1])
         if found is None:
-            raise QueueCorrupt(f"{names[-1]}: the snapshot is gone")
+            raise QueueCorrupt(f"{paths[-1]}: the snapshot is missing")
         version, items = _unpack_snapshot(found.data)
-        if version != FORMAT:
-            raise LocalError(f"{names[-1]}: version {version} is not known here")
-        super().write(list(items))
-        self._seq = _seq_of(names[-1])
+        _check_format(paths[-1], version)
+        MemoryStore.write(self, items)
+        self._seq = _seq_of(paths[-1])
         self._snapshot_bytes = len(found.data)
 
     def _read_log(self) -> None:
         newer = []
-        for path in self._objects.paths(self._path("log/")):
+        for path in self._client.paths(self._path("log/")):
             seq = _seq_of(path)
             if seq <= self._seq:
-                self._doubtful.add(seq)
+                self._unread.add(seq)
             else:
                 newer.append((seq, path))
         for seq, path, data in self._read_all(newer):
             if seq != self._seq + 1:
                 raise QueueCorrupt(f"{path}: the batch before it is missing")
             version, _, ops = _unpack_batch(data)
-            if version != FORMAT:
-                raise LocalError(f"{path}: version {version} is not known here")
-            super().write(list(ops))
+            _check_format(path, version)
+            MemoryStore.write(self, ops)
             self._seq = seq
             if not ops:
                 self._first.add(seq)
             self._count(len(data))
 
     def _read_all(self, batches: list[tuple[int, str]]) -> Iterator[tuple[int, str, bytes]]:
-        """Numbers, paths and contents, several at a time."""
-        for at in range(0, len(batches), READ_AT_ONCE):
-            some = batches[at : at + READ_AT_ONCE]
-            for (seq, path), found in zip(
-                some, self._objects.get_all([p for _, p in some]), strict=True
-            ):
+        """Numbers, paths and contents; a page of objects is read concurrently."""
+        for at in range(0, len(batches), PAGE_OBJECTS):
+            page = batches[at : at + PAGE_OBJECTS]
+            objects = self._client.get_all(path for _, path in page)
+            for (seq, path), found in zip(page, objects, strict=True):
                 if found is None:
-                    raise QueueCorrupt(f"{path}: the batch is gone")
+                    raise QueueCorrupt(f"{path}: the batch is missing")
                 yield seq, path, found.data
 
     # ---- reading
 
-    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """As ``View``."""
-        value = super().get(key)
-        if value is None or not keys.is_chunk(key):
-            return value
-        try:
-            found = self._objects.get(self._body(key, value))
-        except LocalError as exc:
-            raise QueueCorrupt(f"{key!r} cannot be read: {exc}") from exc
+    async def _read_chunk(self, key: bytes, reference: bytes) -> bytes | None:
+        found = await self._client.fetch(self._body_path(key, reference))
         return found.data if found is not None else None
 
-    def _body(self, key: bytes, life: bytes) -> str:
+    def _body_path(self, key: bytes, boot: bytes) -> str:
         _, message, number = key.decode().split("/")
-        return self._path("body", life.decode(), message, number)
+        return self._path("body", boot.decode(), message, number)
 
     def _bodies(self, found: Iterable[bytes]) -> Iterator[str]:
-        """The objects of those keys that are chunks, and there."""
+        """The objects of those keys that are chunks of this partition."""
         for key in found:
-            life = super().get(key) if keys.is_chunk(key) else None
-            if life is not None:
-                yield self._body(key, life)
+            boot = self._values.get(key) if keys.is_chunk(key) else None
+            if boot is not None:
+                yield self._body_path(key, boot)
 
     # ---- writing
 
-    def batch(self, ops: Iterable[Op], *, sync: bool) -> list[Op]:
-        """What each key is in the end."""
-        return list(dict(ops).items())
-
-    def write(self, batch: list[Op]) -> None:
-        """As ``Store``: bodies first, then the batch, then what is not needed any more goes."""
-        if self._lease.lost:
-            raise QueueUnavailable(f"S3 part '{self.name}': the lease is lost, another relay has it")
+    def _commit(self, batch: list[Op]) -> None:
+        """Write the bodies, then the batch; then delete the bodies of removed chunks."""
         if not batch:
-            return  # an empty batch is what a life begins with
-        life = self._life
+            return  # an empty batch is the first one of a boot
+        try:
+            self._write_bodies(batch)
+            self._append(list(self._with_reference(batch, self._boot)))
+        except Conflict:
+            self._lease.mark_lost()
+            self._lease.check()
+        removed = list(self._bodies(key for key, value in batch if value is None))
+        self._apply(batch, self._boot)
+        if removed:
+            self._client.delete_later(removed)
+        self._snapshot_if_due()
+
+    def _write_bodies(self, batch: list[Op]) -> None:
         bodies = {
-            self._body(key, life): value
+            self._body_path(key, self._boot): value
             for key, value in batch
             if value is not None and keys.is_chunk(key)
         }
-        gone = list(self._bodies(key for key, value in batch if value is None))
-        small = [
-            (key, life if value is not None and keys.is_chunk(key) else value) for key, value in batch
-        ]
-        try:
-            if bodies:
-                self._objects.put_all(bodies)
-            self._append(small)
-        except Conflict as exc:
-            raise QueueUnavailable(
-                f"S3 part '{self.name}': the lease is lost, another relay has it"
-            ) from exc
-        except LocalError as exc:
-            raise QueueUnavailable(str(exc)) from exc
-        super().write(small)
-        if gone:
-            self._objects.delete_later(gone)
-        batches, octets = self._since
-        if self._lease.lost:
-            return
-        if batches >= SNAPSHOT_BATCHES or octets >= max(SNAPSHOT_BYTES, self._snapshot_bytes):
-            self._snapshot()
+        if bodies:
+            self._client.put_all(bodies)
 
     def _append(self, ops: list[Op]) -> None:
-        """One batch more. Raises Conflict when somebody else wrote it."""
+        """Write the next batch. Raises Conflict when another relay wrote one of that number."""
         data = pack((FORMAT, self._lease.token, ops))
-        path = self._path("log", f"{self._seq + 1:016x}")
-        for _ in range(TRIES):
+        path = self._log_path(self._seq + 1)
+        for _ in range(ATTEMPTS):
             try:
-                self._objects.put(path, data, new=True)
+                self._client.put(path, data, new=True)
                 break
             except Conflict:
-                found = self._objects.get(path)
+                found = self._client.get(path)
                 if found is None:
-                    continue  # two requests of our own met
+                    continue  # two requests of this relay met
                 if found.data == data:
-                    break  # our own: its answer was lost, and it was sent again
+                    break  # this batch: its answer was lost, and the client sent it again
                 raise
         else:
-            raise QueueUnavailable(f"S3 part '{self.name}': {path} cannot be written")
+            raise LocalError(f"{self._label}: {path} cannot be written")
         self._seq += 1
         self._count(len(data))
 
-    def _count(self, size: int) -> None:
-        self._since = [self._since[0] + 1, self._since[1] + size]
+    def _count(self, size_bytes: int) -> None:
+        batches, total_bytes = self._since_snapshot
+        self._since_snapshot = [batches + 1, total_bytes + size_bytes]
+
+    # ---- snapshots
+
+    def _snapshot_if_due(self) -> None:
+        batches, size_bytes = self._since_snapshot
+        due = batches >= SNAPSHOT_BATCHES or size_bytes >= max(SNAPSHOT_BYTES, self._snapshot_bytes)
+        if due and not self._lease.lost:
+            self._snapshot()
 
     def _snapshot(self) -> None:
-        """Everything as of now; the batches it holds go, but for those that began a life."""
-        data = pack((FORMAT, [(key, MemoryStore.get(self, key)) for key in self.keys(b"", b"\xff\xff")]))
+        """Write everything but bodies; delete the batches that it contains, except first ones."""
+        data = pack((FORMAT, list(self._values.items())))
         try:
-            self._objects.put(self._path("snapshot", f"{self._seq:016x}"), data)
-            self._objects.delete_later(self._outdated())
+            self._client.put(self._path("snapshot", f"{self._seq:016x}"), data)
+            self._client.delete_later(self._outdated())
         except LocalError as exc:
-            log.error("S3 part '%s': no snapshot could be written, the log goes on: %s", self.name, exc)
+            log.error("%s: no snapshot was written, the log continues: %s", self._label, exc)
             return
-        self._since, self._snapshot_bytes = [0, 0], len(data)
+        self._since_snapshot, self._snapshot_bytes = [0, 0], len(data)
 
     def _outdated(self) -> list[str]:
-        for seq in self._doubtful:
-            found = self._objects.get(self._path("log", f"{seq:016x}"))
+        """The batches and snapshots before this one. Newer ones are another relay's, once the lease is lost."""
+        for seq in self._unread:
+            found = self._client.get(self._log_path(seq))
             if found is not None and not _unpack_batch(found.data)[2]:
                 self._first.add(seq)
-        self._doubtful.clear()
-        # What is newer is another relay's, should it have the part by now.
-        batches = [
-            path for path in self._objects.paths(self._path("log/")) if _seq_of(path) <= self._seq
+        self._unread.clear()
+        batches = self._client.paths(self._path("log/"))
+        snapshots = self._client.paths(self._path("snapshot/"))
+        return [
+            *(p for p in batches if _seq_of(p) <= self._seq and _seq_of(p) not in self._first),
+            *(p for p in snapshots if _seq_of(p) < self._seq),
         ]
-        snapshots = [
-            path for path in self._objects.paths(self._path("snapshot/")) if _seq_of(path) < self._seq
-        ]
-        return [*(path for path in batches if _seq_of(path) not in self._first), *snapshots]
-
-    def size_bytes(self) -> int:
-        """The octets of keys' values in memory, and of the bodies' chunks, roughly."""
-        chunks = sum(
-            1 for key in self.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if keys.is_chunk(key)
-        )
-        return super().size_bytes() + chunks * keys.CHUNK_BYTES
-
-    def is_remote(self) -> bool:
-        """Bodies are."""
-        return True
-
-    def close(self) -> None:
-        """Give the lease back, and say so when there is mail left. Closed already, it is nothing."""
-        if self._closed:
-            return
-        mail = any(next(self.keys(prefix, keys.end_of(prefix)), None) for prefix in MAIL)
-        self._leave(mail=mail)
-
-    def _leave(self, *, mail: bool) -> None:
-        self._closed = True
-        self._lease.give_back(mail=mail)
-        self._objects.close()
 
 
 def _seq_of(path: str) -> int:
     return int(path.rpartition("/")[2], 16)
+
+
+def _check_format(path: str, version: int) -> None:
+    if version != FORMAT:
+        raise LocalError(f"{path}: version {version} is not known here")

@@ -1,7 +1,7 @@
-"""The one door to aiobotocore: objects with conditional writes, and a queue of notices.
+"""The adapter of aiobotocore: objects with conditional writes in S3, and notifications in SQS.
 
-Every call blocks its thread; the client's own loop runs in another. LocalError for whatever goes wrong but
-a condition that does not hold.
+Every call blocks, unless it is a coroutine for ``S3Client.thread``. All raise LocalError when the server
+fails, and Conflict for a condition that does not hold.
 """
 
 import asyncio
@@ -17,79 +17,78 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
-from zonemta_py.config.schema import ObjectQueue
+from zonemta_py.config.schema import S3Settings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.storage.loop_thread import LoopThread
 
-AT_ONCE = 8  # requests of one call
+CONCURRENT = 8  # requests of one call
 DELETE_MAX = 1000  # objects in one request, by the protocol
 WAIT_MAX_S = 20  # of a receive, by the protocol
-VISIBLE_AGAIN_S = 900  # a notice that nobody deleted by then is shown again
+VISIBLE_AGAIN_S = 900  # a notification that is not deleted by then is delivered again
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 _CONFIG = AioConfig(
-    connect_timeout=5, read_timeout=15, max_pool_connections=2 * AT_ONCE, retries={"max_attempts": 5, "mode": "standard"}
+    connect_timeout=5, read_timeout=15, max_pool_connections=2 * CONCURRENT, retries={"max_attempts": 5, "mode": "standard"}
 )  # fmt: skip
 
 
 @cache
 def _session() -> AioSession:
-    """One for the process: it reads the descriptions of the services, a tenth of a second each."""
+    """One for the process: it reads the descriptions of the services, which takes 0.1 s each."""
     return AioSession()
 
 
 class Conflict(Exception):
-    """The object is not as the condition wants it."""
+    """The condition of a write does not hold: the object exists, or is another version."""
 
 
-class Found(NamedTuple):
-    """An object: its octets, its version, and how long ago it was written by the server's own clock."""
+class S3Object(NamedTuple):
+    """An object. ``etag`` is its version, ``age_s`` the time since it was written, by the server's clock."""
 
     data: bytes
     etag: str
     age_s: float
 
 
-class Objects:
-    """The objects under ``settings.prefix``; paths are relative to it."""
+class S3Client:
+    """The objects under ``settings.prefix``; paths are relative to it. Its event loop runs in ``thread``."""
 
-    def __init__(self, settings: ObjectQueue) -> None:
+    def __init__(self, settings: S3Settings) -> None:
         self._bucket = settings.bucket
         self._prefix = settings.prefix.strip("/") + "/"
-        self._notices = settings.notices
-        self._thread = LoopThread("s3")
-        self._stack = AsyncExitStack()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._sqs_url = settings.notices
+        errors = (ClientError, BotoCoreError, OSError, ValueError)
+        self.thread = LoopThread("s3", f"s3://{settings.bucket}", errors)
+        self._clients = AsyncExitStack()
+        self._deletions: set[asyncio.Task[None]] = set()
         try:
             self._run(self._connect(settings))
         except LocalError:
-            self._thread.close()
+            self.thread.close()
             raise
 
-    async def _connect(self, settings: ObjectQueue) -> None:
+    async def _connect(self, settings: S3Settings) -> None:
         session = _session()
         options = {"region_name": settings.region, "endpoint_url": settings.endpoint, "config": _CONFIG}
-        self._s3 = await self._stack.enter_async_context(session.create_client("s3", **options))
+        self._s3 = await self._clients.enter_async_context(session.create_client("s3", **options))
         self._sqs: Any = None
         if settings.notices is not None:
-            self._sqs = await self._stack.enter_async_context(session.create_client("sqs", **options))
+            self._sqs = await self._clients.enter_async_context(session.create_client("sqs", **options))
 
     def _run(self, work: Awaitable[T]) -> T:
-        try:
-            return self._thread.run(work)
-        except (ClientError, BotoCoreError, OSError, ValueError) as exc:
-            raise LocalError(f"s3://{self._bucket}: {exc}") from exc
+        return self.thread.run(work)
 
     # ---- objects
 
-    def get(self, path: str) -> Found | None:
-        """An object, or None."""
-        return self._run(self._get(path))
+    def get(self, path: str) -> S3Object | None:
+        """Return an object, or None."""
+        return self._run(self.fetch(path))
 
-    async def _get(self, path: str) -> Found | None:
+    async def fetch(self, path: str) -> S3Object | None:
+        """Return an object, or None; on the client's loop."""
         try:
             answer = await self._s3.get_object(Bucket=self._bucket, Key=self._prefix + path)
         except ClientError as exc:
@@ -101,23 +100,26 @@ class Objects:
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         written: datetime = answer["LastModified"]
         age_s = (parsedate_to_datetime(date) - written).total_seconds() if date else 0.0
-        return Found(data, answer["ETag"], age_s)
+        return S3Object(data, answer["ETag"], age_s)
 
-    def get_all(self, paths: Iterable[str]) -> list[Found | None]:
-        """Objects in the order of their paths, several read at once."""
+    def get_all(self, paths: Iterable[str]) -> list[S3Object | None]:
+        """Return objects in the order of their paths; several are read concurrently."""
         return self._run(self._get_all(list(paths)))
 
-    async def _get_all(self, paths: "Sequence[str]") -> list[Found | None]:
-        room = asyncio.Semaphore(AT_ONCE)
+    async def _get_all(self, paths: "Sequence[str]") -> list[S3Object | None]:
+        slots = asyncio.Semaphore(CONCURRENT)
 
-        async def one(path: str) -> Found | None:
-            async with room:
-                return await self._get(path)
+        async def one(path: str) -> S3Object | None:
+            async with slots:
+                return await self.fetch(path)
 
         return list(await asyncio.gather(*map(one, paths)))
 
     def put(self, path: str, data: bytes, *, new: bool = False, etag: str = "") -> str:
-        """Write an object; its version. ``new``: only if there is none; ``etag``: only that one. Conflict."""
+        """Write an object and return its version.
+
+        With ``new`` it must not exist, with ``etag`` it must be that version: raises Conflict otherwise.
+        """
         condition = {"IfNoneMatch": "*"} if new else {"IfMatch": etag} if etag else {}
         return self._run(self._put(path, data, condition))
 
@@ -134,34 +136,34 @@ class Objects:
         return version
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
-        """Write objects, several at once; all of them are there when it returns."""
+        """Write objects, several concurrently."""
         self._run(self._put_all(objects))
 
     async def _put_all(self, objects: Mapping[str, bytes]) -> None:
-        room = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(CONCURRENT)
 
         async def one(path: str, data: bytes) -> None:
-            async with room:
+            async with slots:
                 await self._put(path, data, {})
 
         await asyncio.gather(*(one(path, data) for path, data in objects.items()))
 
-    def paths(self, folder: str) -> list[str]:
-        """The paths under ``folder``, in order."""
-        return self._run(self._paths(folder))
+    def paths(self, directory: str) -> list[str]:
+        """Return the paths that begin with ``directory``, in order."""
+        return self._run(self._paths(directory))
 
-    async def _paths(self, folder: str) -> list[str]:
+    async def _paths(self, directory: str) -> list[str]:
         found: list[str] = []
         pages = self._s3.get_paginator("list_objects_v2")
-        async for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + folder):
+        async for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + directory):
             found += (entry["Key"][len(self._prefix) :] for entry in page.get("Contents", ()))
         return found
 
-    def folders(self) -> list[str]:
-        """The names before the first slash of any path."""
-        return self._run(self._folders())
+    def directories(self) -> list[str]:
+        """Return what stands before the first slash of any path."""
+        return self._run(self._directories())
 
-    async def _folders(self) -> list[str]:
+    async def _directories(self) -> list[str]:
         found: list[str] = []
         pages = self._s3.get_paginator("list_objects_v2")
         async for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"):
@@ -171,44 +173,47 @@ class Objects:
         return found
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove objects, whether they are there or not."""
+        """Delete objects, which need not exist."""
         self._run(self._delete(list(paths)))
 
     def delete_later(self, paths: Iterable[str]) -> None:
-        """The same, and nobody waits; ``close`` does."""
+        """Delete objects in the background; ``close`` waits for that."""
         self._run(self._begin_delete(list(paths)))
 
     async def _begin_delete(self, paths: list[str]) -> None:
-        errand = asyncio.create_task(self._try_delete(paths))
-        self._errands.add(errand)
-        errand.add_done_callback(self._errands.discard)
+        deletion = asyncio.create_task(self._try_delete(paths))
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._deletions.discard)
 
     async def _try_delete(self, paths: list[str]) -> None:
         try:
             await self._delete(paths)
         except (ClientError, BotoCoreError, OSError) as exc:
-            log.warning("s3://%s: %d objects that nobody needs stay: %s", self._bucket, len(paths), exc)
+            log.warning("s3://%s: %d unused objects are not deleted: %s", self._bucket, len(paths), exc)
 
     async def _delete(self, paths: list[str]) -> None:
         for at in range(0, len(paths), DELETE_MAX):
             names = [{"Key": self._prefix + path} for path in paths[at : at + DELETE_MAX]]
             await self._s3.delete_objects(Bucket=self._bucket, Delete={"Objects": names, "Quiet": True})
 
-    # ---- notices
+    # ---- notifications
 
-    def send(self, text: str) -> None:
-        """A notice for whoever receives it."""
+    def send_notification(self, text: str) -> None:
+        """Send ``text`` to one receiver. Without SQS, do nothing."""
         if self._sqs is not None:
-            self._run(self._sqs.send_message(QueueUrl=self._notices, MessageBody=text))
+            self._run(self._sqs.send_message(QueueUrl=self._sqs_url, MessageBody=text))
 
-    def receive(self, wait_s: float) -> tuple[str, str] | None:
-        """A notice and its receipt, if one comes in time; it is shown to others again later."""
+    def receive_notification(self, wait_s: float) -> tuple[str, str] | None:
+        """Return a notification and its receipt, or None after ``wait_s``.
+
+        It is delivered again after VISIBLE_AGAIN_S unless it is deleted.
+        """
         if self._sqs is None:
             self._run(asyncio.sleep(wait_s))
             return None
         answer = self._run(
             self._sqs.receive_message(
-                QueueUrl=self._notices,
+                QueueUrl=self._sqs_url,
                 WaitTimeSeconds=min(WAIT_MAX_S, max(1, int(wait_s))),
                 VisibilityTimeout=VISIBLE_AGAIN_S,
             )
@@ -217,15 +222,15 @@ class Objects:
             return message["Body"], message["ReceiptHandle"]
         return None
 
-    def forget(self, receipt: str) -> None:
-        """A notice has served its purpose."""
-        self._run(self._sqs.delete_message(QueueUrl=self._notices, ReceiptHandle=receipt))
+    def delete_notification(self, receipt: str) -> None:
+        """Delete a notification that was received."""
+        self._run(self._sqs.delete_message(QueueUrl=self._sqs_url, ReceiptHandle=receipt))
 
     def close(self) -> None:
-        """Finish what is under way; no call follows."""
+        """Finish deletions, and disconnect. No call follows."""
         self._run(self._close())
-        self._thread.close()
+        self.thread.close()
 
     async def _close(self) -> None:
-        await asyncio.gather(*self._errands, return_exceptions=True)
-        await self._stack.aclose()
+        await asyncio.gather(*self._deletions, return_exceptions=True)
+        await self._clients.aclose()

@@ -1,0 +1,164 @@
+"""The lease of a partition: the same rules on Redis and on S3."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.kit.deadlines import scaled, until
+from tests.kit.servers import notice_queue, part_of, queue_settings
+from tests.kit.stores import kill, own_server, replaced
+from zonemta_py.config.schema import QueueSettings
+from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
+from zonemta_py.storage.lease import LeaseBackend, PartitionLease
+from zonemta_py.storage.open import open_shared_storage
+from zonemta_py.storage.redis import RedisLease
+from zonemta_py.storage.redis_client import RedisClient
+from zonemta_py.storage.s3_client import S3Client
+from zonemta_py.storage.s3_lease import S3Lease
+
+LONG_S = 30.0
+
+MakeLease = Callable[..., PartitionLease]
+
+
+def backend_of(settings: QueueSettings, lease_s: float, closing: ExitStack) -> LeaseBackend:
+    if settings.store == "redis":
+        redis = RedisClient(settings.redis, "Redis")
+        closing.callback(redis.close)
+        return RedisLease(redis, settings.redis.prefix, "one", lease_s)
+    s3 = S3Client(settings.s3)
+    closing.callback(s3.close)
+    return S3Lease(s3, "one", lease_s)
+
+
+@pytest.fixture
+def make_lease(folder: Path, kind: str) -> Iterator[MakeLease]:
+    """Leases of one partition, each with a client of its own as in a process of its own."""
+    with ExitStack() as closing:
+
+        def make(lease_s: float = LONG_S, settings: QueueSettings | None = None) -> PartitionLease:
+            backend = backend_of(settings or queue_settings(folder, kind), lease_s, closing)
+            lease = PartitionLease("partition 'one'", lease_s, backend)
+            closing.callback(lease.stop_renewing)
+            return lease
+
+        yield make
+
+
+def is_locked(lease: PartitionLease) -> bool:
+    """Whether ``lease`` cannot be acquired."""
+    try:
+        lease.acquire()
+    except QueueLocked:
+        return True
+    return False
+
+
+async def test_one_holder(make_lease: MakeLease) -> None:
+    """A second relay is refused and told which process has the lease; after a release it gets it."""
+    one, two = make_lease(), make_lease()
+    one.acquire()
+    with pytest.raises(QueueLocked, match=r"partition 'one': in use by .+:[0-9]+$") as caught:
+        two.acquire()
+    assert caught.value.holder == one.token.rpartition(":")[0]
+    one.release(mail=False)
+    two.acquire()
+    two.check()
+
+
+async def test_renewed_in_the_background(make_lease: MakeLease) -> None:
+    """A lease outlasts its length while its holder runs, and no longer."""
+    one, two = make_lease(scaled(0.6)), make_lease()
+    renewed: list[str] = []
+    renew = one._backend.renew
+    one._backend.renew = lambda token: renewed.append(token) or renew(token)  # type: ignore[method-assign, func-returns-value]
+    one.acquire()
+    await until(lambda: len(renewed) >= 6, "renewals for twice the length")
+    assert is_locked(two)
+    one.check()
+    one.stop_renewing()
+    await until(lambda: not is_locked(two), "the lease to expire")
+
+
+async def test_a_lost_lease(make_lease: MakeLease, caplog: pytest.LogCaptureFixture) -> None:
+    """Found by a renewal: every check raises from then on, and the log says so once."""
+    one, two = make_lease(scaled(0.6)), make_lease()
+    one.acquire()
+    one.stop_renewing()
+    await until(lambda: not is_locked(two), "the lease to expire")
+    one.check()  # not yet known
+    with caplog.at_level(logging.CRITICAL):
+        one.renew()
+        one.renew()
+        one.mark_lost()
+    for _ in range(2):
+        with pytest.raises(QueueUnavailable, match="partition 'one': the lease is lost"):
+            one.check()
+    assert [record.getMessage() for record in caplog.records] == [
+        "partition 'one': the lease is lost, another relay has it"
+    ]
+    one.release(mail=True)
+    assert is_locked(make_lease()), "the other relay still has it"
+    two.renew()
+    two.check()
+
+
+async def test_lost_in_the_background(folder: Path, kind: str, make_lease: MakeLease) -> None:
+    """The thread that renews finds the loss by itself, and ends."""
+    lease = make_lease(scaled(0.6))
+    lease.acquire()
+    lease.check()
+    with ExitStack() as closing:
+        overwrite(queue_settings(folder, kind), closing)
+    thread = lease._thread
+    assert thread is not None
+    await until(lambda: lease.lost and not thread.is_alive(), "the loss to be found")
+    with pytest.raises(QueueUnavailable, match="the lease is lost"):
+        lease.check()
+
+
+def overwrite(settings: QueueSettings, closing: ExitStack) -> None:
+    """Store the lease of another relay, as if the first had expired."""
+    backend = backend_of(settings, LONG_S, closing)
+    if isinstance(backend, RedisLease):
+        backend._client.run(backend._client.commands.set(backend._where.lease, "x:1:y"))
+    else:
+        other = cast(S3Lease, backend)
+        other._client.put(other._path, other._data("x:1:y"))
+
+
+async def test_notifications_of_mail(folder: Path, kind: str, make_lease: MakeLease) -> None:
+    """A release with mail left sends one, and a release without does not."""
+    settings = queue_settings(folder, kind)
+    settings = replaced(settings, s3=replaced(settings.s3, notices=notice_queue(part_of(folder))))
+    storage = open_shared_storage(settings)
+    assert storage is not None
+    for mail, expected in ((True, "one"), (False, None)):
+        lease = make_lease(LONG_S, settings)
+        lease.acquire()
+        lease.release(mail=mail)
+        assert storage.wait_for_notification(1) == expected
+    storage.close()
+
+
+@pytest.mark.usefixtures("no_retries")
+async def test_a_server_that_ended(
+    folder: Path, kind: str, make_lease: MakeLease, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease is not lost, as far as is known; it is not renewed and not released, and the log says so."""
+    settings, process = own_server(folder, kind)
+    one, two = make_lease(LONG_S, settings), make_lease(LONG_S, settings)
+    one.acquire()
+    kill(process)
+    one.renew()
+    one.check()
+    one.release(mail=True)
+    with pytest.raises(LocalError):
+        two.acquire()
+    texts = [record.getMessage() for record in caplog.records]
+    assert "could not be renewed" in texts[0]
+    assert "not released and has to expire" in texts[1]

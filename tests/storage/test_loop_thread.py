@@ -1,0 +1,81 @@
+"""The event loop behind blocking calls: its results, its errors and its end."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.kit.deadlines import until, until_blocking
+from zonemta_py.core.errors import LocalError
+from zonemta_py.storage.loop_thread import LoopThread
+
+
+async def failing(error: Exception) -> None:
+    raise error
+
+
+def test_errors_of_the_client() -> None:
+    """Become LocalError with the label; others are raised as they are."""
+    thread = LoopThread("test", "Redis", (OSError,))
+    with pytest.raises(LocalError, match=r"^Redis: no route$"):
+        thread.run(failing(OSError("no route")))
+    with pytest.raises(KeyError):
+        thread.run(failing(KeyError("x")))
+    thread.close()
+
+
+def test_callers_of_a_closed_thread() -> None:
+    """A caller that waits gets an error, and so does one that comes later."""
+    thread = LoopThread("test", "Redis")
+    problems: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            thread.run(asyncio.sleep(100))
+        except LocalError as exc:
+            problems.append(exc)
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    until_blocking(lambda: asyncio.all_tasks(thread._loop), "the call")
+    thread.close()
+    waiting.join()
+    ask()
+    assert [str(exc) for exc in problems] == ["Redis: the store is closed"] * 2
+    thread.close()
+
+
+async def test_waiters_of_a_closed_thread() -> None:
+    """An awaiting task gets the error too, and is not cancelled."""
+    thread = LoopThread("test", "Redis")
+    task = asyncio.create_task(thread.wait(asyncio.sleep(100)))
+    await until(lambda: asyncio.all_tasks(thread._loop), "the call")
+    await asyncio.to_thread(thread.close)
+    with pytest.raises(LocalError, match="the store is closed"):
+        await task
+    with pytest.raises(LocalError, match="the store is closed"):
+        await thread.wait(asyncio.sleep(0))
+
+
+async def test_a_waiter_that_is_cancelled() -> None:
+    """Its work is cancelled in the thread; the thread goes on."""
+    thread = LoopThread("test", "Redis")
+    task = asyncio.create_task(thread.wait(asyncio.sleep(100)))
+    await until(lambda: asyncio.all_tasks(thread._loop), "the call")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not asyncio.all_tasks(thread._loop), "the work to end")
+    assert await thread.wait(asyncio.sleep(0, "answer")) == "answer"
+    thread.close()
+
+
+def test_calls_while_it_is_closed() -> None:
+    """Every call returns, whatever the order of calls and close."""
+    for _ in range(20):
+        thread = LoopThread("test", "Redis")
+        with ThreadPoolExecutor(8) as pool:
+            calls = [pool.submit(thread.run, asyncio.sleep(0.001)) for _ in range(50)]
+            thread.close()
+            assert {type(call.exception(30)) for call in calls} <= {LocalError, type(None)}

@@ -1,0 +1,102 @@
+"""The lease of a partition: proof that one relay alone uses it, renewed for as long as that relay runs.
+
+``PartitionLease`` holds the rules; a ``LeaseBackend`` asks the server (Redis or S3).
+"""
+
+import logging
+import os
+import secrets
+import socket
+from threading import Event, Lock, Thread
+from typing import Protocol
+
+from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
+
+RENEWALS = 3  # in the time of one lease
+
+log = logging.getLogger(__name__)
+
+
+class LeaseBackend(Protocol):
+    """The lease on a server. Every call blocks, and raises LocalError when the server cannot be asked."""
+
+    def try_acquire(self, token: str) -> str | None:
+        """Store ``token``. Returns None, or the token of the relay that has the lease ("" when unknown)."""
+
+    def renew(self, token: str) -> bool:
+        """Extend the lease; False when another relay has it."""
+
+    def release(self, token: str, *, mail: bool) -> None:
+        """End the lease. With ``mail`` left in the partition, notify other relays."""
+
+
+class PartitionLease:
+    """The lease of one partition; ``label`` names it in messages. ``lost`` is final."""
+
+    def __init__(self, label: str, lease_s: float, backend: LeaseBackend) -> None:
+        self.token = _new_token()
+        self.lost = False
+        self._label = label
+        self._interval_s = lease_s / RENEWALS
+        self._backend = backend
+        self._losing = Lock()
+        self._stopping = Event()
+        self._thread: Thread | None = None
+
+    def acquire(self) -> None:
+        """Acquire the lease, and renew it in the background. Raises QueueLocked, LocalError."""
+        other = self._backend.try_acquire(self.token)
+        if other is not None:
+            holder = other.rpartition(":")[0]
+            raise QueueLocked(f"{self._label}: in use by {holder or 'another relay'}", holder)
+        self._thread = Thread(target=self._keep_renewing, name=f"renew {self._label}", daemon=True)
+        self._thread.start()
+
+    def _keep_renewing(self) -> None:
+        while not self.lost and not self._stopping.wait(self._interval_s):
+            self.renew()
+
+    def renew(self) -> None:
+        """Extend the lease, or mark it lost. When the server cannot be asked it stays as it is."""
+        try:
+            if not self._backend.renew(self.token):
+                self.mark_lost()
+        except LocalError as exc:
+            log.error("%s: the lease could not be renewed: %s", self._label, exc)
+
+    def mark_lost(self) -> None:
+        """Another relay has the partition: every later ``check`` raises. Logged once."""
+        with self._losing:
+            if not self.lost:
+                self.lost = True
+                log.critical("%s", self._loss)
+
+    def check(self) -> None:
+        """Raise QueueUnavailable when the lease is lost."""
+        if self.lost:
+            raise QueueUnavailable(self._loss)
+
+    @property
+    def _loss(self) -> str:
+        return f"{self._label}: the lease is lost, another relay has it"
+
+    def stop_renewing(self) -> None:
+        """End the background thread; the lease then expires."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def release(self, *, mail: bool) -> None:
+        """Give the lease back, unless it is lost. With ``mail`` left, other relays are notified."""
+        self.stop_renewing()
+        if self.lost:
+            return
+        try:
+            self._backend.release(self.token, mail=mail)
+        except LocalError as exc:
+            log.error("%s: the lease is not released and has to expire: %s", self._label, exc)
+
+
+def _new_token() -> str:
+    """Host, process and 64 random bits: unique, and readable for an operator."""
+    return f"{socket.getfqdn()}:{os.getpid()}:{secrets.token_hex(8)}"

@@ -1,0 +1,82 @@
+"""The adapter of redis: a client with retries, and the check that its server keeps what it confirms."""
+
+import logging
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from zonemta_py.config.schema import RedisSettings
+from zonemta_py.core.errors import LocalError
+from zonemta_py.storage.loop_thread import LoopThread
+
+ANSWER_S = 5.0
+RETRIES = 6  # after a lost connection: for about three seconds
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RedisClient:
+    """A client whose event loop runs in a thread of its own. ``label`` begins the texts of its errors.
+
+    ``commands`` has Redis's commands as coroutines, for ``run`` or ``thread.wait``.
+    """
+
+    def __init__(self, settings: RedisSettings, label: str) -> None:
+        """Raises LocalError for an invalid URL; connects with the first command."""
+        try:
+            # Any: its commands are annotated for the blocking and the asynchronous client at once.
+            self.commands: Any = redis.asyncio.Redis.from_url(
+                settings.url,
+                socket_timeout=ANSWER_S,
+                socket_connect_timeout=ANSWER_S,
+                retry=Retry(ExponentialBackoff(cap=1, base=0.05), RETRIES),
+                retry_on_error=[RedisConnectionError, RedisTimeoutError],
+            )
+        except ValueError as exc:
+            raise LocalError(f"queue.redis.url: {settings.url}: {exc}") from exc
+        self.thread = LoopThread(label, label, (RedisError, OSError))
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Return the answer, blocking. Raises LocalError."""
+        return self.thread.run(work)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.thread.run(self.commands.aclose())
+        self.thread.close()
+
+    async def check_durability(self) -> None:
+        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key."""
+        try:
+            found = {
+                **await self.commands.config_get("*append*"),
+                **await self.commands.config_get("maxmemory*"),
+            }
+        except ResponseError as exc:
+            log.warning(
+                "queue.redis: whether Redis writes to disk before it answers is not known: %s", exc
+            )
+            return
+        if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
+            raise LocalError(
+                "queue.redis: this Redis answers before a write is on its disk, so accepted mail can be lost: "
+                "set appendonly yes and appendfsync always there, or queue.durability: none here"
+            )
+        if found.get("no-appendfsync-on-rewrite") == "yes":
+            raise LocalError(
+                "queue.redis: this Redis answers before a write is on its disk while it rewrites its log: set "
+                "no-appendfsync-on-rewrite no there, or queue.durability: none here"
+            )
+        if found.get("maxmemory") != "0" and str(found.get("maxmemory-policy")).startswith("allkeys"):
+            raise LocalError(
+                "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
+                "there, or queue.durability: none here"
+            )
