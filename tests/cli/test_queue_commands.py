@@ -1,0 +1,94 @@
+"""``zonemta queue`` on a queue without a relay: how a message is named, old names, exit codes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.kit.queue import accept, opened
+from zonemta_py.cli.main import main
+from zonemta_py.core import clock
+
+
+@pytest.fixture
+def config(folder: Path) -> Path:
+    path = folder / "zonemta.yaml"
+    path.write_text("queue: {directory: queue, min_free_disk: 1MiB}\nevents: {directory: events}\n")
+    return path
+
+
+@pytest.fixture
+async def message(folder: Path, config: Path) -> str:
+    """A message to two, in the queue of ``config``."""
+    async with opened(folder / "queue", clock.now_ms, store="leveldb") as queue:
+        return await accept(queue, "a@x.example", "b@y.example")
+
+
+@pytest.fixture
+def run(config: Path) -> Iterator[Any]:
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["queue", *arguments, "-c", str(config)])
+
+    yield invoke
+
+
+@pytest.mark.parametrize("command", ["flush", "hold", "release", "delete"])
+def test_a_message_is_an_argument_or_an_option(run: Any, message: str, command: str) -> None:
+    for arguments in ([message], ["--message", message], [message, "--message", message]):
+        result = run(command, *arguments)
+        if command == "delete" and arguments != [message]:
+            assert (result.exit_code, f"no message {message}" in result.stderr) == (1, True)
+        else:
+            assert result.exit_code == 0, result.output
+    result = run(command, message, "--message", "another")
+    assert result.exit_code == 2
+    assert "name different messages" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["hold", "release", "delete"])
+def test_a_message_is_required(run: Any, message: str, command: str) -> None:
+    result = run(command)
+    assert result.exit_code == 2
+    assert "Missing argument 'MESSAGE'" in result.stderr
+
+
+def test_flush_needs_no_message(run: Any, message: str) -> None:
+    assert run("flush").stdout == "0 recipients are due now\n"
+
+
+def test_hold_and_release_count_recipients(run: Any, message: str) -> None:
+    assert run("hold", message).stdout == "2 recipients held, 0 in flight and skipped\n"
+    rows = [json.loads(line) for line in run("list", "--state", "held", "--json").stdout.splitlines()]
+    assert [row["recipient"] for row in rows] == ["a@x.example", "b@y.example"]
+    released = run("release", message, "--recipient", "a@x.example", "--json")
+    assert json.loads(released.stdout) == {"released": 1}
+
+
+def test_dead_addresses_is_the_deprecated_name_of_unreachable(run: Any, message: str) -> None:
+    result = run("dead-addresses")
+    assert result.exit_code == 0
+    assert "deprecated: use 'queue unreachable'" in result.stderr
+    current = run("unreachable")
+    assert (current.exit_code, current.stdout, current.stderr) == (0, result.stdout, "")
+    assert "dead-addresses" not in CliRunner().invoke(main, ["queue", "--help"]).stdout
+
+
+def test_stats_need_a_running_relay(run: Any, message: str) -> None:
+    result = run("stats")
+    assert result.exit_code == 1
+    assert "no relay is running" in result.stderr
+
+
+def test_an_unknown_zone_is_wrong_usage(run: Any, message: str) -> None:
+    result = run("list", "--zone", "nowhere")
+    assert result.exit_code == 2
+    assert "no zone 'nowhere'; zones: default" in result.stderr
+
+
+def test_a_state_in_words(run: Any, message: str) -> None:
+    result = run("state", message)
+    assert result.stdout.startswith("S4  ")
+    assert "0  <a@x.example> queued" in result.stdout
