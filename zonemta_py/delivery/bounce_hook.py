@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from zonemta_py.config.references import plain_function
 from zonemta_py.smtp.dsn import RecipientReport
 from zonemta_py.smtp.headers import is_header
 
@@ -28,15 +27,16 @@ class Bounce(NamedTuple):
 BounceFunction = Callable[[Bounce], Bounce | None]
 
 
-def apply_bounce_function(name: str | None, bounce: Bounce) -> Bounce | None:
-    """The report that the function ``name`` returns; None: send no report.
+def apply_bounce_function(load: Callable[[], BounceFunction | None], bounce: Bounce) -> Bounce | None:
+    """The report that the function returned by ``load`` makes of ``bounce``; None: send no report.
 
     A function that raises, or returns anything else, leaves the report unchanged.
     """
-    if name is None:
-        return bounce
     try:
-        changed: object = plain_function(name)(bounce)
+        function = load()
+        if function is None:
+            return bounce
+        changed: object = function(bounce)
     except Exception:
         log.exception("the bounce function failed on the report about %s", bounce.message)
         return bounce

@@ -7,7 +7,9 @@ A report has the null sender. If its delivery fails, a double bounce is sent fro
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import BounceSettings, Retry, Zone
 from zonemta_py.core import clock
@@ -90,7 +92,8 @@ def _settle_effects(
 class BounceReporter:
     """The queue's ``Reports``: the report on noted failures when a message ends without a settle."""
 
-    def __init__(self, config: Config, hostname: str, router: Router) -> None:
+    def __init__(self, config: Config, hostname: str, router: Router, hooks: Hooks = NO_HOOKS) -> None:
+        self._hooks = hooks
         self.configure(config, hostname, router)
 
     def configure(self, config: Config, hostname: str, router: Router) -> None:
@@ -100,7 +103,7 @@ class BounceReporter:
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """See ``Reports``."""
         zones = self._config.zones
-        context = DeliveryContext(queue, self._config, self._hostname, self._router)
+        context = DeliveryContext(queue, self._config, self._hostname, self._router, self._hooks)
         reports = _ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
         reports.add(notes)
         return SettleEffects(reports.composed, "", (), reports.discarded)
@@ -154,11 +157,11 @@ class _ReportComposer:
     def _discard(self, notes: Sequence[Note], reason: str) -> None:
         active = self._active
         log.warning("%s: discarding the report about %s", reason, active.id)
-        numbers = tuple(note.recipient_index for note in notes)
+        indexes = tuple(note.recipient_index for note in notes)
         self.discarded.append(
             Discarded(
                 time_ms=clock.now_ms(), message=active.id, sender=active.meta.sender,
-                recipients=numbers, reason=reason,
+                recipients=indexes, reason=reason,
             )
         )  # fmt: skip
 
@@ -170,7 +173,9 @@ class _ReportComposer:
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
         bounce = Bounce(active.id, to, failures, active.meta.header, report.header, report.body)
-        changed = apply_bounce_function(self._zone.bounce.function, bounce)
+        changed = apply_bounce_function(
+            partial(self._context.hooks.bounce_function, self._zone.bounce.function), bounce
+        )
         if changed is None:
             self._discard(notes, "bounce function")
             return

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
@@ -16,4 +17,5 @@ class DeliveryContext:
     config: Config
     hostname: str
     router: Router
+    hooks: Hooks = NO_HOOKS
     rng: Random = field(default_factory=Random)

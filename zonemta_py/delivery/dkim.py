@@ -80,7 +80,10 @@ def _load(path: Path) -> rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey:
     raise ConfigError(f"{path}: found another kind of key, allowed for DKIM: RSA, Ed25519")
 
 
-def load_keys(settings: Dkim) -> dict[str, list[Key]]:
+DkimKeys = dict[str, list[Key]]  # by domain
+
+
+def load_keys(settings: Dkim) -> DkimKeys:
     """The keys by domain, in the order of the configuration. Raises ConfigError."""
     keys: dict[str, list[Key]] = {}
     for entry in settings.keys:

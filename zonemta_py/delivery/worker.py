@@ -76,7 +76,9 @@ class Worker:
     def __init__(self, context: DeliveryContext, zone: Zone) -> None:
         self._context = context
         self._zone = zone
-        self._rules = RetryRules(zone.retry, make_policy(zone.retry, log.error))
+        self._rules = RetryRules(
+            zone.retry, make_policy(zone.retry, log.error, context.hooks.backoff_function)
+        )
 
     async def deliver(
         self, lease: Lease, idle_limits: tuple[int, int], destination: Destination, agent: DeliveryAgent
