@@ -69,7 +69,7 @@ def test_a_queue_moves(folder: Path) -> None:
     result = zonemta("queue", "export", "-c", str(old), str(file), "--json")
     count = json.loads(result.stdout)["records"]
     assert count > 5
-    assert b"something already" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
+    assert b"exists already" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
     result = zonemta("queue", "import", "-c", str(new), str(file))
     assert result.stdout.decode() == f"{count} records from {file}\n"
     rows = [zonemta("queue", "list", "-c", str(path), "--json").stdout for path in (old, new)]

@@ -1,4 +1,4 @@
-"""Which store is opened, and what is said when it cannot be."""
+"""Which store is opened, and the error when it cannot be."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,8 @@ from zonemta_py.storage.open import open_store
 
 
 @pytest.mark.parametrize("kind", ["leveldb", "filesystem"])
-def test_second_opener_is_told_who_has_it(folder: Path, kind: str) -> None:
+def test_a_second_opener_is_refused(folder: Path, kind: str) -> None:
+    """The error names the process that has the store."""
     settings = QueueSettings(directory=folder, store=kind)
     store = open_store(settings)
     try:
@@ -23,7 +24,8 @@ def test_second_opener_is_told_who_has_it(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["filesystem", "memory"])
-def test_mail_in_another_store_is_not_forgotten(folder: Path, other: str) -> None:
+def test_a_queue_in_another_store(folder: Path, other: str) -> None:
+    """Its mail would wait unseen: refused."""
     open_store(QueueSettings(directory=folder)).close()
     with pytest.raises(LocalError, match="store 'leveldb' here"):
         open_store(QueueSettings(directory=folder, store=other))

@@ -1,11 +1,13 @@
-"""A whole queue in one file: every key and value of a store, in order, with checksums.
+"""The file of an exported queue: every key and value of a store, in order, with checksums.
 
     zonemta-queue 1 LF
-    frame*      length (32 bits, network order), CRC-32 (32 bits), kind (1 octet), payload
+    frame*      length (32 bits, network order), CRC-32 (32 bits), kind (1 byte), payload
 
-Kind ``H``, once, first: JSON with ``node``, ``boot`` and ``format`` of the queue. Kind ``R``: records, each two lengths (32
-bits), key, value. Kind ``E``, once, last: how many records there are (64 bits). A file that ends in the
-middle of a frame, or without ``E``, is not whole.
+    kind H      first, once: JSON with ``node``, ``boot`` and ``format`` of the queue
+    kind R      records: each the lengths of key and value (32 bits each), key, value
+    kind E      last, once: the number of records (64 bits)
+
+The CRC is that of kind and payload. A file that ends within a frame, or without ``E``, is incomplete.
 """
 
 import struct
@@ -17,7 +19,7 @@ from zonemta_py.core.codec import from_json, to_json
 from zonemta_py.core.errors import LocalError
 
 MAGIC = b"zonemta-queue 1\n"
-FRAME_BYTES = 1 << 20  # of records in a frame; one record may be longer
+FRAME_BYTES = 1 << 20  # of records in a frame; the last one may exceed it
 FRAME_MAX = 1 << 28
 HEADER, RECORDS, END = b"H", b"R", b"E"
 _FRAME = struct.Struct("!II")
@@ -27,32 +29,32 @@ _COUNT = struct.Struct("!Q")
 Record = tuple[bytes, bytes]
 
 
-class Origin(NamedTuple):
-    """Which life of which queue the file is of."""
+class QueueIdentity(NamedTuple):
+    """The queue that was exported, and its number of boots: it may have changed since another one."""
 
     node: str
     boot: int
     format: str
 
 
-class Part(NamedTuple):
-    """What is whole of a file: its origin, its records, where the last whole frame ends, whether that is all."""
+class ArchiveSummary(NamedTuple):
+    """The undamaged frames of a file: ``end`` is the offset after the last one."""
 
-    origin: Origin
+    identity: QueueIdentity
     records: int
-    last_key: bytes
+    last_key: bytes  # empty without records
     end: int
     complete: bool
 
 
-def write_origin(file: BinaryIO, origin: Origin) -> None:
-    """The beginning of a file."""
+def write_identity(file: BinaryIO, identity: QueueIdentity) -> None:
+    """Write the beginning of a file."""
     file.write(MAGIC)
-    _write(file, HEADER, to_json(origin._asdict()))
+    _write(file, HEADER, to_json(identity._asdict()))
 
 
 def write_records(file: BinaryIO, records: Iterable[Record]) -> Iterator[int]:
-    """Write them in frames; yields how many each frame had."""
+    """Write frames of records; yields the number of records of each."""
     parts: list[bytes] = []
     size = count = 0
     for key, value in records:
@@ -70,7 +72,7 @@ def write_records(file: BinaryIO, records: Iterable[Record]) -> Iterator[int]:
 
 
 def write_end(file: BinaryIO, records: int) -> None:
-    """The end: there is nothing more."""
+    """Write the end of a file of ``records`` records."""
     _write(file, END, _COUNT.pack(records))
 
 
@@ -78,15 +80,20 @@ def _write(file: BinaryIO, kind: bytes, payload: bytes) -> None:
     file.write(_FRAME.pack(len(payload), crc32(payload, crc32(kind))) + kind + payload)
 
 
-def read_part(file: BinaryIO) -> Part | None:
-    """How much of a file is whole; None when not even its origin is. Raises LocalError for another kind of file."""
-    found: Part | None = None
+def read_summary(file: BinaryIO) -> ArchiveSummary | None:
+    """Read a file up to the first damaged frame. Returns None when that is the first frame.
+
+    Raises LocalError for another kind of file.
+    """
+    found: ArchiveSummary | None = None
     for kind, payload, end in _frames(file):
         if kind == HEADER:
-            found = Part(_origin(payload), 0, b"", end, complete=False)
+            found = ArchiveSummary(_identity(payload), 0, b"", end, complete=False)
         elif found is not None and kind == RECORDS:
             records = list(_records(payload))
-            found = Part(found.origin, found.records + len(records), records[-1][0], end, complete=False)
+            found = found._replace(
+                records=found.records + len(records), last_key=records[-1][0], end=end
+            )
         elif found is not None and kind == END:
             complete = _COUNT.unpack(payload)[0] == found.records
             return found._replace(complete=complete, end=end)
@@ -94,18 +101,18 @@ def read_part(file: BinaryIO) -> Part | None:
 
 
 def read_frames(file: BinaryIO) -> Iterator[list[Record]]:
-    """The records, frame by frame."""
+    """Yield the records of each frame. Raises LocalError for another kind of file."""
     for kind, payload, _ in _frames(file):
         if kind == RECORDS:
             yield list(_records(payload))
 
 
 def _frames(file: BinaryIO) -> Iterator[tuple[bytes, bytes, int]]:
-    """Whole frames: kind, payload, where it ends; the first that is not whole ends them."""
+    """Yield kind, payload and end offset of each frame before the first incomplete or damaged one."""
     file.seek(0)
     magic = file.read(len(MAGIC))
     if not MAGIC.startswith(magic):
-        raise LocalError("this is no queue that was exported")
+        raise LocalError("the file does not contain an exported queue")
     while len(head := file.read(_FRAME.size + 1)) == _FRAME.size + 1:
         length, checksum = _FRAME.unpack_from(head)
         kind = head[_FRAME.size :]
@@ -124,6 +131,6 @@ def _records(payload: bytes) -> Iterator[Record]:
         at += key_length + value_length
 
 
-def _origin(payload: bytes) -> Origin:
+def _identity(payload: bytes) -> QueueIdentity:
     found = from_json(payload)
-    return Origin(str(found["node"]), int(found["boot"]), str(found["format"]))
+    return QueueIdentity(str(found["node"]), int(found["boot"]), str(found["format"]))

@@ -1,7 +1,7 @@
-"""A queue out of one store and into another, byte for byte; broken off, it goes on where it was.
+"""Exports a queue to a file and imports it into another store, byte for byte.
 
-The relay must be down: both take the lock of their store. While a queue is being brought in, its
-format is ``importing``, so that no relay opens half of it.
+Both continue where an interrupted run ended. They need the lock of their store, so the relay must be
+down. During an import the stored format is ``importing``: no relay opens an incomplete queue.
 """
 
 import os
@@ -16,90 +16,95 @@ from zonemta_py.queue.upkeep.recovery import IMPORTING
 from zonemta_py.storage import archive
 from zonemta_py.storage.interface import Op, Store
 
-META_IMPORT = b"meta/import"  # records that are in, and of which file
+META_IMPORT = b"meta/import"  # the number of imported records, and the file they are from
 LAST = b"\xff" * 8
 
-Tell = Callable[[int], None]
+Progress = Callable[[int], None]  # called with the number of records since the last call
 
 
-def export_queue(store: Store, path: Path, tell: Tell) -> int:
-    """Write ``path``; how many records it has. ``tell`` is told of records as they are written.
+def export_queue(store: Store, path: Path, progress: Progress) -> int:
+    """Write the queue to ``path`` and return the number of its records.
 
-    A file that was broken off, of the same life of the same queue, is finished. Raises LocalError.
+    An interrupted export is continued if the queue was not opened by a relay in between. Raises LocalError.
     """
     if path.exists():
-        raise LocalError(f"{path}: there is something already; choose another name")
+        raise LocalError(f"{path} exists already; choose another name")
     found = store.get(keys.META_FORMAT)
-    if found is None or found == IMPORTING:
-        raise LocalError("there is no queue to export" if found is None else "this queue is not whole: its import is not finished")  # fmt: skip
+    if found is None:
+        raise LocalError("there is no queue to export")
+    if found == IMPORTING:
+        raise LocalError("this queue is incomplete: its import is not finished")
     node, boot = store.get(keys.META_NODE) or b"", store.get(keys.META_BOOT) or b"0"
-    origin = archive.Origin(node.decode(), int(boot), found.decode())
-    part = path.with_name(f"{path.name}.part")
-    with part.open("a+b") as file:
-        records, after = _resume(file, origin)
-        tell(records)
-        for written in archive.write_records(file, store.scan(after, LAST)):
+    identity = archive.QueueIdentity(node.decode(), int(boot), found.decode())
+    unfinished = path.with_name(f"{path.name}.part")
+    with unfinished.open("a+b") as file:
+        records, start = _resume(file, identity)
+        progress(records)
+        for written in archive.write_records(file, store.scan(start, LAST)):
             records += written
-            tell(written)
+            progress(written)
         archive.write_end(file, records)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
-    _sync_folder(path.parent)
+    unfinished.replace(path)
+    _sync_directory(path.parent)
     return records
 
 
-def _resume(file: BinaryIO, origin: archive.Origin) -> tuple[int, bytes]:
-    """Keep what is whole of a file of the same queue; records in it, and the first key that is not."""
-    part = archive.read_part(file)
-    if part is None or part.origin != origin or part.complete:
+def _resume(file: BinaryIO, identity: archive.QueueIdentity) -> tuple[int, bytes]:
+    """Cut an export of the same queue after its last complete frame, or begin a new one.
+
+    Returns the number of records in the file and the start of the remaining keys.
+    """
+    found = archive.read_summary(file)
+    if found is None or found.identity != identity or found.complete:
         file.truncate(0)
-        archive.write_origin(file, origin)
+        archive.write_identity(file, identity)
         return 0, b""
-    file.truncate(part.end)
-    return part.records, part.last_key + b"\0" if part.records else b""
+    file.truncate(found.end)
+    return found.records, found.last_key + b"\0" if found.records else b""
 
 
-def import_queue(store: Store, path: Path, tell: Tell) -> int:
-    """Bring ``path`` into an empty store; how many records it has. Raises LocalError.
+def import_queue(store: Store, path: Path, progress: Progress) -> int:
+    """Import ``path`` into an empty store and return the number of its records.
 
-    Broken off, it goes on when it is called again with the same file.
+    An interrupted import is continued when it is called again with the same file. Raises LocalError.
     """
     with path.open("rb") as file:
-        part = archive.read_part(file)
-        if part is None or not part.complete:
-            raise LocalError(f"{path}: the file is not whole; export the queue again")
-        name = f"{part.origin.node}/{part.origin.boot}/{part.records}"
-        done = _done(store, path, name)
-        tell(done)
+        found = archive.read_summary(file)
+        if found is None or not found.complete:
+            raise LocalError(f"{path}: the file is incomplete or damaged; export the queue again")
+        name = f"{found.identity.node}/{found.identity.boot}/{found.records}"
+        done = _imported(store, path, name)
+        progress(done)
         for records in _after(archive.read_frames(file), done):
             done += len(records)
             ops: list[Op] = [(key, value) for key, value in records if key != keys.META_FORMAT]
             ops += [(keys.META_FORMAT, IMPORTING), (META_IMPORT, f"{done} {name}".encode())]
             store.write(store.batch(ops, sync=True))
-            tell(len(records))
-    whole: list[Op] = [(META_IMPORT, None), (keys.META_FORMAT, part.origin.format.encode())]
-    store.write(store.batch(whole, sync=True))
+            progress(len(records))
+    end: list[Op] = [(META_IMPORT, None), (keys.META_FORMAT, found.identity.format.encode())]
+    store.write(store.batch(end, sync=True))
     return done
 
 
-def _done(store: Store, path: Path, name: str) -> int:
-    """How many records of the file are in the store already. Raises LocalError when others are."""
+def _imported(store: Store, path: Path, name: str) -> int:
+    """Return how many records of the file are in the store. Raises LocalError when others are."""
     found = store.get(META_IMPORT)
     if found is None:
         if next(store.keys(b"", LAST), None) is not None:
-            raise LocalError("there is a queue here already: import into an empty one")
+            raise LocalError("there is a queue here already: import into an empty store")
         return 0
     count, _, other = found.decode().partition(" ")
     if other != name:
         raise LocalError(
-            f"another file was being imported here; finish that one, {path} is a different queue"
+            f"the import of another file is not finished here; {path} is of a different queue"
         )
     return int(count)
 
 
 def _after(frames: Iterator[list[archive.Record]], done: int) -> Iterator[list[archive.Record]]:
-    """What follows the first ``done`` records."""
+    """Skip the first ``done`` records."""
     for records in frames:
         if done >= len(records):
             done -= len(records)
@@ -108,8 +113,8 @@ def _after(frames: Iterator[list[archive.Record]], done: int) -> Iterator[list[a
         done = 0
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,4 +1,4 @@
-"""Queues from one store to another: byte for byte, whatever breaks off."""
+"""Export and import of queues: byte for byte, whatever interrupts them."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep import transfer as moving
+from zonemta_py.queue.upkeep import transfer
 from zonemta_py.queue.upkeep.recovery import identify
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
 from zonemta_py.storage import archive
@@ -28,7 +28,7 @@ def quiet(count: int) -> None:
 
 
 def everything(store: Store) -> dict[bytes, bytes]:
-    return dict(store.scan(b"", moving.LAST))
+    return dict(store.scan(b"", transfer.LAST))
 
 
 def filled(store: Store, records: dict[bytes, bytes]) -> Store:
@@ -52,8 +52,8 @@ def test_between_all_stores(folder: Path, source: str, target: str) -> None:
     one = filled(open_store(queue_settings(folder / "one", source)), RECORDS)
     other = open_store(queue_settings(folder / "other", target))
     path = folder / "queue.export"
-    told: list[int] = []
-    assert export_queue(one, path, told.append) == len(RECORDS) + 3 == sum(told)
+    progress: list[int] = []
+    assert export_queue(one, path, progress.append) == len(RECORDS) + 3 == sum(progress)
     assert import_queue(other, path, quiet) == len(RECORDS) + 3
     assert everything(other) == everything(one)
     one.close()
@@ -61,7 +61,7 @@ def test_between_all_stores(folder: Path, source: str, target: str) -> None:
 
 
 async def test_a_real_queue(folder: Path) -> None:
-    """What was accepted is found, and checked, in the other store."""
+    """The recipients of an accepted message are in the other store."""
     async with opened(folder / "one") as queue:
         await accept(queue, "a@x.example", "b@y.example")
         found = everything(queue.store)
@@ -80,7 +80,7 @@ class Stopped(Exception):
 
 
 class StoppingAfter:
-    """Ends the work at the so-many-th word of progress."""
+    """Ends the work when progress is reported for the given time."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -92,8 +92,8 @@ class StoppingAfter:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Export and import go on where they were; meanwhile no relay opens half a queue."""
+def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Export and import continue where they ended; until then no relay opens the queue."""
     monkeypatch.setattr(archive, "FRAME_BYTES", 100_000)
     one, other, path = filled(MemoryStore(), RECORDS), MemoryStore(), folder / "q"
     with pytest.raises(Stopped):
@@ -112,8 +112,8 @@ def test_broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int) -
     identify(other)
 
 
-def test_a_file_that_is_torn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut or changed anywhere it is refused, or, as the part of an export, finished."""
+def test_a_damaged_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut or changed anywhere it is refused; as an unfinished export it is continued."""
     monkeypatch.setattr(archive, "FRAME_BYTES", 300_000)
     one, path = filled(MemoryStore(), RECORDS), folder / "q"
     export_queue(one, path, quiet)
@@ -121,41 +121,42 @@ def test_a_file_that_is_torn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     cuts = [0, 5, 16, 40, *range(1000, len(whole), len(whole) // 9), len(whole) - 1]
     for cut in cuts:
         path.write_bytes(whole[:cut])
-        with pytest.raises(LocalError, match="not whole"):
+        with pytest.raises(LocalError, match="incomplete or damaged"):
             import_queue(MemoryStore(), path, quiet)
         path.rename(folder / "q.part")
         export_queue(one, path, quiet)
         assert path.read_bytes() == whole
     for a, b in pairwise(cuts[4:]):
-        place = (a + b) // 2
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(LocalError, match="not whole"):
+        middle = (a + b) // 2
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        with pytest.raises(LocalError, match="incomplete or damaged"):
             import_queue(MemoryStore(), path, quiet)
 
 
-def test_what_is_refused(folder: Path) -> None:
+def test_refusals(folder: Path) -> None:
+    """No export of no queue or to an existing file, no import of another file or into a queue."""
     one, path = filled(MemoryStore(), {b"a": b"1"}), folder / "q"
     with pytest.raises(LocalError, match="there is no queue to export"):
         export_queue(MemoryStore(), path, quiet)
     export_queue(one, path, quiet)
-    with pytest.raises(LocalError, match="there is something already"):
+    with pytest.raises(LocalError, match="exists already"):
         export_queue(one, path, quiet)
     with pytest.raises(LocalError, match="there is a queue here already"):
         import_queue(one, path, quiet)
     (folder / "other").write_bytes(b"PK something else")
-    with pytest.raises(LocalError, match="no queue that was exported"):
+    with pytest.raises(LocalError, match="does not contain an exported queue"):
         import_queue(MemoryStore(), folder / "other", quiet)
     half = MemoryStore()
     with pytest.raises(Stopped):
         import_queue(half, path, StoppingAfter(2))
     two = filled(MemoryStore(), {b"b": b"2"})
     export_queue(two, folder / "q2", quiet)
-    with pytest.raises(LocalError, match="another file was being imported"):
+    with pytest.raises(LocalError, match="import of another file is not finished"):
         import_queue(half, folder / "q2", quiet)
 
 
-def test_a_part_of_another_life(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The relay ran in between: what was written of the queue before is worth nothing."""
+def test_an_export_of_an_earlier_boot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay ran in between: the interrupted export is not continued."""
     monkeypatch.setattr(archive, "FRAME_BYTES", 100_000)
     one, path, other = filled(MemoryStore(), RECORDS), folder / "q", MemoryStore()
     with pytest.raises(Stopped):
@@ -169,8 +170,8 @@ def test_a_part_of_another_life(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=40), st.binary(max_size=300), max_size=30), st.integers(1, 500))  # fmt: skip
 def test_any_records(tmp_path_factory: pytest.TempPathFactory, records: dict[bytes, bytes], frame: int) -> None:  # fmt: skip
-    records = {key: value for key, value in records.items() if key < moving.LAST and not key.startswith(b"meta/")}  # fmt: skip
-    folder = tmp_path_factory.mktemp("move")
+    records = {key: value for key, value in records.items() if key < transfer.LAST and not key.startswith(b"meta/")}  # fmt: skip
+    folder = tmp_path_factory.mktemp("transfer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive, "FRAME_BYTES", frame)
         one, other = filled(MemoryStore(), records), MemoryStore()
