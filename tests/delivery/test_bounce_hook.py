@@ -1,0 +1,64 @@
+"""The operator's bounce function: what it returns is sent only when it is a report."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from zonemta_py.config.references import plain_function
+from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
+
+BOUNCE = Bounce("id", "s@sender.example", (), b"Subject: x\r\n", b"Subject: failed\r\n", b"report\r\n")
+
+
+def applied(returned: object) -> Bounce | None:
+    """With a function that returns ``returned``, or raises it."""
+
+    def function(bounce: Bounce) -> Any:
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    return apply_bounce_function(lambda: function, BOUNCE)
+
+
+def test_without_a_function() -> None:
+    assert apply_bounce_function(lambda: None, BOUNCE) is BOUNCE
+
+
+def test_a_changed_report() -> None:
+    changed = BOUNCE._replace(body=b"shorter\r\n")
+    assert applied(changed) is changed
+
+
+def test_none_sends_no_report() -> None:
+    assert applied(None) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "a string",
+        True,
+        BOUNCE._replace(header=b"not a header"),
+        BOUNCE._replace(header="Subject: text\r\n"),  # type: ignore[arg-type]
+        BOUNCE._replace(body=None),  # type: ignore[arg-type]
+        tuple(BOUNCE),
+    ],
+)
+def test_anything_else_leaves_the_report_unchanged(
+    wrong: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert applied(wrong) is BOUNCE
+    assert "expected a Bounce with a header and a body, or None" in caplog.text
+
+
+def test_a_function_that_fails_leaves_the_report_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+    assert applied(ValueError("a defect")) is BOUNCE
+    assert "the bounce function failed on the report about id" in caplog.text
+
+
+def test_a_function_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    load = partial(plain_function, "tests.delivery.test_bounce_hook:missing")
+    assert apply_bounce_function(load, BOUNCE) is BOUNCE
+    assert "the bounce function failed" in caplog.text

@@ -1,0 +1,140 @@
+"""Idle sessions, on real connections to a sink."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.kit.deadlines import until
+from zonemta_py.config.units import Seconds
+from zonemta_py.config.zones import Timeouts
+from zonemta_py.delivery.endpoints import Endpoint
+from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.sink.server import Sink
+from zonemta_py.transports.connect import SessionOptions, Target, open_session
+from zonemta_py.transports.pipelining import SmtpSession
+
+LONG_S = 60.0
+
+
+class Peer:
+    """A sink, and sessions with it."""
+
+    def __init__(self, sink: Sink, port: int) -> None:
+        self.sink = sink
+        self.port = port
+
+    def endpoint(self, source: str | None = None) -> Endpoint:
+        return Endpoint("mx.a.example", "127.0.0.1", self.port, source)
+
+    async def open(self) -> SmtpSession:
+        target = Target("mx.a.example", "127.0.0.1", self.port)
+        timeouts = Timeouts(*(Seconds(5),) * 5)
+        return await open_session(target, SessionOptions("relay.example", None, "off", timeouts))
+
+
+@asynccontextmanager
+async def peering() -> AsyncIterator[Peer]:
+    sink = Sink()
+    port = await sink.start()
+    try:
+        yield Peer(sink, port)
+    finally:
+        await sink.close()
+
+
+async def test_the_session_used_last_is_taken_first() -> None:
+    async with peering() as peer:
+        pool, endpoint = SessionPool(), peer.endpoint()
+        assert pool.take(endpoint) is None
+        first, second = await peer.open(), await peer.open()
+        pool.put(endpoint, "a.example", first, LONG_S)
+        pool.put(endpoint, "a.example", second, LONG_S)
+        assert pool.count("a.example") == pool.size == 2
+        assert pool.take(endpoint) is second
+        assert pool.take(endpoint) is first
+        assert pool.take(endpoint) is None
+        assert pool.count("a.example") == pool.size == 0
+        first.close()
+        second.close()
+
+
+async def test_address_port_and_source_must_match() -> None:
+    async with peering() as peer:
+        pool, session = SessionPool(), await peer.open()
+        pool.put(peer.endpoint("127.0.0.5"), "a.example", session, LONG_S)
+        other_port = Endpoint("mx.a.example", "127.0.0.1", peer.port + 1, "127.0.0.5")
+        other_ip = Endpoint("mx.a.example", "127.0.0.2", peer.port, "127.0.0.5")
+        for other in (peer.endpoint(), peer.endpoint("127.0.0.6"), other_port, other_ip):
+            assert not pool.has_idle(other)
+            assert pool.take(other) is None
+        other_name = Endpoint("other.example", "127.0.0.1", peer.port, "127.0.0.5")
+        assert pool.has_idle(other_name), "one host under two names"
+        pool.close()
+
+
+async def test_a_session_that_the_peer_closed_is_not_given_out() -> None:
+    async with peering() as peer:
+        pool, endpoint = SessionPool(), peer.endpoint()
+        usable, closed = await peer.open(), await peer.open()
+        pool.put(endpoint, "a.example", usable, LONG_S)
+        pool.put(endpoint, "a.example", closed, LONG_S)
+        await until(lambda: len(peer.sink.connections) == 2, "both connections")
+        for connection in list(peer.sink.connections):
+            connection.abort()
+        await until(lambda: not closed.usable and not usable.usable, "the end of both")
+        assert not pool.has_idle(endpoint)
+        assert pool.take(endpoint) is None
+        assert pool.size == 0
+
+
+async def test_trim_closes_the_longest_idle_first() -> None:
+    """First at the destination, then in the zone; negative limits are 0."""
+    closed: list[tuple[str, int]] = []
+    async with peering() as peer:
+        pool = SessionPool(lambda destination, idle: closed.append((destination, idle)))
+        endpoint = peer.endpoint()
+        sessions = [await peer.open() for _ in range(5)]
+        for session, destination in zip(sessions, "abbba", strict=True):
+            pool.put(endpoint, destination, session, LONG_S)
+        pool.trim("b", 9, 2)
+        assert [session.usable for session in sessions] == [True, False, True, True, True]
+        assert closed == [("b", 2)]
+        pool.trim("b", 2, 2)
+        assert [session.usable for session in sessions] == [False, False, False, True, True]
+        assert closed[1:] == [("a", 1), ("b", 1)]
+        pool.trim("b", 9, -3)
+        assert [session.usable for session in sessions] == [False, False, False, False, True]
+        pool.trim("unknown", -1, 0)
+        assert pool.size == 0
+        assert pool.count("a") == pool.count("b") == 0
+        await until(lambda: not peer.sink.connections, "the end of every connection")
+
+
+async def test_a_session_is_closed_when_its_time_is_over() -> None:
+    """One timer serves all: each session ends at its own time."""
+    closed: list[tuple[str, int]] = []
+    async with peering() as peer:
+        pool = SessionPool(lambda destination, idle: closed.append((destination, idle)))
+        short, long = await peer.open(), await peer.open()
+        pool.put(peer.endpoint(), "a.example", short, 0.05)
+        pool.put(peer.endpoint(), "b.example", long, LONG_S)
+        await until(lambda: closed == [("a.example", 0)], "the end of the first")
+        assert not short.usable
+        assert long.usable
+        assert pool.count("b.example") == pool.size == 1
+        pool.close()
+        assert not long.usable
+        assert closed[1:] == [("b.example", 0)]
+
+
+async def test_a_taken_session_is_not_reported_as_closed() -> None:
+    """Its user counts it; the pool reports the sessions that it closes itself."""
+    closed: list[tuple[str, int]] = []
+    async with peering() as peer:
+        pool = SessionPool(lambda destination, idle: closed.append((destination, idle)))
+        session = await peer.open()
+        pool.put(peer.endpoint(), "a.example", session, LONG_S)
+        assert pool.take(peer.endpoint()) is session
+        pool.close()
+        assert closed == []
+        assert session.usable
+        session.close()
