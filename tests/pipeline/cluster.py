@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from zonemta_py.pipeline.spark.java import find_java
-
 from tests.kit.deadlines import until
 from zonemta_py.bench.process import free_port, process_tree
 
@@ -20,7 +18,7 @@ JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 class Cluster:
-    """Its address, and its executors as processes."""
+    """The address of the cluster, and its processes."""
 
     def __init__(self, address: str, workers: list[subprocess.Popen[bytes]]) -> None:
         self.address = address
@@ -36,7 +34,7 @@ class Cluster:
         ]
 
     def kill_executor(self) -> int:
-        """End one of them as a crash would; its id."""
+        """Kill an executor; returns its process id."""
         pid = self.executors()[0]
         os.kill(pid, signal.SIGKILL)
         return pid
@@ -44,7 +42,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Cluster]:
-    """Started from the installed package, and ended with the test."""
+    """Start a cluster from the installed package; kill it at the end of the block."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -76,6 +74,8 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
 
 
 def _start(folder: Path, home: Path, what: str, *arguments: str) -> subprocess.Popen[bytes]:
+    from zonemta_py.pipeline.spark.session import find_java
+
     environment = {
         **os.environ, "SPARK_HOME": str(home), "SPARK_CONF_DIR": str(folder), "SPARK_LOCAL_IP": HOSTS[0],
         "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA,
@@ -98,11 +98,11 @@ def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
-        return ""  # it has ended
+        return ""  # the process has ended
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started."""
+    """Kill a process and its descendants."""
     for pid in process_tree(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)

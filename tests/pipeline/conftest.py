@@ -1,4 +1,4 @@
-"""One Spark for all tests of the pipeline; they are skipped where there is no Java."""
+"""One Spark session for all tests of the pipeline; they are skipped without Java."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,14 +15,14 @@ FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Dderby.stream.err
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
-    """A session that starts fast; ``local[2,4]`` tries a failed task again."""
+    """A session that starts fast; ``local[2,4]`` runs a failed task again, up to 4 times."""
     pytest.importorskip("pyspark")
+    from zonemta_py.pipeline.spark.session import find_java, open_session
+
     try:
         find_java()
     except LocalError as exc:
         pytest.skip(str(exc))
-    from zonemta_py.pipeline.spark.session import open_session
-
     session = open_session(
         "local[2,4]",
         "1g",
@@ -39,7 +38,7 @@ def spark() -> "Iterator[SparkSession]":
 
 @pytest.fixture(autouse=True)
 def spark_is_noisy(request: pytest.FixtureRequest) -> None:
-    """Sockets and files of Spark's own client are closed when it likes."""
+    """Spark's client closes its sockets and files late."""
     for category in (
         "ResourceWarning",
         "DeprecationWarning",

@@ -7,9 +7,12 @@ import zstandard
 
 from zonemta_py.core.codec import to_json
 
+HOUR_MS = 3_600_000
+HOUR_BEGINS_MS = 1_799_978_400_000  # 02:00 UTC
+
 
 def delivered(seq: int, **changes: Any) -> dict[str, Any]:
-    """A record of a delivery."""
+    """A ``delivered`` event."""
     return {
         "node": "abcdef", "seq": seq, "position": 0, "event": "delivered", "time_ms": 1_800_000_000_000 + seq,
         "message": f"{seq:024x}", "index": 0, "recipient": f"r{seq}@x.example", "zone": "default",
@@ -20,17 +23,19 @@ def delivered(seq: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_segment(folder: Path, name: str, records: list[dict[str, Any]]) -> Path:
+def write_segment(folder: Path, name: str, events: list[dict[str, Any]]) -> Path:
     """A sealed segment, where the relay would put it."""
-    place = folder / "date=2026-11-21" / "hour=09"
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{name}.jsonl.zst"
-    path.write_bytes(zstandard.ZstdCompressor().compress(b"".join(to_json(r) + b"\n" for r in records)))
+    directory = folder / "date=2026-11-21" / "hour=09"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.jsonl.zst"
+    path.write_bytes(
+        zstandard.ZstdCompressor().compress(b"".join(to_json(each) + b"\n" for each in events))
+    )
     return path
 
 
 def accepted(seq: int, recipients: list[str], **changes: Any) -> dict[str, Any]:
-    """A record of a message that was taken."""
+    """An ``accepted`` event."""
     return {
         "node": "abcdef", "seq": seq, "position": 0, "event": "accepted", "time_ms": 1_800_000_000_000,
         "message": f"{seq:024x}", "sender": "s@example.com",

@@ -58,7 +58,9 @@ class SimulateRequest:
     seed: int = 0
 
 
-def simulate_scenarios(spark: SparkSession, request: SimulateRequest, progress: Progress) -> list[dict[str, Any]]:
+def simulate_scenarios(
+    spark: SparkSession, request: SimulateRequest, progress: Progress
+) -> list[dict[str, Any]]:
     """A row of PREDICTION for each zone of each scenario. Raises LocalError."""
     events = read_events(spark, request.events)
     with spark_errors(request.events):

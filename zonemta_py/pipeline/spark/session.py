@@ -13,6 +13,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.errors import error_line
 from zonemta_py.pipeline.spark.source import ZonemtaSource
 
+CONF_DIR = Path(__file__).parent / "conf"  # log4j2.properties
 JAVA_MIN = 17
 REMEDY = f"Spark needs Java {JAVA_MIN} or newer (Debian: apt-get install openjdk-17-jre-headless)"
 
@@ -47,7 +48,7 @@ def open_session(master: str, heap: str = "2g", **settings: str) -> SparkSession
     """
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
-    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "conf"))
+    os.environ.setdefault("SPARK_CONF_DIR", str(CONF_DIR))
     defaults = DEFAULTS
     if master.startswith("local"):
         defaults = {**DEFAULTS, **LOCAL}

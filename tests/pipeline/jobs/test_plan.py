@@ -1,42 +1,19 @@
-"""A list becomes a plan: every row has its place, and the sums are right whatever the list holds."""
+"""Plans: every row is planned or left out, and the sums are right."""
 
-import csv
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pipeline.campaigns import PERSONAL, plan, write_list
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError
-from zonemta_py.pipeline.rules.keys import submission_key
-from zonemta_py.pipeline.rules.suppression import Suppression
+from zonemta_py.pipeline.rules.submission_keys import submission_key
+from zonemta_py.pipeline.rules.suppression import SuppressionList
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from zonemta_py.pipeline.jobs.plan import Manifest
-
-LETTER = b"From: n@example.com\r\nSubject: hi\r\n\r\nhello\r\n"
-PERSONAL = b"From: n@example.com\r\nSubject: hi {{name}}\r\n\r\nhello {{ name }}\r\n"
-
-
-def plan(spark: "SparkSession", place: Path, output: Path, **changes: Any) -> "Manifest":
-    from zonemta_py.pipeline.jobs.plan import Request, make_plan
-
-    settings: dict[str, Any] = {
-        "campaign": "june", "sender": "n@example.com", "message": LETTER, "slots": 4,
-        "config": parse_config("{}", Path("z.yaml")), "suppression": Suppression(), **changes,
-    }  # fmt: skip
-    return make_plan(spark, Request(place=str(place), output=str(output), **settings), lambda text: None)
-
-
-def write_list(path: Path, rows: list[list[str]], head: tuple[str, ...] = ("email", "name")) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(head)
-        writer.writerows(rows)
-    return path
 
 
 def envelopes(spark: "SparkSession", output: Path) -> list[Any]:
@@ -50,14 +27,14 @@ def left_out(spark: "SparkSession", output: Path) -> dict[str, list[tuple[str, s
     return found
 
 
-def test_every_row_has_its_place(spark: "SparkSession", tmp_path: Path) -> None:
+def test_every_row_is_planned_or_left_out(spark: "SparkSession", tmp_path: Path) -> None:
     rows = [
-        ["a@Example.org", "A"], ["b@example.org", "B"], ["a@EXAMPLE.org", "again"], ["nobody", "C"], ["", "D"],
+        ["a@Example.org", "A"], ["b@example.org", "B"], ["a@EXAMPLE.org", "again"], ["localonly", "C"], ["", "D"],
         ["x@bücher.example", "E"], ["x@xn--bcher-kva.example", "the same"], ["s@gone.example", "F"],
         ["t@suppressed.example", "G"], ['"quoted, comma"@x.example', "H"], ["l" * 70 + "@x.example", "I"],
         ["n@x.example", "a\nline and a \"quote\", a comma"], ["bad\ufffd@x.example", "J"], ["y" * 300_000, "K"],
     ]  # fmt: skip
-    suppression = Suppression()
+    suppression = SuppressionList()
     suppression.add("s@gone.example, bounced", "s:1")
     suppression.add("@suppressed.example", "s:2")
     listed = write_list(tmp_path / "list.csv", rows)
@@ -73,15 +50,15 @@ def test_every_row_has_its_place(spark: "SparkSession", tmp_path: Path) -> None:
         ("s@gone.example", "bounced"), ("t@suppressed.example", "suppressed"),
     ]  # fmt: skip
     reasons = {address[:20]: reason for address, reason in out["rejected"]}
-    assert reasons["nobody"] == "an address is local@domain"
+    assert reasons["localonly"] == "an address is local@domain"
     assert reasons[""] == "no address"
-    assert "local part over 64 octets" in reasons["l" * 20]
+    assert "local part over 64 bytes" in reasons["l" * 20]
     assert reasons["bad\ufffd@x.example"] == "not valid UTF-8"
     assert {address for address, _ in out["duplicate"]} == {"a@EXAMPLE.org", "x@xn--bcher-kva.example"}
 
 
 def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
-    """At most so many recipients each; large providers by themselves; keys of recipients; zones by the relay."""
+    """The limit of recipients is kept; large providers have envelopes of their own; keys and zones are right."""
     rows = [[f"{n}@gmail.com", ""] for n in range(500)] + [[f"{n}@d{n}.example", ""] for n in range(300)]
     rows += [[f"{n}@news.example", ""] for n in range(40)]
     config = parse_config(
@@ -89,7 +66,7 @@ def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
         Path("z.yaml"),
     )
     listed = write_list(tmp_path / "list.csv", rows)
-    manifest = plan(spark, listed, tmp_path / "plan", per_envelope=20, config=config)
+    manifest = plan(spark, listed, tmp_path / "plan", recipients_per_message=20, config=config)
     found = envelopes(spark, tmp_path / "plan")
     assert len(found) == manifest.envelopes
     assert sum(len(e["recipients"]) for e in found) == manifest.planned == 840
@@ -103,7 +80,7 @@ def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
         if envelope["provider"] == "google":
             assert all(m.endswith("@gmail.com") for m in members)
     assert sum(e["provider"] == "google" for e in found) == 25
-    again = plan(spark, listed, tmp_path / "again", per_envelope=20, config=config)
+    again = plan(spark, listed, tmp_path / "again", recipients_per_message=20, config=config)
     assert again.envelopes == manifest.envelopes
     assert sorted(e["key"] for e in envelopes(spark, tmp_path / "again")) == sorted(
         e["key"] for e in found
@@ -111,9 +88,11 @@ def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_providers_take_turns(spark: "SparkSession", tmp_path: Path) -> None:
-    """In every tenth of a slot a provider has about a tenth of its envelopes."""
+    """Every tenth of a slot has about a tenth of the envelopes of a provider."""
     rows = [[f"{n}@gmail.com", ""] for n in range(3000)] + [[f"{n}@web.de", ""] for n in range(1500)]
-    plan(spark, write_list(tmp_path / "l.csv", rows), tmp_path / "plan", per_envelope=5, slots=2)
+    plan(
+        spark, write_list(tmp_path / "l.csv", rows), tmp_path / "plan", recipients_per_message=5, slots=2
+    )
     for slot in (0, 1):
         here = sorted(
             (e for e in envelopes(spark, tmp_path / "plan") if e["slot"] == slot),
@@ -126,7 +105,7 @@ def test_providers_take_turns(spark: "SparkSession", tmp_path: Path) -> None:
 
 
 def test_personal_messages(spark: "SparkSession", tmp_path: Path) -> None:
-    """One envelope each, with the fields; a row that lacks one is rejected."""
+    """One envelope for each recipient, with the fields; a row without a value is rejected."""
     listed = tmp_path / "list.jsonl"
     listed.write_text(
         '{"email":"a@x.example","name":"Änne"}\n{"email":"b@x.example","name":null}\n{"email":"c@x.example"}\n'
@@ -142,7 +121,7 @@ def test_personal_messages(spark: "SparkSession", tmp_path: Path) -> None:
     }
 
 
-def test_a_million_times_one_address(spark: "SparkSession", tmp_path: Path) -> None:
+def test_many_rows_with_one_address(spark: "SparkSession", tmp_path: Path) -> None:
     listed = tmp_path / "list.parquet"
     spark.range(200_000).selectExpr("'same@x.example' as email").write.parquet(str(listed))
     manifest = plan(spark, listed, tmp_path / "plan")
@@ -153,7 +132,7 @@ def test_jdbc(spark: "SparkSession", tmp_path: Path) -> None:
     url = f"jdbc:derby:{tmp_path}/db;create=true"
     rows = spark.createDataFrame([("a@x.example",), ("wrong",)], "email string")
     rows.write.format("jdbc").options(url=url, dbtable="people").save()
-    manifest = plan(spark, Path(url), tmp_path / "plan", options={"dbtable": "people"})
+    manifest = plan(spark, Path(url), tmp_path / "plan", reader_options={"dbtable": "people"})
     assert (manifest.planned, manifest.rejected) == (1, 1)
 
 
@@ -166,7 +145,9 @@ def test_jdbc(spark: "SparkSession", tmp_path: Path) -> None:
         ("l.xls", "x", "expected .csv, .jsonl, .parquet or jdbc:"),
     ],
 )
-def test_no_list(spark: "SparkSession", tmp_path: Path, name: str, content: str, problem: str) -> None:
+def test_a_bad_list(
+    spark: "SparkSession", tmp_path: Path, name: str, content: str, problem: str
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises((LocalError, ConfigError), match=problem):
         plan(spark, tmp_path / name, tmp_path / "plan")
@@ -176,7 +157,7 @@ def test_no_list(spark: "SparkSession", tmp_path: Path, name: str, content: str,
         read_manifest(spark, str(tmp_path / "plan"))
 
 
-def test_a_plan_is_never_written_over(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_plan_is_never_overwritten(spark: "SparkSession", tmp_path: Path) -> None:
     listed = write_list(tmp_path / "list.csv", [["a@x.example", ""]])
     plan(spark, listed, tmp_path / "plan")
     with pytest.raises(LocalError, match="there is a plan already"):
@@ -193,7 +174,7 @@ def test_another_encoding_and_separator(spark: "SparkSession", tmp_path: Path) -
     listed = tmp_path / "list.csv"
     listed.write_bytes("email;name\na@x.example;Jörg\njörg@x.example;J\n".encode("latin-1"))
     options = {"encoding": "ISO-8859-1", "sep": ";"}
-    manifest = plan(spark, listed, tmp_path / "plan", options=options, message=PERSONAL)
+    manifest = plan(spark, listed, tmp_path / "plan", reader_options=options, message=PERSONAL)
     assert (manifest.planned, manifest.rejected) == (2, 0)
     fields = {r["address"]: r["fields"]["name"] for e in envelopes(spark, tmp_path / "plan") for r in e["recipients"]}  # fmt: skip
     assert fields == {"a@x.example": "Jörg", "jörg@x.example": "J"}

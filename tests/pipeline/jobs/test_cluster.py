@@ -1,4 +1,4 @@
-"""A plan sent from a standalone cluster to two relays, while executors and relays are killed."""
+"""A plan submitted from a standalone cluster to two relays, while an executor and a relay are killed."""
 
 import asyncio
 import json
@@ -14,15 +14,14 @@ import pytest
 
 from tests.kit.deadlines import eventually, until
 from tests.kit.relay import Stage, facts, ledger, staged
+from tests.pipeline.campaigns import PERSONAL, plan, write_list
 from tests.pipeline.cluster import Cluster, cluster
-from tests.pipeline.test_plan import plan, write_list
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.sink.server import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LETTER = b"From: n@example.com\r\nSubject: hi {{name}}\r\n\r\nhello\r\n"
 COUNT = 12_000
 DONE_S = 180.0
 SMALL = ("spark.executor.memory=512m", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
@@ -33,7 +32,7 @@ HASTY = (
 
 
 class Node:
-    """A relay in a process of its own, always at the same port."""
+    """A relay in a process of its own; it keeps its port after a restart."""
 
     def __init__(self, stage: Stage, name: str) -> None:
         self.folder = stage.folder / name
@@ -57,19 +56,17 @@ class Node:
 class Sending:
     """``zonemta pipeline send`` on the cluster, in a process of its own."""
 
-    def __init__(
-        self, folder: Path, where: Cluster, place: Path, *conf: str, targets: list[str]
-    ) -> None:
+    def __init__(self, folder: Path, where: Cluster, place: Path, *, targets: list[str]) -> None:
         relays = [part for target in targets for part in ("--relay", target)]
         settings = [part for each in (*SMALL, *HASTY) for part in ("--conf", each)]
         self.child = CommandProcess(
-            ["pipeline", "send", str(place), *relays, "--sessions", "1", "--master", where.address, "--heap", "512m", *settings, "--json"],
+            ["pipeline", "send", str(place), *relays, "--connections", "1", "--master", where.address, "--heap", "512m", *settings, "--json"],
             folder / "send.log",
             environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         )  # fmt: skip
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Until it holds, while the job is under way."""
+        """Wait until ``holds()``; fail when the job ends before."""
         process = self.child.process
         await until(lambda: holds() or process.poll() is not None, what, DONE_S)
         assert process.poll() is None, (
@@ -77,7 +74,7 @@ class Sending:
         )
 
     async def sums(self) -> dict[str, Any]:
-        """What it printed when it was done."""
+        """Wait for the end of the job; returns the counts that it printed."""
         process = self.child.process
         await until(lambda: process.poll() is not None, "the end of the job", DONE_S)
         text = await asyncio.to_thread(self.child.output)
@@ -89,17 +86,17 @@ class Sending:
 async def planned(spark: "SparkSession", folder: Path) -> tuple[Path, list[str]]:
     addresses = [f"u{n:05d}@d{n % 3}.example" for n in range(COUNT)]
     listed = write_list(folder / "list.csv", [[address, "x"] for address in addresses])
-    await asyncio.to_thread(plan, spark, listed, folder / "plan", message=LETTER, slots=8)
+    await asyncio.to_thread(plan, spark, listed, folder / "plan", message=PERSONAL, slots=8)
     return folder / "plan", addresses
 
 
 def got(sinks: list[Sink]) -> Counter[str]:
-    """How often each recipient was delivered to."""
+    """The number of deliveries to each recipient."""
     return Counter(a for sink in sinks for m in sink.messages for a in m.recipients)
 
 
 def named_uncertain(node: Node) -> list[str]:
-    """Recipients that the relay's audit says may have got it twice."""
+    """The recipients that the relay's event log names uncertain."""
     cut_off = [fact["recipient"] for fact in facts(node.folder, "uncertain")]
     return cut_off + [f["recipient"] for f in facts(node.folder, "deferred") if f.get("uncertain")]
 
@@ -110,8 +107,10 @@ def accepted(node: Node) -> int:
 
 @pytest.mark.timeout(400)
 async def test_on_a_cluster(spark: "SparkSession", folder: Path) -> None:
-    """An executor and a relay are killed in mid-send, with speculation on. Every recipient is accepted by one relay, once;
-    who got it twice was named uncertain by that relay."""
+    """An executor and a relay are killed during the job, with speculative execution.
+
+    Every recipient is accepted once, by one relay; one that got the message twice is named uncertain by that relay.
+    """
     place, addresses = await planned(spark, folder)
     async with AsyncExitStack() as stack:
         stage = await stack.enter_async_context(staged(folder))
@@ -129,19 +128,20 @@ async def test_on_a_cluster(spark: "SparkSession", folder: Path) -> None:
         nodes[0].start()
         sums = await sending.sums()
         assert (sums["accepted"], sums["unsent"], sums["deferred"], sums["refused"]) == (COUNT, 0, 0, 0)
-        await until(lambda: set(got(sinks)) == set(addresses), "everybody", DONE_S)
+        await until(lambda: set(got(sinks)) == set(addresses), "all recipients", DONE_S)
         for node in nodes:
             await eventually(partial(_drained, node), "an empty queue", DONE_S)
             node.process.stop()
-    twice = {address for address, times in got(sinks).items() if times > 1}
+    twice = {address for address, count in got(sinks).items() if count > 1}
     uncertain = {address for node in nodes for address in named_uncertain(node)}
     assert twice <= uncertain
-    assert sum(accepted(node) for node in nodes) == COUNT, "nothing was enqueued twice"
+    assert sum(accepted(node) for node in nodes) == COUNT, "no message is enqueued twice"
     assert all(accepted(node) > COUNT // 4 for node in nodes)
 
 
 async def _drained(node: Node) -> bool:
     from zonemta_py.admin.control import ask
+    from zonemta_py.admin.requests import ListRequest
 
-    rows = await asyncio.to_thread(lambda: list(ask(node.folder / "queue", "list", {})))
+    rows = await asyncio.to_thread(lambda: list(ask(node.folder / "queue", ListRequest())))
     return not rows

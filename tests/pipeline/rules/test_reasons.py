@@ -1,16 +1,10 @@
-"""Why peers say no, and the templates behind what they say."""
-
-from typing import TYPE_CHECKING
+"""Reasons of replies."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.pipeline.rules.reasons import Reason, reason_of
-from zonemta_py.pipeline.rules.templates import Templates, masked, mined
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize(
@@ -53,56 +47,3 @@ def test_reasons(code: int, status: str, text: str, reason: Reason) -> None:
 @given(st.integers(0, 599), st.text(max_size=10), st.text(max_size=200))
 def test_any_reply_has_a_reason(code: int, status: str, text: str) -> None:
     assert reason_of(code, status, text) in Reason
-
-
-def test_what_differs_is_masked() -> None:
-    said = "<a.b@x.example>: try from 10.1.2.3 again in 300 seconds, see https://h.example/x?y=1 (id 4Ab9Zx-77q1)"
-    assert masked(said) == "<address>: try from <ip> again in <n> seconds, see <url> (id <id>)"
-
-
-def test_templates() -> None:
-    """What is alike in most words is one; a word that differs is wild; other lengths are other templates."""
-    kinds = [
-        "user alice unknown in table virtual",
-        "user bob unknown in table virtual",
-        "user carol unknown in table hosts",
-        "greylisted, come back later today please",
-        "no",
-    ]
-    found = mined(kinds)
-    assert {found[kind] for kind in kinds[:3]} == {"user <*> unknown in table <*>"}
-    assert found[kinds[3]] == kinds[3]
-    assert found["no"] == "no"
-    assert Templates().of("never seen") == "never seen"
-
-
-@given(st.lists(st.text(max_size=60), max_size=30))
-def test_mining_is_total(kinds: list[str]) -> None:
-    """Every kind has a template of as many words, and mining the same again gives the same."""
-    found = mined(kinds)
-    assert set(found) == set(kinds)
-    assert all(len(t.split()) == len(k.split()) for k, t in found.items())
-    assert mined(kinds) == found
-
-
-SAID = (
-    "550 <x@y.example> no such user",
-    "10.0.0.1 is listed",
-    "try 4 times, id abcdefg12",
-    "see http://a.example/b c",
-    "",
-    "ünïcode 12",
-)
-
-
-def test_spark_masks_as_python_does(spark: "SparkSession") -> None:
-    from pyspark.sql import functions as F
-
-    from zonemta_py.pipeline.transforms.replies import kind_of
-
-    rows = (
-        spark.createDataFrame([(text,) for text in SAID], "reply string")
-        .select("reply", kind_of(F.col("reply")).alias("kind"))
-        .collect()
-    )
-    assert {row["reply"]: row["kind"] for row in rows} == {text: masked(text) for text in SAID}

@@ -1,4 +1,4 @@
-"""Reports that came back by mail: mbox, maildirs and tables, matched to a ledger; and who is suppressed for it."""
+"""Reports that came by mail, matched to a ledger; and the addresses that are suppressed for them."""
 
 import base64
 import mailbox
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pipeline.campaigns import no_progress
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import to_json
@@ -17,16 +18,15 @@ from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, st
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
 SENDER = "news@example.com"
 
 
-def quiet(text: str) -> None:
-    """No progress."""
-
-
 def bounce(recipient: str, *, key: str = "", to: str = SENDER, status: str = "5.1.1") -> bytes:
-    """A delivery status report as the relay, or a peer like it, writes one; dated today."""
-    failure = RecipientReport("failed", recipient, status, "because", f"550 {status} no", "mx.example", "")
+    """A delivery status report in the form of the relay, without a date."""
+    failure = RecipientReport(
+        "failed", recipient, status, "because", f"550 {status} no", "mx.example", ""
+    )
     envid = f"submission-key-{key}" if key else ""
     report = status_report(
         ReportHead("mx.example", "2" * 24, to, ""),
@@ -48,17 +48,17 @@ def complaint(about: str) -> bytes:
 MAIL = [
     bounce("a@x.example", key="k1"),  # by its envelope id
     bounce("moved@elsewhere.example", key="k2"),  # forwarded: the only recipient of its message
-    bounce("moved@elsewhere.example", key="k1"),  # forwarded, one of two: nobody can tell
+    bounce("moved@elsewhere.example", key="k1"),  # forwarded, one of two recipients: no match
     bounce("moved@elsewhere.example", to="news+c@x.example".replace("@", "=") + "@example.com"),
     bounce("A@X.example".replace("A", "b")),  # by its address
-    bounce("nobody@x.example", key="unknown"),
+    bounce("stranger@x.example", key="unknown"),
     complaint("c@x.example"),
     b"Subject: out of office\n\nFrom now on I am away\n",
 ]
 
 
 def ledger_of(spark: "SparkSession", folder: Path) -> str:
-    """A plan that was sent: k1 to a and b, k2 to c."""
+    """A plan that was submitted: k1 to a and b, k2 to c."""
     from zonemta_py.pipeline.spark import schema
 
     manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
@@ -74,19 +74,19 @@ def ledger_of(spark: "SparkSession", folder: Path) -> str:
 
 def as_mbox(folder: Path) -> Path:
     box = mailbox.mbox(str(folder / "bounces.mbox"))
-    for octets in MAIL:
-        box.add(octets)
+    for message in MAIL:
+        box.add(message)
     box.close()
     return folder / "bounces.mbox"
 
 
 def as_maildirs(folder: Path) -> Path:
-    """Two maildirs, one of them in a folder that begins with a dot."""
+    """Two maildirs; the name of one begins with a dot."""
     (folder / "tree").mkdir()
-    for n, octets in enumerate(MAIL):
-        place = folder / "tree" / (".bounces" if n % 2 else "inbox")
-        box = mailbox.Maildir(str(place), create=True)
-        box.add(octets)
+    for n, message in enumerate(MAIL):
+        directory = folder / "tree" / (".bounces" if n % 2 else "inbox")
+        box = mailbox.Maildir(str(directory), create=True)
+        box.add(message)
     (folder / "tree" / "inbox" / "tmp" / "half").write_bytes(MAIL[0][:50])
     return folder / "tree"
 
@@ -94,25 +94,25 @@ def as_maildirs(folder: Path) -> Path:
 def as_table(folder: Path) -> Path:
     path = folder / "mail.jsonl"
     path.write_bytes(
-        b"".join(to_json({"octets": base64.b64encode(octets).decode()}) + b"\n" for octets in MAIL)
+        b"".join(to_json({"octets": base64.b64encode(message).decode()}) + b"\n" for message in MAIL)
     )
     return path
 
 
 @pytest.mark.parametrize("written", [as_mbox, as_maildirs, as_table])
-def test_every_report_finds_its_recipient(spark: "SparkSession", tmp_path: Path, written: Any) -> None:
-    from zonemta_py.pipeline.jobs.dsn import Request, read_matched, read_reports
+def test_every_report_is_matched(spark: "SparkSession", tmp_path: Path, written: Any) -> None:
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_matched_reports, read_reports
 
     plan, output = ledger_of(spark, tmp_path / "plan"), str(tmp_path / "out")
-    found = read_reports(spark, Request([str(written(tmp_path))], [plan], output), quiet)
-    assert (found.messages, found.no_report, found.unreadable) == (len(MAIL), 1, 0)
-    assert found.kinds == {"failed": 6, "complaint": 1}
-    assert found.matched == {
+    counts = read_reports(spark, DsnRequest([str(written(tmp_path))], [plan], output), no_progress)
+    assert (counts.messages, counts.no_report, counts.unreadable) == (len(MAIL), 1, 0)
+    assert counts.kinds == {"failed": 6, "complaint": 1}
+    assert counts.matched == {
         "envelope id": 1, "envelope id, its only recipient": 1, "verp": 1, "address": 2, "not matched": 2,
     }  # fmt: skip
-    rows = read_matched(spark, output).collect()
-    by_way = {(row["matched"], row["address"], row["campaign"]) for row in rows}
-    assert by_way == {
+    rows = read_matched_reports(spark, output).collect()
+    by_method = {(row["matched"], row["address"], row["campaign"]) for row in rows}
+    assert by_method == {
         ("envelope id", "a@x.example", "june"),
         ("envelope id, its only recipient", "c@x.example", "june"),
         ("verp", "c@x.example", "june"),
@@ -121,39 +121,38 @@ def test_every_report_finds_its_recipient(spark: "SparkSession", tmp_path: Path,
         ("", "", ""),
     }
     assert {row["reason"] for row in rows if row["kind"] == "failed"} == {"no such address"}
-    with pytest.raises(LocalError, match="there is something already"):
-        read_reports(spark, Request([str(tmp_path / "x.mbox")], [plan], output), quiet)
+    with pytest.raises(LocalError, match="exists; choose another directory"):
+        read_reports(spark, DsnRequest([str(tmp_path / "x.mbox")], [plan], output), no_progress)
 
 
 def test_no_mail(spark: "SparkSession", tmp_path: Path) -> None:
-    from zonemta_py.pipeline.jobs.dsn import Request, read_matched, read_reports
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_matched_reports, read_reports
 
     for place, problem in ((tmp_path, "neither a table nor a maildir"), (tmp_path / "x.mbox", "no mail")):  # fmt: skip
         with pytest.raises(LocalError, match=problem):
-            read_reports(spark, Request([str(place)], [], str(tmp_path / "out")), quiet)
+            read_reports(spark, DsnRequest([str(place)], [], str(tmp_path / "out")), no_progress)
     with pytest.raises(LocalError, match="no reports here"):
-        read_matched(spark, str(tmp_path))
+        read_matched_reports(spark, str(tmp_path))
 
 
 def test_a_file_that_cannot_be_read(spark: "SparkSession", tmp_path: Path) -> None:
-    """It is counted, and costs nothing else."""
-    from zonemta_py.pipeline.jobs.dsn import Request, read_reports
+    """It is counted as unreadable; the others are read."""
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
 
     place = as_maildirs(tmp_path)
     (place / "inbox" / "new" / "gone").symlink_to(tmp_path / "nowhere")
-    found = read_reports(spark, Request([str(place)], [], str(tmp_path / "out")), quiet)
-    assert (found.messages, found.unreadable) == (len(MAIL) + 1, 1)
-    assert sum(found.kinds.values()) == 7
+    counts = read_reports(spark, DsnRequest([str(place)], [], str(tmp_path / "out")), no_progress)
+    assert (counts.messages, counts.unreadable) == (len(MAIL) + 1, 1)
+    assert sum(counts.kinds.values()) == 7
 
 
-def test_who_is_suppressed(spark: "SparkSession", tmp_path: Path) -> None:
-    """Bounces by event and by mail, complaints; not who was delivered to since, but for complaints.
+def test_suppressed_addresses(spark: "SparkSession", tmp_path: Path) -> None:
+    """Bounces from events and mail, and complaints. A later delivery cancels a bounce, not a complaint.
 
-    A report about somebody who was never sent anything is nobody's bounce: anybody can write one.
+    A report about an address that is in no ledger does not count: reports are easily forged.
     """
-    from zonemta_py.pipeline.jobs.dsn import Request as Mail
-    from zonemta_py.pipeline.jobs.dsn import read_reports
-    from zonemta_py.pipeline.jobs.suppress import DAY_MS, Request, make_suppression
+    from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
+    from zonemta_py.pipeline.jobs.suppress import DAY_MS, SuppressRequest, make_suppression
 
     now = now_ms()
     gone = {"event": "bounced", "code": 550, "status": "5.1.1", "reply": "no such user"}
@@ -176,13 +175,16 @@ def test_who_is_suppressed(spark: "SparkSession", tmp_path: Path) -> None:
         ],
     )
     plan, reports = ledger_of(spark, tmp_path / "plan"), str(tmp_path / "reports")
-    read_reports(spark, Mail([str(as_table(tmp_path))], [plan], reports), quiet)
+    read_reports(spark, DsnRequest([str(as_table(tmp_path))], [plan], reports), no_progress)
     path = tmp_path / "suppressed.txt"
-    request = Request(str(tmp_path / "events"), path, reports=[reports], days=30)
-    assert make_suppression(spark, request, quiet) == 4
-    found = read_suppression(iter([path]))
+    request = SuppressRequest(str(tmp_path / "events"), path, reports=[reports], days=30)
+    assert make_suppression(spark, request, no_progress) == 4
+    found = read_suppression([path])
     assert set(found.entries) == {"hard@x.example", "a@x.example", "b@x.example", "c@x.example"}
     assert found.entries["c@x.example"].startswith("complained on 20")
     assert found.entries["a@x.example"].startswith("bounced 5.1.1 on 20")
     assert (found.bad, found.expired) == (0, 0)
-    assert make_suppression(spark, Request(str(tmp_path / "events"), path, days=300), quiet) == 2
+    assert (
+        make_suppression(spark, SuppressRequest(str(tmp_path / "events"), path, days=300), no_progress)
+        == 2
+    )

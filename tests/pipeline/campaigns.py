@@ -1,0 +1,104 @@
+"""Plans, lists and submissions that the tests of the pipeline share."""
+
+import csv
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.kit.relay import Stage, relaying, staged
+from zonemta_py.config.load import parse_config
+from zonemta_py.pipeline.rules.suppression import SuppressionList
+from zonemta_py.pipeline.submission import SubmitOptions
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.script import Rule
+from zonemta_py.sink.server import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from zonemta_py.pipeline.jobs.plan import PlanManifest
+    from zonemta_py.pipeline.jobs.send import SendCounts
+
+
+LETTER = b"From: n@example.com\r\nSubject: hi\r\n\r\nhello\r\n"
+PERSONAL = (
+    b"From: n@example.com\r\nSubject: hi {{name}}\r\n\r\nhello {{ name }}\r\n"  # has a merge field
+)
+
+
+def no_progress(text: str) -> None:
+    """Ignores the steps of a job."""
+
+
+def write_list(path: Path, rows: list[list[str]], head: tuple[str, ...] = ("email", "name")) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(rows)
+    return path
+
+
+def plan(spark: "SparkSession", source: Path, output: Path, **changes: Any) -> "PlanManifest":
+    """Plan ``source`` with settings of the tests."""
+    from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
+
+    settings: dict[str, Any] = {
+        "campaign": "june", "sender": "n@example.com", "message": LETTER, "slots": 4,
+        "config": parse_config("{}", Path("z.yaml")), "suppression": SuppressionList(), **changes,
+    }  # fmt: skip
+    request = PlanRequest(source=str(source), output=str(output), **settings)
+    return make_plan(spark, request, no_progress)
+
+
+def submit_options(*targets: str, **changes: Any) -> SubmitOptions:
+    settings: dict[str, Any] = {
+        "sender": "n@example.com",
+        "message": PERSONAL,
+        "relays": targets,
+        **changes,
+    }
+    return SubmitOptions(**settings)
+
+
+def send(spark: "SparkSession", folder: Path, options: SubmitOptions) -> "SendCounts":
+    """Submit the plan in ``folder``."""
+    from zonemta_py.pipeline.jobs.send import send_plan
+
+    return send_plan(spark, str(folder), options, no_progress)
+
+
+class RelayAndSinks:
+    """A relay, and the three sinks that it delivers to."""
+
+    def __init__(self, stage: Stage, relay: Relay, sinks: list[Sink]) -> None:
+        self.stage = stage
+        self.relay = relay
+        self.sinks = sinks
+
+    @property
+    def target(self) -> str:
+        return str(self.relay.addresses[0])
+
+    def delivered(self) -> list[str]:
+        """The recipients of all deliveries, sorted."""
+        return sorted(a for sink in self.sinks for m in sink.messages for a in m.recipients)
+
+
+@asynccontextmanager
+async def relay_and_sinks(folder: Path, *rules: Rule, **changes: Any) -> AsyncIterator[RelayAndSinks]:
+    async with staged(folder) as stage:
+        sinks = [await stage.receiver(f"d{n}.example", *rules) for n in range(3)]
+        async with relaying(stage.config(**changes)) as relay:
+            yield RelayAndSinks(stage, relay, sinks)
+
+
+def addresses(count: int) -> list[str]:
+    return [f"u{n:04d}@d{n % 3}.example" for n in range(count)]
+
+
+def personal_plan(spark: "SparkSession", folder: Path, count: int, **changes: Any) -> Path:
+    """A plan with a message of its own for each of ``addresses(count)``."""
+    listed = write_list(folder / "list.csv", [[address, "x"] for address in addresses(count)])
+    plan(spark, listed, folder / "plan", message=PERSONAL, **changes)
+    return folder / "plan"

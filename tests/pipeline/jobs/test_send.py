@@ -1,0 +1,134 @@
+"""Plans through real relays: every recipient gets the message once, also after faults."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.kit.deadlines import until
+from tests.kit.relay import ledger, staged
+from tests.pipeline.campaigns import (
+    addresses,
+    personal_plan,
+    relay_and_sinks,
+    send,
+    submit_options,
+)
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.submission import SubmitOptions
+from zonemta_py.sink.script import Rule, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from zonemta_py.pipeline.jobs.send import SendCounts
+
+
+async def test_a_plan_is_submitted_once(spark: "SparkSession", folder: Path) -> None:
+    """A second run submits nothing; the relay's ledger, the plan's ledger and the sinks agree."""
+    place = await asyncio.to_thread(personal_plan, spark, folder, 300)
+    async with relay_and_sinks(folder) as here:
+        sums = await asyncio.to_thread(send, spark, place, submit_options(here.target))
+        assert (sums.planned, sums.accepted, sums.repeated, sums.unsent) == (300, 300, 0, 0)
+        assert sums.complete
+        again = await asyncio.to_thread(send, spark, place, submit_options(here.target))
+        assert again == sums
+        await until(lambda: len(here.delivered()) == 300, "300 deliveries")
+        assert here.delivered() == addresses_sorted(300)
+    assert ledger(folder).total("accepted") == 300
+
+
+def addresses_sorted(count: int) -> list[str]:
+    return sorted(addresses(count))
+
+
+async def test_progress_is_reported_in_recipients(
+    spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reported number grows and never exceeds the number of recipients."""
+    from zonemta_py.pipeline.jobs import send as module
+    from zonemta_py.pipeline.spark import progress
+
+    monkeypatch.setattr(module, "ROWS_PER_FILE", 20)
+    monkeypatch.setattr(progress, "POLL_S", 0.01)
+    place = await asyncio.to_thread(personal_plan, spark, folder, 300, recipients_per_message=5)
+    steps: list[str] = []
+    async with relay_and_sinks(folder) as here:
+        await asyncio.to_thread(
+            module.send_plan, spark, str(place), submit_options(here.target), steps.append
+        )
+    assert steps[0] == "sending, run 1: 300 recipients"
+    assert steps[-1] == "counting"
+    counts = [int(text.split()[3].replace(",", "")) for text in steps if " of 300 recipients" in text]
+    assert counts
+    assert counts == sorted(counts)
+    assert counts[0] < 300 or len(counts) == 1
+    assert counts[-1] <= 300
+
+
+async def test_a_task_that_dies(
+    spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task runs again from its beginning; the relay recognises what it has submitted before."""
+    place = await asyncio.to_thread(personal_plan, spark, folder, 200)
+    async with relay_and_sinks(folder) as here:
+        sums = await asyncio.to_thread(
+            _send_with_a_fault, spark, place, submit_options(here.target), folder / "mark"
+        )
+        assert (sums.accepted, sums.unsent) == (200, 0)
+        assert sums.repeated > 0
+        await until(lambda: len(here.delivered()) >= 200, "200 deliveries")
+    assert here.delivered() == addresses_sorted(200)
+    assert ledger(folder).total("accepted") == 200
+
+
+def _send_with_a_fault(
+    spark: "SparkSession", place: Path, options: SubmitOptions, mark: Path
+) -> "SendCounts":
+    """Run the job; one task fails once after it has submitted its messages."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    original = module._submit_batches
+
+    def faulty(campaign: str, options: SubmitOptions) -> Any:
+        inner = original(campaign, options)
+        path = str(mark)
+
+        def submit(batches: Any) -> Any:
+            from pathlib import Path as P
+
+            for batch in inner(batches):
+                if not P(path).exists():
+                    P(path).touch()
+                    raise RuntimeError("a fault of the test")
+                yield batch
+
+        return submit
+
+    module._submit_batches = faulty
+    try:
+        return send(spark, place, options)
+    finally:
+        module._submit_batches = original
+
+
+async def test_deferred_recipients_are_submitted_again(spark: "SparkSession", folder: Path) -> None:
+    """A relay defers some recipients; the next run submits only those."""
+    place = await asyncio.to_thread(personal_plan, spark, folder, 60)
+    async with staged(folder) as stage:
+        sink = await stage.receiver(
+            "relay.example", Rule(Step.RCPT, recipient="*@d1*", reply="452 4.2.2 full", times=1)
+        )
+        target = f"127.0.1.1:{stage.port}"
+        sums = await asyncio.to_thread(send, spark, place, submit_options(target, patience_s=0))
+        assert (sums.accepted, sums.deferred, sums.unsent) == (40, 20, 0)
+        assert not sums.complete
+        sums = await asyncio.to_thread(send, spark, place, submit_options(target))
+        assert (sums.accepted, sums.deferred) == (60, 0)
+        assert sink.tally.recipients == 60
+
+
+def test_nothing_to_send(spark: "SparkSession", tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="there is no plan here"):
+        send(spark, tmp_path, submit_options("127.0.0.1:9"))

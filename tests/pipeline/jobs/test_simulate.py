@@ -1,0 +1,76 @@
+"""Simulations from events and plans."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.campaigns import no_progress
+from tests.pipeline.segments import accepted, delivered, write_segment
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.scenarios import scenarios
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_accepted_mail_is_simulated(spark: "SparkSession", tmp_path: Path) -> None:
+    """100 messages accepted at once, one second each; half of the first attempts are deferred."""
+    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+
+    records = [accepted(n, [f"u{n}@x.example"]) for n in range(100)]
+    records += [delivered(1000 + n, duration_ms=1000) for n in range(50)]
+    records += [
+        delivered(2000 + n, duration_ms=1000, event="deferred", code=451, attempt=1) for n in range(50)
+    ]
+    records += [delivered(3000 + n, duration_ms=1000, attempt=2) for n in range(50)]
+    write_segment(tmp_path, "a", records)
+    combinations = scenarios(
+        "zones: {default: {retry: {delays: [1m]}}}",
+        Path("z.yaml"),
+        ["zones.default.connections_per_domain=1,100"],
+    )
+    rows = simulate_scenarios(
+        spark, SimulateRequest(str(tmp_path), combinations, output=str(tmp_path / "out")), no_progress
+    )
+    assert [row["settings"] for row in rows] == [f"zones.default.connections_per_domain={n}" for n in (1, 100)]  # fmt: skip
+    assert [row["delivered"] for row in rows] == [100, 100]
+    slow, fast = rows
+    assert 30 < slow["deferrals"] < 70
+    assert slow["completed_s"] > 100
+    assert 61 < fast["completed_s"] < 70
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+
+
+def test_a_plan_is_simulated(spark: "SparkSession", tmp_path: Path) -> None:
+    from tests.pipeline.test_plan import plan, write_list
+    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+
+    listed = write_list(tmp_path / "list.csv", [[f"u{n}@d{n % 3}.example"] for n in range(300)], head=("email",))  # fmt: skip
+    plan(
+        spark, listed, tmp_path / "plan", message=b"Subject: x\r\n\r\nhi\r\n", recipients_per_message=10
+    )
+    write_segment(tmp_path / "events", "a", [delivered(n, duration_ms=10) for n in range(10)])
+    [combinations] = [scenarios("{}", Path("z.yaml"), [])]
+    request = SimulateRequest(
+        str(tmp_path / "events"), combinations, plan=str(tmp_path / "plan"), per_s=3.0
+    )
+    [row] = simulate_scenarios(spark, request, no_progress)
+    assert row["delivered"] == 300
+    assert 80 < row["completed_s"] < 101
+    request = SimulateRequest(str(tmp_path / "events"), combinations, plan=str(tmp_path / "plan"))
+    [row] = simulate_scenarios(spark, request, no_progress)
+    assert row["completed_s"] < 1
+    assert row["backlog_peak"] == 300
+
+
+def test_no_load_and_no_peers(spark: "SparkSession", tmp_path: Path) -> None:
+    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+
+    combinations = scenarios("{}", Path("z.yaml"), [])
+    write_segment(tmp_path / "a", "a", [delivered(1)])
+    with pytest.raises(LocalError, match="there is no mail to simulate"):
+        simulate_scenarios(spark, SimulateRequest(str(tmp_path / "a"), combinations), no_progress)
+    write_segment(tmp_path / "b", "a", [accepted(1, ["u@x.example"])])
+    with pytest.raises(LocalError, match="no model of the peers"):
+        simulate_scenarios(spark, SimulateRequest(str(tmp_path / "b"), combinations), no_progress)

@@ -1,0 +1,39 @@
+"""Scenarios of a simulation."""
+
+from pathlib import Path
+
+import pytest
+
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.pipeline.rules.scenarios import scenarios
+
+
+def test_scenarios() -> None:
+    found = scenarios(
+        "zones: {default: {rate: 5/s}}",
+        Path("z.yaml"),
+        ["zones.default.connections=10, 20", "zones.default.retry.delays=[1m, 2m]"],
+    )
+    assert [dict(each.settings)["zones.default.connections"] for each in found] == ["10", "20"]
+    assert [each.config.zones["default"].connections for each in found] == [10, 20]
+    assert {each.config.zones["default"].retry.delays for each in found} == {(60.0, 120.0)}
+    assert all(each.config.zones["default"].rate for each in found)
+    [one] = scenarios("{}", Path("z.yaml"), [])
+    assert one.settings == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("zones.default.connections", "expected KEY=VALUE"),
+        ("zones.default.connections=many", "with zones.default.connections=many"),
+        ("zones.default.conections=3", "did you mean"),
+        ("zones.default.connections.x=3", "with|no such key"),
+        ("hostname.x=3", "no such key|with"),
+        ("zones.default.rate=[", "--set zones.default.rate"),
+        (f"zones.default.connections={','.join('1' * 1001)}", "1001 combinations"),
+    ],
+)
+def test_bad_scenarios(change: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        scenarios("hostname: h\nzones: {default: {connections: 3}}", Path("z.yaml"), [change])

@@ -1,0 +1,19 @@
+"""Exceptions of Spark as one line."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[X] first\nsecond", "[X] first"),
+        ("\n  \n[X] first", "[X] first"),
+        ("", ""),
+        ("Job aborted\n\tat x\nCaused by: java.io.IOException: disk full\n\tat y", "disk full"),
+        ("\n  An exception was thrown:\nTraceback\n  File x\nModuleNotFoundError: No module named 'pyarrow'\n", "ModuleNotFoundError: No module named 'pyarrow'"),
+    ],
+)  # fmt: skip
+def test_the_most_specific_line(text: str, line: str) -> None:
+    from zonemta_py.pipeline.spark.errors import error_line
+
+    assert error_line(text) == line

@@ -1,0 +1,83 @@
+"""The options and help texts of ``zonemta pipeline``; its jobs are tested without the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from zonemta_py.cli.main import main
+from zonemta_py.cli.pipeline.advise import PER_SECOND
+from zonemta_py.cli.pipeline.group import pipeline
+from zonemta_py.cli.pipeline.send import _submit_values, send
+from zonemta_py.config.units import host_port
+
+COMMANDS = sorted(pipeline.commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example(name: str) -> None:
+    result = CliRunner().invoke(main, ["pipeline", name, "--help"])
+    assert result.exit_code == 0
+    assert f"zonemta pipeline {name}" in result.output
+    assert "Example" in result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_output_says_what_it_is(name: str) -> None:
+    """``--output`` is a FILE or a DIRECTORY, and every option has a help text."""
+    command = pipeline.commands[name]
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, option.name
+            if option.name == "output":
+                metavar = option.make_metavar(click.Context(command))
+                assert metavar == ("FILE" if name in ("recommend", "suppress") else "DIRECTORY")
+
+
+def submit_values(**changes: Any) -> dict[str, Any]:
+    return _submit_values(
+        relays=(host_port("127.0.0.1:25"),), connections=8, sessions=None, user=None, password_file=None, **changes
+    )  # fmt: skip
+
+
+def test_connections() -> None:
+    assert submit_values()["connections"] == 8
+    assert submit_values()["relays"] == ("127.0.0.1:25",)
+
+
+def test_sessions_is_an_alias_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    values = _submit_values(relays=(), connections=8, sessions=3, user=None, password_file=None)
+    assert values["connections"] == 3
+    assert capsys.readouterr().err == "warning: --sessions is now called --connections\n"
+    option = next(each for each in send.params if each.name == "sessions")
+    assert isinstance(option, click.Option)
+    assert option.hidden
+
+
+@pytest.mark.parametrize(
+    ("text", "per_s"), [("100", 100.0), ("2.5", 2.5), ("100/s", 100.0), ("60/m", 1.0)]
+)
+def test_rates(text: str, per_s: float) -> None:
+    assert PER_SECOND.convert(text, None, None) == pytest.approx(per_s)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "fast", "0/s"])
+def test_bad_rates(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="a rate"):
+        PER_SECOND.convert(text, None, None)
+
+
+def test_a_plan_of_a_missing_list(tmp_path: Path) -> None:
+    """Wrong usage is found before Spark starts."""
+    pytest.importorskip("pyspark")
+    message = tmp_path / "m.eml"
+    message.write_bytes(b"Subject: x\n\nhi\n")
+    result = CliRunner().invoke(
+        main,
+        ["pipeline", "plan", str(tmp_path / "list.csv"), "--message", str(message), "--from", "a@x.example",
+         "--campaign", "june", "--output", str(tmp_path / "plan")],
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "list.csv: no such file" in result.output

@@ -1,0 +1,133 @@
+"""Envelopes submitted to real relays, without Spark."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deadlines import until
+from tests.kit.listener import certificate, users_file
+from tests.kit.relay import staged
+from tests.pipeline.campaigns import addresses, relay_and_sinks, submit_options
+from zonemta_py.pipeline.submission import (
+    EnvelopeSubmitter,
+    PlannedEnvelope,
+    SubmissionResult,
+    SubmitOptions,
+)
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.transports import connect as smtp
+
+
+async def submitted(options: SubmitOptions, envelopes: list[PlannedEnvelope]) -> list[SubmissionResult]:
+    submitter = EnvelopeSubmitter(options)
+    try:
+        return await submitter.send(envelopes)
+    finally:
+        await submitter.aclose()
+
+
+def personal(count: int) -> list[PlannedEnvelope]:
+    return [
+        PlannedEnvelope(f"{n:032x}", [(address, {"name": f"n{n}"})])
+        for n, address in enumerate(addresses(count))
+    ]
+
+
+async def test_a_repeat_is_recognised(folder: Path) -> None:
+    """The same envelopes again, and one with a new recipient: no recipient gets the message twice."""
+    async with relay_and_sinks(folder) as here:
+        first = await submitted(submit_options(here.target), personal(30))
+        assert {(s.state, s.repeated, len(s.messages)) for s in first} == {("accepted", False, 1)}
+        again = await submitted(submit_options(here.target), personal(30))
+        assert {(s.state, s.repeated) for s in again} == {("accepted", True)}
+        assert {s.key: s.messages for s in again} == {s.key: s.messages for s in first}
+        more = PlannedEnvelope(
+            f"{0:032x}", [("u0000@d0.example", {"name": "x"}), ("new@d0.example", {"name": "x"})]
+        )
+        [one, other] = await submitted(submit_options(here.target), [more])
+        assert one.messages == other.messages
+        assert len(one.messages) == 2
+        await until(lambda: len(here.delivered()) == 31, "31 deliveries")
+        assert here.delivered() == sorted([*addresses(30), "new@d0.example"])
+        assert all(
+            b"Subject: hi n" in m.data or b"hi x" in m.data for s in here.sinks for m in s.messages
+        )
+
+
+async def test_a_relay_that_defers(folder: Path) -> None:
+    """A 4xx reply is retried until the message is accepted, or ``patience_s`` has passed."""
+    async with staged(folder) as stage:
+        relay = await stage.receiver(
+            "relay.example", Rule(Step.RCPT, reply="450 4.3.2 not now", times=2)
+        )
+        target = f"127.0.1.1:{stage.port}"
+        [row] = await submitted(submit_options(target), personal(1))
+        assert (row.state, relay.tally.recipients) == ("accepted", 1)
+        await stage.receiver("never.example", Rule(Step.RCPT, reply="450 4.3.2 never"))
+        [row] = await submitted(submit_options(f"127.0.1.2:{stage.port}", patience_s=0.5), personal(1))
+        assert (row.state, row.code) == ("deferred", 450)
+
+
+async def test_a_relay_that_dies_at_the_final_dot(folder: Path) -> None:
+    """Without a reply the message is submitted again with the same key."""
+    async with staged(folder) as stage:
+        relay = await stage.receiver("relay.example", Rule(Step.DOT, drop=True, times=1))
+        rows = await submitted(submit_options(f"127.0.1.1:{stage.port}"), personal(3))
+        assert {(s.state, s.code) for s in rows} == {("accepted", 250)}
+        assert relay.tally.recipients >= 3
+        await stage.receiver("never.example", Rule(Step.DOT, drop=True))
+        [row] = await submitted(submit_options(f"127.0.1.2:{stage.port}", patience_s=0.3), personal(1))
+        assert (row.state, row.code, row.messages) == ("deferred", 0, ())
+
+
+async def test_a_relay_that_refuses(folder: Path) -> None:
+    async with staged(folder) as stage:
+        await stage.receiver("r.example", Rule(Step.RCPT, recipient="u0001*", reply="550 5.7.1 no"))
+        rows = await submitted(submit_options(f"127.0.1.1:{stage.port}"), personal(3))
+        assert {s.address: s.state for s in rows} == {
+            "u0000@d0.example": "accepted", "u0001@d1.example": "refused", "u0002@d2.example": "accepted",
+        }  # fmt: skip
+
+
+async def test_with_a_password_over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STARTTLS and AUTH; with a wrong password every recipient has a result with the reply."""
+    cert, key, context = certificate(folder)
+    monkeypatch.setattr(smtp, "_VERIFYING", context)
+    listener = {
+        "address": "127.0.0.1:0", "trusted_networks": [], "auth": {"users_file": str(users_file(folder))},
+        "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
+    }  # fmt: skip
+    async with relay_and_sinks(folder, listeners=[listener]) as here:
+        good = submit_options(here.target, tls="required", credentials=("news", "secret"))
+        rows = await submitted(good, personal(10))
+        assert {(s.state, s.code) for s in rows} == {("accepted", 250)}
+        await until(lambda: len(here.delivered()) == 10, "10 deliveries")
+        assert all(b" with ESMTPSA " in m.data for s in here.sinks for m in s.messages)
+        bad = submit_options(here.target, tls="required", credentials=("news", "wrong"), patience_s=0.2)
+        [row] = await submitted(bad, personal(1))
+        assert (row.state, row.messages) == ("deferred", ())
+        assert "535" in row.reply
+        plain = submit_options(here.target, tls="off", credentials=("news", "secret"), patience_s=0.2)
+        [row] = await submitted(plain, personal(1))
+        assert row.state == "deferred"
+
+
+async def test_a_dead_relay(folder: Path) -> None:
+    """Without failover the envelopes of an unreachable relay are deferred."""
+    async with relay_and_sinks(folder) as here:
+        dead = "127.0.0.1:9"
+        rows = await submitted(submit_options(dead, patience_s=0.3), personal(2))
+        assert {s.state for s in rows} == {"deferred"}
+        assert "127.0.0.1" in rows[0].reply or "refused" in rows[0].reply
+        mixed = await submitted(submit_options(dead, here.target, patience_s=0.3), personal(20))
+        assert {s.state for s in mixed} == {"accepted", "deferred"}
+        assert {s.relay for s in mixed if s.state == "accepted"} == {here.target}
+
+
+async def test_failover(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zonemta_py.pipeline.submission.FAILOVER_S", 0.1)
+    async with relay_and_sinks(folder) as here:
+        rows = await submitted(
+            submit_options("127.0.0.1:9", here.target, failover=True, patience_s=20), personal(20)
+        )
+        assert {(s.state, s.relay) for s in rows} == {("accepted", here.target)}

@@ -1,0 +1,55 @@
+"""Addresses to suppress, from outcomes and complaints."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY_MS = 86_400_000
+
+
+def test_hard_bounces(spark: "SparkSession") -> None:
+    """Only recent bounces with a hard reason count, at least the required number, and no later delivery."""
+    from zonemta_py.pipeline.transforms.bounces import hard_bounces
+
+    gone = ("5.1.1", "no such address")
+    outcomes = spark.createDataFrame(
+        [
+            ("twice@x.example", "bounced", 20 * DAY_MS, *gone),
+            ("twice@x.example", "bounced", 21 * DAY_MS, *gone),
+            ("once@x.example", "bounced", 21 * DAY_MS, *gone),
+            ("old@x.example", "bounced", 9 * DAY_MS, *gone),
+            ("full@x.example", "bounced", 21 * DAY_MS, "5.2.2", "mailbox full"),
+            ("back@x.example", "bounced", 20 * DAY_MS, *gone),
+            ("back@x.example", "delivered", 21 * DAY_MS, "2.0.0", ""),
+        ],
+        "recipient string, event string, time_ms long, status string, reason string",
+    )
+    rows = outcomes.transform(hard_bounces(10 * DAY_MS, 1, 30)).orderBy("entry").collect()
+    assert [(row["entry"], row["reason"], row["until"]) for row in rows] == [
+        ("once@x.example", "bounced 5.1.1 on 1970-01-22", "1970-02-21"),
+        ("twice@x.example", "bounced 5.1.1 on 1970-01-22", "1970-02-21"),
+    ]
+    rows = outcomes.transform(hard_bounces(10 * DAY_MS, 2, 30)).collect()
+    assert [row["entry"] for row in rows] == ["twice@x.example"]
+
+
+def test_complaints_and_reported_failures(spark: "SparkSession") -> None:
+    """Only reports that match a ledger count."""
+    from zonemta_py.pipeline.transforms.bounces import complaints, reported_failures
+
+    reports = spark.createDataFrame(
+        [
+            ("complaint", "a@x.example", 20 * DAY_MS, "", ""),
+            ("complaint", "", 20 * DAY_MS, "", ""),
+            ("complaint", "old@x.example", DAY_MS, "", ""),
+            ("failed", "b@x.example", 20 * DAY_MS, "5.1.1", "no such address"),
+            ("failed", "", 20 * DAY_MS, "5.1.1", "no such address"),
+            ("delayed", "c@x.example", 20 * DAY_MS, "4.4.1", "network"),
+        ],
+        "kind string, address string, time_ms long, status string, reason string",
+    )
+    [row] = reports.transform(complaints(10 * DAY_MS, 10)).collect()
+    assert tuple(row) == ("a@x.example", "complained on 1970-01-21", "1970-01-31")
+    [row] = reported_failures(reports).collect()
+    assert tuple(row) == ("b@x.example", "bounced", 20 * DAY_MS, "5.1.1", "no such address")

@@ -1,0 +1,62 @@
+"""Methods by which a report is matched to a recipient of a ledger."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOTICES = (  # id, recipient, by_verp, key
+    (1, "a@x.example", "", "k1"),
+    (2, "moved@y.example", "", "k1"),  # two recipients: the key is not enough
+    (3, "moved@y.example", "", "k2"),
+    (4, "moved@y.example", "c@x.example", ""),
+    (5, "b@x.example", "", ""),
+    (6, "a@x.example", "c@x.example", "k1"),  # the most reliable method wins
+    (7, "stranger@x.example", "", "unknown"),
+)
+
+
+def test_methods(spark: "SparkSession") -> None:
+    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.transforms.match_reports import match_reports
+
+    ledger = spark.createDataFrame(
+        [
+            (campaign, key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, time_ms, 1)
+            for campaign, key, names, time_ms in (
+                ("june", "k1", "ab", 1), ("june", "k2", "c", 1), ("july", "k3", "b", 2),
+            )
+            for name in names
+        ],
+        schema.LEDGER_RUNS,
+    )  # fmt: skip
+    notices = spark.createDataFrame(
+        [
+            (notice_id, str(notice_id), "failed", recipient, by_verp, key, "5.1.1", "", "", "", 550, 0)
+            for notice_id, recipient, by_verp, key in NOTICES
+        ],
+        "notice_id long, source string, kind string, recipient string, by_verp string, key string, status string,"
+        " diagnostic string, reporter string, reason string, code int, time_ms long",
+    )
+    rows = notices.transform(match_reports(ledger)).collect()
+    found = {int(r["source"]): (r["matched"], r["address"], r["campaign"], r["key"]) for r in rows}
+    assert found == {
+        1: ("envelope id", "a@x.example", "june", "k1"),
+        2: ("", "", "", ""),
+        3: ("envelope id, its only recipient", "c@x.example", "june", "k2"),
+        4: ("verp", "c@x.example", "june", "k2"),
+        5: ("address", "b@x.example", "july", "k3"),
+        6: ("envelope id", "a@x.example", "june", "k1"),
+        7: ("", "", "", ""),
+    }
+
+
+def test_messages_that_are_not_reports(spark: "SparkSession") -> None:
+    from zonemta_py.pipeline.transforms.match_reports import extract_notices
+
+    mail = spark.createDataFrame(
+        [("a", b"Subject: x\n\nhello\n"), ("b", None)], "source string, octets binary"
+    )
+    rows = mail.transform(extract_notices([])).collect()
+    assert {row["source"]: row["kind"] for row in rows} == {"a": "no report", "b": "unreadable"}
+    assert all(row["time_ms"] > 0 for row in rows), "a date is always known"

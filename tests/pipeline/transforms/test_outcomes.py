@@ -1,0 +1,85 @@
+"""One outcome for each recipient of a plan."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ADDRESSES = ("delivered", "bounced", "waiting", "refused", "deferred", "retried", "unsent")
+
+
+def envelopes(spark: "SparkSession") -> "DataFrame":
+    from zonemta_py.pipeline.spark import schema
+
+    recipients = [(f"{name}@x.example", {}) for name in ADDRESSES]
+    return spark.createDataFrame([("k", 0, 0, "default", "x", recipients)], schema.ENVELOPE)
+
+
+def row(name: str, state: str, messages: list[str], run: int = 1) -> tuple[object, ...]:
+    return (
+        "june",
+        "k",
+        "r:25",
+        f"{name}@x.example",
+        state,
+        250,
+        f"{state} reply",
+        messages,
+        False,
+        1,
+        run,
+    )
+
+
+def test_outcomes(spark: "SparkSession") -> None:
+    """A final event wins over the ledger; of several runs the last that is not deferred counts."""
+    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.spark.events import event_schema
+    from zonemta_py.pipeline.transforms.outcomes import plan_outcomes
+
+    ledger = spark.createDataFrame(
+        [
+            *(row(name, "accepted", ["m1"]) for name in ("delivered", "bounced", "waiting")),
+            row("refused", "refused", []),
+            row("deferred", "deferred", []),
+            row("retried", "deferred", [], 1),
+            row("retried", "accepted", ["m2"], 2),
+        ],
+        schema.LEDGER_RUNS,
+    )
+    fields = event_schema().names
+    events = [
+        {"event": "delivered", "message": "m1", "recipient": "delivered@x.example", "code": 250},
+        {"event": "deferred", "message": "m1", "recipient": "waiting@x.example", "code": 451},
+        {"event": "bounced", "message": "m1", "recipient": "bounced@x.example", "code": 550, "status": "5.1.1", "reply": "no"},
+        {"event": "delivered", "message": "other", "recipient": "unsent@x.example", "code": 250},
+    ]  # fmt: skip
+    found = (
+        envelopes(spark)
+        .transform(
+            plan_outcomes(
+                ledger,
+                spark.createDataFrame(
+                    [tuple(each.get(name) for name in fields) for each in events], event_schema()
+                ),
+            )
+        )
+        .collect()
+    )
+    outcomes = {each["address"].partition("@")[0]: each["outcome"] for each in found}
+    assert outcomes == {
+        "delivered": "delivered", "bounced": "bounced", "waiting": "waiting", "refused": "refused by the relay",
+        "deferred": "deferred by the relay", "retried": "waiting", "unsent": "unsent",
+    }  # fmt: skip
+    details = {each["address"].partition("@")[0]: each["detail"] for each in found}
+    assert details["bounced"] == "550 5.1.1 no"
+    assert details["refused"] == "refused reply"
+
+
+def test_before_the_first_run(spark: "SparkSession") -> None:
+    from zonemta_py.pipeline.transforms.outcomes import plan_outcomes
+
+    events = spark.createDataFrame([], "event string")
+    found = envelopes(spark).transform(plan_outcomes(None, events)).collect()
+    assert {each["outcome"] for each in found} == {"unsent"}
+    assert len(found) == len(ADDRESSES)

@@ -1,0 +1,54 @@
+"""Rates and warm-up compliance."""
+
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.segments import delivered, write_segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_warmup_compliance(spark: "SparkSession") -> None:
+    from zonemta_py.pipeline.transforms.rates import ALLOWANCE, warmup_compliance
+
+    first, second = date(2026, 11, 1), date(2026, 11, 2)
+    attempts = spark.createDataFrame(
+        [("2026-11-01 10:00:00", "a", p) for p in ("google", "google", "yahoo")]
+        + [("2026-11-02 00:00:00", "b", "google")],
+        "time string, address string, provider string",
+    ).selectExpr("to_timestamp(time) AS time", "address", "provider")
+    allowances = spark.createDataFrame(
+        [(first, "a", "google", 1), (first, "a", "", 3), (second, "a", "google", 5)], ALLOWANCE
+    )
+    rows = attempts.transform(warmup_compliance(allowances)).collect()
+    assert {(r["day"], r["provider"]): (r["sent"], r["over"], r["kept"]) for r in rows} == {
+        (first, "google"): (2, 1, False),
+        (first, ""): (3, 0, True),
+        (second, "google"): (0, 0, True),
+    }
+
+
+def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
+    """One row for all attempts and one for each value; rates are of final outcomes or of attempts."""
+    from zonemta_py.pipeline.spark.events import read_events
+    from zonemta_py.pipeline.transforms.rates import attempt_rows, rates_by_dimension
+
+    events = [delivered(n, domain="gmail.com") for n in range(3)]
+    events += [delivered(3, domain="gmail.com", event="deferred", code=451, reply="later 42")]
+    events += [delivered(4, domain="y.example", event="bounced", code=550, reply="no")]
+    write_segment(tmp_path, "a", events)
+    campaigns = spark.createDataFrame([(f"{0:024x}", "june")], "message string, campaign string")
+    rows = read_events(spark, str(tmp_path)).transform(attempt_rows(campaigns)).cache()
+    assert {row["kind"] for row in rows.collect()} == {None, "later <n>", "no"}
+    found = {(r["dimension"], r["value"]): r for r in rows.transform(rates_by_dimension()).collect()}
+    total = found["all", ""]
+    assert (total["attempts"], total["delivered"], total["deferred"], total["bounced"]) == (5, 3, 1, 1)
+    assert total["delivery_rate"] == pytest.approx(0.75)
+    assert total["deferral_rate"] == pytest.approx(0.2)
+    assert found["provider", "google"]["attempts"] == 4
+    assert found["campaign", "june"]["attempts"] == 1
+    assert found["domain", "y.example"]["p50_ms"] is None
