@@ -1,6 +1,7 @@
 """The results of ``zonemta bench`` as a table, for a terminal."""
 
 import platform
+from typing import Literal
 
 import click
 from rich.console import Console
@@ -13,61 +14,55 @@ from zonemta_py.bench.scenarios import Scenario
 WIDTH = 150
 
 
+COLUMNS = ("scenario", "relay", "deliveries/s", "CPU ms each", "MB/s", "RssAnon MB", "fsyncs", "KB written", "p50 ms", "p99 ms", "tools CPU")  # fmt: skip
+
+
 def print_results(results: list[Measurement], chosen: list[Scenario], runs: int) -> None:
-    """Print the medians, and the comparison of the first relay with the others."""
+    """Print the medians, and for each scenario a comparison of the first relay with each other one."""
     click.echo(f"{platform.machine()}, Python {platform.python_version()}, median of {runs} runs\n")
-    table = Table(box=None, pad_edge=False)
-    columns = (
-        "scenario",
-        "relay",
-        "deliveries/s",
-        "CPU ms each",
-        "MB/s",
-        "RssAnon MB",
-        "fsyncs",
-        "KB written",
-        "p50 ms",
-        "p99 ms",
-        "tools CPU",
-    )
-    for column in columns:
-        table.add_column(
-            column, justify="left" if column in ("scenario", "relay") else "right", no_wrap=True
-        )
     titles = {scenario.name: scenario.title for scenario in chosen}
-    for m in results:
-        table.add_row(
-            titles[m.scenario],
-            m.relay,
-            f"{m.per_second:,.0f}",
-            f"{m.cpu_ms:.3f}",
-            f"{m.mb_per_second:,.0f}",
-            f"{m.rss_anon_mb:,.0f}",
-            f"{m.fsyncs:.2f}" if m.fsyncs >= 0 else "-",
-            f"{m.written_kb:,.1f}" if m.written_kb >= 0 else "-",
-            f"{m.p50_ms:,.1f}",
-            f"{m.p99_ms:,.1f}",
-            f"{m.tools_cpu_ms:.3f}",
-        )
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        justify: Literal["left", "right"] = "left" if column in ("scenario", "relay") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    for measurement in results:
+        table.add_row(titles[measurement.scenario], *_cells(measurement))
     Console(highlight=False, width=WIDTH).print(table)
     click.echo(
-        "fsyncs and KB written are per message; p50 and p99 are from the 250 to the final dot at the sink; "
-        "tools CPU is that of source and sink, in ms per delivery"
+        "fsyncs and KB written are per message; p50 and p99 from the 250 to the receiver's final dot; "
+        "tools CPU is of source and sink, ms per delivery\n"
     )
-    click.echo()
     for scenario in chosen:
-        of_it = [m for m in results if m.scenario == scenario.name]
-        click.echo(bars(scenario.title, [(m.relay, m.per_second) for m in of_it], "deliveries/s"))
-        if len(of_it) > 1:
-            first = of_it[0]
-            for other in of_it[1:]:
-                click.echo(
-                    f"  {first.relay}: {first.per_second / other.per_second:.1f} times the rate, "
-                    f"1/{other.cpu_ms / first.cpu_ms:.1f} of the CPU of {other.relay}"
-                )
-        for m in of_it:
-            if m.over_time:
-                click.echo(_over_time(m))
+        _print_scenario(scenario, [m for m in results if m.scenario == scenario.name])
+
+
+def _cells(m: Measurement) -> list[str]:
+    return [
+        m.relay,
+        f"{m.per_second:,.0f}",
+        f"{m.cpu_ms:.3f}",
+        f"{m.mb_per_second:,.0f}",
+        f"{m.rss_anon_mb:,.0f}",
+        f"{m.fsyncs:.2f}" if m.fsyncs >= 0 else "-",
+        f"{m.written_kb:,.1f}" if m.written_kb >= 0 else "-",
+        f"{m.p50_ms:,.1f}",
+        f"{m.p99_ms:,.1f}",
+        f"{m.tools_cpu_ms:.3f}",
+    ]
+
+
+def _print_scenario(scenario: Scenario, results: list[Measurement]) -> None:
+    """Print the rates as bars, the ratios to the first relay, and a soak over time."""
+    click.echo(bars(scenario.title, [(m.relay, m.per_second) for m in results], "deliveries/s"))
+    for other in results[1:]:
+        first = results[0]
+        click.echo(
+            f"  {first.relay}: {first.per_second / other.per_second:.1f} times the rate, "
+            f"1/{other.cpu_ms / first.cpu_ms:.1f} of the CPU of {other.relay}"
+        )
+    for measurement in results:
+        if measurement.over_time:
+            click.echo(_over_time(measurement))
 
 
 def _over_time(measurement: Measurement) -> str:
