@@ -1,6 +1,6 @@
-"""Writes the mail of a zone as batch SMTP, a file for each thread; what cannot be written is deferred.
+"""Writes the mail of a zone as batch SMTP, to one file per thread. A failed write defers the message.
 
-python docs/examples/bsmtp.py QUEUE ZONE FOLDER
+python docs/examples/bsmtp.py QUEUE ZONE DIRECTORY
 """
 
 import sys
@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from zonemta_py.dequeue import ABORT, Disposition, Message, dequeue
 from zonemta_py.dequeue.disposition import Abort
 
-FOLDER = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
+DIRECTORY = Path(sys.argv[3]) if len(sys.argv) > 3 else Path()
 
 
 def routine(message: Message) -> Abort | None:
-    """Append one transaction. ``message.thread`` is this thread's own, from message to message."""
+    """Append one transaction. The messages of a thread share ``message.thread``."""
     batch = getattr(message.thread, "batch", None)
     try:
         if batch is None:
             batch = message.thread.batch = tempfile.NamedTemporaryFile(
-                dir=FOLDER, suffix=".bsmtp", delete=False
+                dir=DIRECTORY, suffix=".bsmtp", delete=False
             )
             batch.write(b"HELO relay.example\n")
         recipients = list(message.recipients())
@@ -34,7 +34,7 @@ def routine(message: Message) -> Abort | None:
         batch.flush()
     except OSError as exc:
         message.abort(f"450 4.3.1 {exc.strerror}")
-        return ABORT  # this thread ends, and no other begins: the next message would fare no better
+        return ABORT  # the next message could not be written either: end the call
     for recipient in recipients:
         message.dispose(recipient.address, Disposition.RELAYED_FOREIGN)
     message.finish()
@@ -42,7 +42,7 @@ def routine(message: Message) -> Abort | None:
 
 
 def done(thread: SimpleNamespace) -> None:
-    """The thread ends."""
+    """Complete the file of a thread that ends."""
     batch = getattr(thread, "batch", None)
     if batch is not None:
         batch.write(b"QUIT\n")

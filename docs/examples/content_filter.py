@@ -1,8 +1,8 @@
-"""A content filter in a relay: mail waits in a zone of its own until it was looked at.
+"""A content filter in a relay: mail waits in a zone of its own until it has been checked.
 
-Clean mail goes on to the zone that delivers, the rest is refused with a report to its sender.
+Clean mail continues in the zone that delivers it; other mail is refused with a report to its sender.
 
-python docs/examples/content_filter.py FOLDER
+python docs/examples/content_filter.py DIRECTORY
 """
 
 import asyncio
@@ -31,8 +31,8 @@ zones:
 WORDS = (b"lottery", b"crypto")
 
 
-async def look(message: AsyncMessage) -> None:
-    """Pass on or refuse. One pass over the lines, then the same lines again."""
+async def check(message: AsyncMessage) -> None:
+    """Pass the message on or refuse it. Reads the lines once to check them, and again to copy them."""
     recipients = list(message.recipients())
     bad = any(word in line.lower() for line in message.lines() for word in WORDS)
     if bad:
@@ -48,16 +48,16 @@ async def look(message: AsyncMessage) -> None:
     await message.finish(Disposition.RELAYED)
 
 
-async def main(folder: Path) -> None:
-    """Three letters, one of them bad."""
-    async with Relay(parse_config(CONFIG, folder / "zonemta.yaml"), log_level="warning") as relay:
+async def main(directory: Path) -> None:
+    """Enqueue three messages, one of them bad, and wait for two deliveries and a report."""
+    async with Relay(parse_config(CONFIG, directory / "zonemta.yaml"), log_level="warning") as relay:
         for word in ("hello", "LOTTERY", "goodbye"):
             letter = f"From: ann@here.example\nSubject: {word}\n\n{word}, reader\n".encode()
             await relay.enqueue("ann@here.example", [f"{word.lower()}@there.example"], letter)
-        count = await adequeue(relay, "default", look, max_attempts=1, retry_interval_s=0.2)
-        while len(list(folder.glob("mail/*/*/new/*"))) < 3:
+        count = await adequeue(relay, "default", check, max_attempts=1, retry_interval_s=0.2)
+        while len(list(directory.glob("mail/*/*/new/*"))) < 3:
             await asyncio.sleep(0.01)
-        print(f"{count} messages looked at")
+        print(f"{count} messages checked")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A program with a relay in it: it takes mail by a call, and delivers it into maildirs.
+"""A program with a relay in it: mail is enqueued by a call, and delivered into maildirs.
 
-python docs/examples/embedded.py FOLDER
+python docs/examples/embedded.py DIRECTORY
 """
 
 import asyncio
@@ -22,9 +22,9 @@ zones:
 LETTER = b"From: App <app@app.example>\nSubject: Hello\n\nDear reader,\n\nhello.\n"
 
 
-async def main(folder: Path) -> None:
-    """Enqueue three messages, one of them twice under one key; leave when the relay has stopped."""
-    config = parse_config(CONFIG, folder / "zonemta.yaml")
+async def main(directory: Path) -> None:
+    """Enqueue three messages, one of them twice with the same key, and wait until they are delivered."""
+    config = parse_config(CONFIG, directory / "zonemta.yaml")
     async with Relay(config, log_level="warning") as relay:
         for reader in ("ann@readers.example", "bob@readers.example"):
             message = await relay.enqueue("app@app.example", [reader], LETTER)
@@ -35,12 +35,12 @@ async def main(folder: Path) -> None:
         again = await relay.enqueue(
             "app@app.example", ["carol@readers.example"], LETTER, key="june-carol"
         )
-        print(f"carol@readers.example: queued as {first}, asked again: {again}")
+        print(f"carol@readers.example: queued as {first}, repeated: {again}")
         try:
-            await relay.enqueue("app@app.example", ["nobody"], LETTER)
+            await relay.enqueue("app@app.example", ["incomplete"], LETTER)
         except NotAccepted as exc:
-            print(f"nobody: {exc}")
-        while len(list(folder.glob("mail/readers.example/*/new/*"))) < 3:
+            print(f"incomplete: {exc}")
+        while len(list(directory.glob("mail/readers.example/*/new/*"))) < 3:
             await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""An intermediate channel: mail of one zone goes on in another, its text turned by thirteen letters.
+"""An intermediate channel: mail of one zone continues in another, with its body encoded by ROT13.
 
 python docs/examples/rot13.py QUEUE FROM-ZONE TO-ZONE
 """
@@ -10,13 +10,14 @@ from zonemta_py.dequeue import Disposition, Message, dequeue
 
 
 def routine(message: Message) -> None:
-    """New mail for every message, with the envelope that its sender asked for.
+    """Write new mail for every message, with the same envelope.
 
-    The new mail is on disk before the old is given up: a crash between the two sends it twice, not never.
+    The new mail is on disk before the old message ends: a crash between the two sends the mail twice,
+    never not at all.
     """
     new = message.start(zone=sys.argv[3])
     for recipient in message.recipients():
-        new.to(recipient)  # ORCPT and NOTIFY go along
+        new.to(recipient)  # keeps ORCPT and NOTIFY
     in_header = True
     for line in message.lines():
         if in_header:

@@ -1,4 +1,4 @@
-"""The simplest channel program: prints every message of a zone, one after the other, and is done with it.
+"""The simplest channel program: prints every message of a zone, one after another.
 
 python docs/examples/simple.py QUEUE ZONE
 """
@@ -9,7 +9,7 @@ from zonemta_py.dequeue import Disposition, Message, dequeue
 
 
 def routine(message: Message) -> None:
-    """Print a message. What is not finished is deferred: so ``finish`` comes last."""
+    """Print a message. ``finish`` is last: a message that is not finished is deferred."""
     print(f"{message.info.id} from <{message.sender}>")
     for recipient in message.recipients():  # all of them, before the lines
         print(f"  to <{recipient.address}>")

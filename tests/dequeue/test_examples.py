@@ -104,7 +104,7 @@ async def test_rot13(folder: Path) -> None:
 @pytest.mark.timeout(60)
 def test_content_filter(folder: Path) -> None:
     """Good letters arrive, the bad one comes back to its sender."""
-    assert program("content_filter", folder) == "3 messages looked at\n"
+    assert program("content_filter", folder) == "3 messages checked\n"
     assert sorted(path.name for path in (folder / "mail" / "there.example").iterdir()) == [
         "goodbye",
         "hello",

@@ -175,7 +175,7 @@ async def test_a_relay_that_stops(folder: Path) -> None:
             task = asyncio.create_task(adequeue(relay, "list", routine, max_threads=1))
             await begun.wait()
             stopping = asyncio.create_task(relay.stop())
-            await until(lambda: relay.stopped)
+            await until(lambda: relay._stopped)
             go_on.set()
             await stopping
             assert await task == 1

@@ -1,4 +1,4 @@
-"""The relay as a library: what is public, and a program with a relay in it."""
+"""The relay as a library: a program with a relay in it."""
 
 import subprocess
 import sys
@@ -15,17 +15,6 @@ from zonemta_py import NotAccepted, Relay
 EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"
 
 
-def test_what_is_public() -> None:
-    """Every name in ``__all__`` is there, and importing the package loads no relay."""
-    for name in zonemta_py.__all__:
-        assert getattr(zonemta_py, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'Daemon'"):
-        zonemta_py.Daemon  # looked up for its error
-    code = "import sys, zonemta_py; sys.exit('zonemta_py.relay.relay' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert (Path(zonemta_py.__file__).parent / "py.typed").exists()
-
-
 def test_the_example(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, timeout=scaled(60), check=True
@@ -33,7 +22,7 @@ def test_the_example(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 4
     assert lines[2].split()[3].rstrip(",") == lines[2].split()[-1], "one id for one key"
-    assert lines[3].startswith("nobody: 501 5.1.3")
+    assert lines[3].startswith("incomplete: 501 5.1.3")
     assert len(list(tmp_path.glob("mail/readers.example/*/new/*"))) == 3
 
 

@@ -64,7 +64,7 @@ class UnreachableHosts:
         return max(0.0, entry.last_s + entry.skip_s - now_s)
 
     def rows(self, now_s: float) -> list[dict[str, object]]:
-        """Every address with a timeout, as rows of ``queue dead-addresses``."""
+        """Every address with a timeout, as rows of ``queue unreachable``."""
         return [
             {
                 "ip": ip,
