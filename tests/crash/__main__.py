@@ -1,8 +1,8 @@
 """The long run: ``make crash``, or ``python -m tests.crash --kills 500``.
 
-Rounds of kills, each on a queue of its own: named points and random moments alternate, every
-third round cuts the power as well (where a C compiler is), every fifth runs on the filesystem
-store. Exits 1 when anything was lost, or delivered twice without being called uncertain.
+Rounds of kills, each on a new queue: fault points and random moments alternate, every third round cuts the
+power as well (if there is a C compiler), every fifth runs on the filesystem store. Exits with 1 when a recipient was
+lost, or delivered twice without an ``uncertain`` event.
 """
 
 import argparse
@@ -38,7 +38,7 @@ async def _round(number: int, points: list[str], rng: random.Random) -> tuple[st
     return store + (", power cut" if cuts else ""), verdict
 
 
-def _told(verdict: Verdict) -> dict[str, object]:
+def _row(verdict: Verdict) -> dict[str, object]:
     return {
         "kills": verdict.kills.total(),
         "messages": verdict.messages,
@@ -65,11 +65,11 @@ def main() -> int:
         how, verdict = asyncio.run(_round(number, points, rng))
         number += 1
         kills += verdict.kills
-        told = _told(verdict)
-        total += Counter({name: int(str(value)) for name, value in told.items()})
+        row = _row(verdict)
+        total += Counter({name: int(str(value)) for name, value in row.items()})
         for text in [*verdict.lost[:3], *verdict.unnamed[:3], *verdict.problems[:3]]:
             print(f"  ! {text}", file=sys.stderr)
-        print(f"round {number} ({how}): {json.dumps(told)}", file=sys.stderr, flush=True)
+        print(f"round {number} ({how}): {json.dumps(row)}", file=sys.stderr, flush=True)
     print(json.dumps({**total, "points": len(set(kills) - {"random"}), "seed": options.seed,
                       "minutes": round((monotonic_s() - began_s) / 60, 1)}))  # fmt: skip
     return 1 if total["lost"] or total["twice_and_not_named"] or total["problems"] else 0

@@ -1,4 +1,4 @@
-"""A real disk that keeps a diary and fails on request: ``disk.c``, preloaded into the relay."""
+"""A disk that records syncs and fails on request, by the library ``disk.c`` preloaded into the relay."""
 
 import os
 import random
@@ -20,13 +20,13 @@ def _library(folder: str) -> Path:
 
 
 def needs_compiler() -> None:
-    """Skip where there is none; tests/queue/test_power.py and test_limits.py need none."""
+    """Skip without a C compiler; tests/queue/test_power.py runs without one."""
     if not (shutil.which("cc") or shutil.which("gcc")):
         pytest.skip("no C compiler here to build the failing disk")
 
 
 class Disk:
-    """What is below ``folder``, as a disk. ``environment`` is for processes that use it."""
+    """The files below ``folder``. ``environment`` is that of processes which use them."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         scratch.mkdir(exist_ok=True)
@@ -43,17 +43,17 @@ class Disk:
         self.settle()
 
     def fail(self, call: str, number: int) -> None:
-        """From now on ``call`` (write, fsync, open) fails with errno ``number``."""
+        """Make every ``call`` (write, fsync, open) fail with errno ``number``."""
         new = self._trouble.with_suffix(".new")
         new.write_text(f"{call} {number}")
         new.replace(self._trouble)
 
     def heal(self) -> None:
-        """Calls succeed again."""
+        """Let calls succeed again."""
         self._trouble.unlink(missing_ok=True)
 
     def cut_power(self, rng: random.Random) -> None:
-        """Take what was not synced, or some of it: each file ends between its last sync and its end."""
+        """Remove all or a part of the data that were not synced from the end of each file."""
         synced: dict[str, int] = {}
         for line in self._diary.read_text().splitlines():
             word, _, rest = line.partition(" ")
@@ -74,6 +74,6 @@ class Disk:
         self.settle()
 
     def settle(self) -> None:
-        """What is there now is on the disk."""
+        """Record the present contents as synced."""
         files = [p for p in self.folder.glob("**/*") if p.is_file() and not p.is_symlink()]
         self._diary.write_text("".join(f"sync {p.stat().st_size} {p}\n" for p in files))

@@ -1,4 +1,4 @@
-"""``zonemta`` with a defect: it dies in the middle of sending to an address that begins with POISON."""
+"""``zonemta`` with a defect: it is killed during a transaction for an address that begins with POISON."""
 
 import os
 import signal

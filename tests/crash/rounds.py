@@ -1,4 +1,4 @@
-"""Rounds of load and sudden death on one queue, and the proof at the end that nothing was lost."""
+"""Rounds of load and kills on one queue, and a comparison at the end of what was accepted and delivered."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ FINALS = ("delivered", "bounced", "expired", "deleted")
 
 @dataclass
 class Verdict:
-    """What a run of rounds showed. ``unnamed``: delivered twice and not called uncertain."""
+    """The result of a run. ``unnamed``: delivered twice without an ``uncertain`` event."""
 
     messages: int = 0
     acknowledged: int = 0
@@ -56,9 +56,9 @@ def _answers(queue: Path, command: str, arguments: dict[str, Any]) -> list[dict[
 
 
 class Rounds:
-    """A relay on one queue that is killed again and again. Use as an async context manager.
+    """A relay on one queue that is killed repeatedly. Use it as an async context manager.
 
-    With ``power_cuts`` every death takes what its ``disk`` had not synced.
+    With ``power_cuts`` every kill removes the data that its ``disk`` had not synced.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Rounds:
         return self
 
     def start(self, **environment: str) -> CommandProcess:
-        """A relay on the queue, not yet ready."""
+        """Start a relay on the queue."""
         return CommandProcess(
             ["serve", "-c", str(self._config), "--log-level", "warning"],
             self.folder / "relay.log",
@@ -122,7 +122,9 @@ class Rounds:
         environment = {faults.VARIABLE: f"{point}:{times}"}
         elsewhere = (SENDERS and point == "dot.answered") or (RECEIVERS and point == "reply.unsent")
         if elsewhere:
-            await self.at_random(point, **environment)  # a child dies of it, and the relay goes on
+            await self.at_random(
+                point, **environment
+            )  # a child process is killed, and the relay goes on
             return
         relay = self.start(**environment)
         try:
@@ -136,7 +138,7 @@ class Rounds:
         self._killed(point)
 
     def _operate(self, kind: str, relay: CommandProcess) -> None:
-        """Hold or delete messages until the relay dies of it."""
+        """Hold or delete messages until the relay is killed."""
         queue = self.folder / "queue"
         deadline = Deadline(REACH_S)
         while relay.process.poll() is None and not deadline.passed():
@@ -145,23 +147,23 @@ class Rounds:
                     _answers(queue, kind, {"message": row["message"]})
 
     async def at_random(self, name: str = "random", **environment: str) -> None:
-        """Kill a relay at a random moment, perhaps before it is up."""
+        """Kill a relay at a random moment, in some rounds before it is ready."""
         relay = self.start(**environment)
         try:
             if self._rng.random() < 0.9:
                 await self.ready(relay)
-            await asyncio.sleep(self._rng.random() * 0.4)  # the random moment, not a wait for anything
+            await asyncio.sleep(self._rng.random() * 0.4)  # the random moment
         finally:
             relay.kill()
         self._killed(name)
 
     @staticmethod
     async def ready(relay: CommandProcess) -> None:
-        """Wait until it accepts, or died of a point before that."""
+        """Wait until it is ready, or was killed at a point before that."""
         try:
             await asyncio.to_thread(relay.wait_ready)
         except Exception:
-            if relay.process.returncode != -9:  # a point reached before the relay was up
+            if relay.process.returncode != -9:  # not a point reached before it was ready
                 raise
 
     def _killed(self, how: str) -> None:
@@ -175,7 +177,7 @@ class Rounds:
             self._disk.settle()
 
     async def finish(self) -> Verdict:
-        """Let a last relay deliver everything, stop it, and compare."""
+        """Let a last relay deliver all mail, stop it, and compare."""
         relay = self.start()
         try:
             await asyncio.to_thread(relay.wait_ready)

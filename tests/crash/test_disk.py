@@ -1,4 +1,4 @@
-"""A disk that fails under a running relay: refused in time, said aloud, nothing lost."""
+"""A disk that fails under a running relay: mail is refused, the log says so, no message is lost."""
 
 import errno
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.kit.smtp_client import Raw
     [("write", errno.ENOSPC), ("write", errno.EIO), ("fsync", errno.EIO), ("open", errno.EROFS)],
 )
 async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -> None:
-    """Every later message gets 451, the log names the file, and the next life delivers everything."""
+    """Every later message gets 451, the log names the file, and the next start delivers all mail."""
     needs_compiler()
     import random
 
@@ -46,7 +46,7 @@ async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -
 
 @pytest.mark.crash
 async def test_only_the_event_log_fails(folder: Path) -> None:
-    """Mail goes on; the facts wait in the queue and are written when the disk is well again."""
+    """Mail is delivered; the events wait in the outbox and are written when the disk works again."""
     needs_compiler()
     import random
 

@@ -1,4 +1,4 @@
-"""A message whose handling kills the process, every time: held after poison_after starts, the rest flows."""
+"""A message that kills the process each time: held after poison_after starts, other mail is delivered."""
 
 from pathlib import Path
 
@@ -29,7 +29,9 @@ class Case:
     def start(self) -> CommandProcess:
         self.deaths += 1
         arguments = ["serve", "-c", str(self.folder / "zonemta.yaml"), "--log-level", "warning"]
-        relay = CommandProcess(arguments, self.folder / "log", "tests.crash.poison", {VARIABLE: "poison@"})
+        relay = CommandProcess(
+            arguments, self.folder / "log", "tests.crash.poison", {VARIABLE: "poison@"}
+        )
         relay.wait_ready()
         return relay
 
@@ -37,7 +39,7 @@ class Case:
         return self.relay.process.poll() is not None
 
     async def submit(self, address: str) -> None:
-        """Submit, unless the relay dies of something meanwhile."""
+        """Submit, unless the relay is killed meanwhile."""
         try:
             async with await Raw.connect(self.port) as client:
                 await client.ehlo()
@@ -73,7 +75,7 @@ async def test_a_message_that_kills_the_relay(folder: Path) -> None:
             assert case.held() == ["poison@a.example"]
             await case.submit("last@a.example")
             wanted = case.accepted - {"poison@a.example"}
-            await until(lambda: wanted <= set(sink.tally.by_recipient), "everybody else")
+            await until(lambda: wanted <= set(sink.tally.by_recipient), "all other recipients")
             assert case.relay.stop() == 0
         finally:
             case.relay.kill()

@@ -1,4 +1,4 @@
-"""The power fails: what was not synced is gone, and nothing acknowledged is among it."""
+"""Power cuts: data that were not synced are removed, and no acknowledged message is lost."""
 
 import random
 from pathlib import Path

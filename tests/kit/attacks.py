@@ -1,6 +1,6 @@
-"""A live relay under attack, and the proof afterwards that it cost nobody anything.
+"""A running relay under attack, and checks afterwards that it and other mail are unaffected.
 
-``item(n)`` names the numbers of the catalogue in docs/reliability.md that a test plays.
+``item(n)`` marks the numbers of the list in docs/reliability.md that a test covers.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 def item(*numbers: int) -> pytest.MarkDecorator:
-    """The catalogue's numbers that a test is about."""
+    """The numbers of the list that a test covers."""
     return pytest.mark.hostile(*numbers)
 
 
 class Victim:
-    """A relay with a well-behaved neighbour at ``good.example``."""
+    """A relay, and a well-behaved receiver at ``good.example``."""
 
     def __init__(self, relay: Relay, stage: Stage, good: Sink) -> None:
         self.relay = relay
@@ -39,7 +39,7 @@ class Victim:
 
     @property
     def sessions(self) -> int:
-        intake = self.relay.intake
+        intake = self.relay._intake.intake
         return sum(len(listener.context.sessions) for listener in intake.listeners) if intake else 0
 
     async def client(self) -> Raw:
@@ -48,22 +48,22 @@ class Victim:
         return client
 
     async def settled(self) -> None:
-        """Everything accepted is gone."""
+        """Wait until the queue is empty."""
         await until(lambda: everything(self.relay.queue.store) == [], "an empty queue")
 
     def got(self) -> list[Received]:
         return self.good.messages
 
     async def unharmed(self) -> None:
-        """No session is left, the queue is sound, and a neighbour's mail still flows."""
+        """Check that no session is left, that the queue is sound and that other mail is delivered."""
         await until(lambda: self.sessions == 0, "the attacker's sessions to end")
-        if self.relay.stopped:  # by the test, which has read its ledger
+        if self.relay._stopped:  # by the test, which has read its ledger
             return
         if self.has_neighbour:
             before = len(self.good.messages)
             await send(self.relay, ["neighbour@good.example"], b"Subject: n\r\n\r\nneighbour\r\n")
             await until(lambda: len(self.good.messages) > before, "the neighbour's mail")
-        windows, zones = self.relay.queue.windows._zones.values(), self.relay._zones.values()
+        windows, zones = self.relay.queue.windows._zones.values(), self.relay._delivery.zones.values()
         await until(
             lambda: any(zone._tasks for zone in zones) or not any(window._leased for window in windows),
             "every lease that no worker holds to be given back",
@@ -76,7 +76,7 @@ class Victim:
 async def attacked(
     folder: Path, listener: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[Victim]:
-    """A relay to attack; when the test is over it must be unharmed, stop in order and leave no task."""
+    """A relay to attack; after the test it must be unharmed, stop in order and leave no task."""
     async with staged(folder) as stage:
         good = await stage.receiver("good.example")
         config = stage.config(listeners=[{"address": "127.0.0.1:0", **(listener or {})}], **changes)
@@ -91,7 +91,7 @@ async def attacked(
 
 @asynccontextmanager
 async def receiver(stage: Stage, domain: str, handler: Handler) -> AsyncIterator[list[int]]:
-    """A receiving server for ``domain`` that does what ``handler`` does; yields how many connections are open."""
+    """A receiving server for ``domain`` whose connections run ``handler``; yields the number of open ones."""
     open_now = [0]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,7 +115,7 @@ async def receiver(stage: Stage, domain: str, handler: Handler) -> AsyncIterator
 
 
 def answering(*replies: bytes, greeting: bytes = b"220 mx ESMTP\r\n", then: str = "wait") -> Handler:
-    """Greets, then answers each line with the next of ``replies``; then waits for the end, or closes."""
+    """Greet, answer each line with the next of ``replies``, then wait for the end of the connection or close it."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)

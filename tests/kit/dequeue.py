@@ -1,4 +1,4 @@
-"""A queue with mail in it, and what the tests ask of it."""
+"""A queue of the library, its contents and the reports in it."""
 
 import email
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +25,7 @@ AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
 
 
 def settings(folder: Path, store: str = "leveldb", **retry: Any) -> Config:
-    """Two zones for programs, no jitter."""
+    """A configuration with a zone for programs, without jitter."""
     zone = Zone(retry=replace(Retry(jitter=0), **retry))
     return Config(
         listeners=(),
@@ -44,7 +44,7 @@ async def opened(folder: Path, store: str = "leveldb", **retry: Any) -> AsyncIte
 
 
 async def run(queue: Queue, routine: AsyncRoutine, zone: str = ZONE, **options: Any) -> int:
-    """Hand out what there is, and come back at once when there is no more."""
+    """Run ``routine`` for the messages that are due, then return."""
     options = {"retry_interval_s": 0.01, "max_attempts": 1, **options}
     return await adequeue(queue, zone, routine, **options)
 
@@ -55,7 +55,7 @@ def rows(queue: Queue, zone: str | None = None) -> list[dict[str, Any]]:
 
 
 def stored(queue: Queue) -> set[str]:
-    """The messages of which anything is on disk."""
+    """The messages with any key in the store."""
     store = queue.channels.context.queue.store
     return {owner_of(key) for key in store.keys(MESSAGE, end_of(MESSAGE))}
 
@@ -66,7 +66,7 @@ def meta_of(queue: Queue, message: str) -> Any:
 
 
 async def reports(queue: Queue) -> list[Mail]:
-    """The reports that wait, each as a message; they are taken out."""
+    """The queued reports, parsed; they are removed from the queue."""
     found: list[Mail] = []
 
     async def keep(message: AsyncMessage) -> None:
@@ -80,7 +80,7 @@ async def reports(queue: Queue) -> list[Mail]:
 
 
 def per_recipient(report: Mail) -> list[dict[str, str]]:
-    """The fields of a report about each recipient (RFC 3464 section 2.3)."""
+    """The fields for each recipient of a report (RFC 3464 section 2.3)."""
     status = next(part for part in report.walk() if part.get_content_type() == "message/delivery-status")
     blocks = status.get_payload()
     assert isinstance(blocks, list)

@@ -1,4 +1,4 @@
-"""A live listener on a real queue, without the way out."""
+"""A running listener on a real queue, without delivery."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 
 HOSTNAME = "relay.example"
-way = "direct"  # to the queue; the fixture in conftest.py changes it
+way = "direct"  # or "linked"; set by a fixture of tests/intake
 
 
 def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:

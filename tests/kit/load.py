@@ -1,7 +1,7 @@
-"""Clients that submit numbered messages for as long as they are told, and remember every 250.
+"""Clients that submit numbered messages until they are stopped, and record every 250.
 
-What becomes of a recipient is in its name: ``N.ok`` is taken, ``N.later`` is deferred once,
-``N.no`` is refused, which makes a report to ``N@senders.example``.
+The name of a recipient decides its outcome: ``N.ok`` is delivered, ``N.later`` is deferred once,
+``N.no`` is refused, with a report to ``N@senders.example``.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ def body_of(number: int) -> bytes:
 
 
 class Load:
-    """``clients`` sessions that reconnect when the relay is killed. ``acknowledged``: by number."""
+    """``clients`` sessions that reconnect when the relay is killed. ``acknowledged``: numbers of messages."""
 
     def __init__(self, port: int, clients: int = 8) -> None:
         self.port = port
         self.next = 0
         self.acknowledged: set[int] = set()
-        self.refused: list[str] = []  # the beginning of every refusal
+        self.refused: list[str] = []  # the first characters of every refusal
         self._clients = clients
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = False
@@ -40,7 +40,7 @@ class Load:
         self._tasks = [asyncio.ensure_future(self._client()) for _ in range(self._clients)]
 
     async def stop(self) -> None:
-        """Finish what is under way; the relay must be up."""
+        """Finish the current transactions; the relay must be running."""
         self._stop = True
         await asyncio.gather(*self._tasks)
 
@@ -49,7 +49,7 @@ class Load:
             try:
                 await self._session()
             except (ConnectionError, asyncio.IncompleteReadError):
-                await asyncio.sleep(0.05)  # the relay is down; a real client would wait too
+                await asyncio.sleep(0.05)  # the relay is down; a real client waits as well
 
     async def _session(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -1,4 +1,4 @@
-"""A suite of this project, run once more on relays of five processes."""
+"""Runs a suite of this project again, on relays of five processes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A queue on a real LevelDB, and the few steps that tests take with it."""
+"""A queue on a real store, and short forms of its calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -41,7 +41,7 @@ SPACES = (MESSAGE, WAITING, DEFERRED, DUE, SPILL, INFLIGHT, OPEN, CLEANUP)
 
 
 class Clock:
-    """Time that tests move."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.ms = 1_800_000_000_000

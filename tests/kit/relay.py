@@ -1,4 +1,4 @@
-"""A whole relay in this process: real listener, real queue, real DNS, scripted receivers."""
+"""A complete relay in this process: a listener, a queue, DNS and scripted receivers, all of them real."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ RECEIVERS, SENDERS = map(int, os.environ.get(ARRANGEMENT, "0/0").split("/"))
 
 
 class Stage:
-    """Receivers by domain, each with an address of its own, and the names that lead to them."""
+    """Receivers by domain, each at its own address, and a name server that resolves their domains."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Stage:
         self.dns_port = await self.names.start()
 
     async def receiver(self, domain: str, *rules: Rule, **options: Any) -> Sink:
-        """A receiver for ``domain`` that keeps what it gets."""
+        """Start a receiver for ``domain`` that keeps its messages."""
         self._used += 1
         ip = f"127.0.1.{self._used}"
         sink = Sink(Script(rules), keep=True, **options)
@@ -57,7 +57,7 @@ class Stage:
         return sink
 
     def config(self, **changes: Any) -> Config:
-        """A configuration that leads to the receivers; zones inherit a fast retry."""
+        """A configuration that resolves the domains of the receivers; zones inherit a fast retry."""
         zones = {"default": {"port": self.port, "retry": FAST_RETRY}}
         for name, zone in changes.pop("zones", {}).items():
             zones[name] = {**zones.get(name, {}), **zone}
@@ -109,7 +109,7 @@ async def send(
     message: bytes = b"Subject: hi\r\n\r\nbody\r\n",
     sender: str = "s@sender.example",
 ) -> None:
-    """Submit one message as a client would."""
+    """Submit one message by SMTP."""
     host, port = relay.addresses[0]
 
     def dialogue() -> None:
@@ -121,7 +121,7 @@ async def send(
 
 
 async def empty(relay: Relay) -> None:
-    """Wait until the queue is empty to the last key."""
+    """Wait until the queue has no keys."""
     await until(lambda: everything(relay.queue.store) == [], "an empty queue")
 
 
@@ -132,7 +132,7 @@ async def received(sink: Sink, count: int) -> list[Received]:
 
 
 def ledger(folder: Path) -> RecipientHistory:
-    """The account of a stopped relay."""
+    """The accounts of a stopped relay."""
     return read_history(folder / "events")
 
 
@@ -143,5 +143,5 @@ def facts(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def sound(relay: Relay) -> bool:
-    """Whether the queue check finds nothing."""
+    """Whether the queue check finds no problem."""
     return problems(relay.queue.store) == []

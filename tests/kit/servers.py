@@ -1,4 +1,4 @@
-"""A real Redis, and a server that speaks S3 and SQS: started when first asked for, one each for a run."""
+"""A Redis server, and a server for S3 and SQS: started on first use, one of each for a run."""
 
 import atexit
 import hashlib
@@ -27,7 +27,7 @@ SHARED = ("redis", "s3")
 
 
 def free_port() -> int:
-    """A port that nobody has at the moment."""
+    """A port that is not in use."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -69,7 +69,7 @@ def redis_program() -> str | None:
 
 
 def start_redis(*options: str) -> tuple[int, "subprocess.Popen[bytes]"]:
-    """A Redis of one's own: its port and process. Its data go with the run."""
+    """Start a new Redis, whose data are deleted with the run: its port and process."""
     program = redis_program()
     if program is None:
         pytest.skip("no redis-server here (Debian: apt-get install redis-server)")
@@ -87,14 +87,14 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 @cache
 def redis_url() -> str:
-    """The Redis of this run, which has every write on disk before it answers."""
+    """The URL of the Redis of this run, which syncs every write before its reply."""
     if REDIS not in os.environ:
         os.environ[REDIS] = f"redis://127.0.0.1:{start_redis(*DURABLE)[0]}/0"
     return os.environ[REDIS]
 
 
 def start_objects() -> tuple[str, "subprocess.Popen[bytes]"]:
-    """A server of one's own that speaks S3 and SQS, with a bucket: its endpoint and process."""
+    """Start a new server for S3 and SQS with a bucket: its endpoint and process."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = _started(command, port)
@@ -106,14 +106,14 @@ def start_objects() -> tuple[str, "subprocess.Popen[bytes]"]:
 
 @cache
 def object_endpoint() -> str:
-    """The S3 and SQS of this run, with a bucket."""
+    """The endpoint of the S3 and SQS server of this run, which has a bucket."""
     if OBJECTS not in os.environ:
         os.environ[OBJECTS] = start_objects()[0]
     return os.environ[OBJECTS]
 
 
 def notice_queue(name: str) -> str:
-    """The URL of a queue in SQS."""
+    """Create a queue in SQS; its URL."""
     import botocore.session
 
     client = botocore.session.get_session().create_client(
@@ -125,14 +125,14 @@ def notice_queue(name: str) -> str:
 
 
 def part_of(folder: Path) -> str:
-    """A name of this folder's own."""
+    """A name that only this directory has."""
     return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def queue_settings(
     folder: Path, store: str, *, name: str = "one", lease_s: float = 30.0, **options: Any
 ) -> QueueSettings:
-    """Settings of a queue in ``folder``; what is shared has a prefix of the folder's own."""
+    """Settings of a queue in ``folder``; shared stores have a prefix that only this directory has."""
     return QueueSettings(
         directory=folder,
         store=store,

@@ -9,7 +9,7 @@ REPLY_S = 20.0
 
 
 class Raw:
-    """A connection to a listener. Use as an async context manager, or close it."""
+    """A connection to a listener. Use it as an async context manager, or close it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,7 +41,7 @@ class Raw:
         try:
             await self._writer.drain()
         except ConnectionError:
-            pass  # the relay hung up; the reply says so
+            pass  # the relay has closed the connection
 
     async def command(self, line: str) -> str:
         await self.send(line.encode("utf-8", "surrogateescape") + b"\r\n")
