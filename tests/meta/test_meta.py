@@ -81,7 +81,7 @@ def _options(command: click.Command, path: str) -> list[tuple[str, str]]:
     names = [
         name
         for p in command.params
-        if isinstance(p, click.Option)
+        if isinstance(p, click.Option) and not p.hidden
         for name in p.opts
         if name.startswith("--")
     ]
