@@ -1,8 +1,8 @@
-"""``zonemta pipeline plan`` and ``report`` beside other tools: whole processes, start included.
+"""Compares ``zonemta pipeline plan`` and ``report`` with other tools: complete processes, with their start.
 
     python -m benchmarks.pipeline.compare --rows 5000000 --events 5000000 --runs 3 --json results.json
 
-Runs take turns, so that a slow minute meets everybody. Memory is the peak of all processes together.
+The tools take turns, so that a slow minute affects all of them. Memory is the peak of all processes of a tool.
 """
 
 import argparse
@@ -24,14 +24,14 @@ POLL_S = 0.2
 
 
 class Measured(NamedTuple):
-    """A process and what it started: wall time and the most memory at once."""
+    """A process and its descendants: wall time and peak memory."""
 
     seconds: float
     peak_mb: float
 
 
 def measured(command: list[str], log: Path) -> Measured:
-    """Run it. Ends everything with its last words when it fails."""
+    """Run a command. Exits with the end of its log when it fails."""
     began_s, peak = monotonic_s(), 0
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -55,7 +55,7 @@ def _rss_kb(pid: int) -> int:
 
 
 def commands(folder: Path, run: int) -> dict[str, dict[str, list[str]]]:
-    """For each work, each tool's command."""
+    """The command of each tool, by task."""
     ours = [sys.executable, "-m", "zonemta_py", "pipeline"]
     other = [sys.executable, "-m", "benchmarks.pipeline.others"]
     listed, suppression, events = (
@@ -87,24 +87,24 @@ def commands(folder: Path, run: int) -> dict[str, dict[str, list[str]]]:
 
 
 def main() -> None:
-    """Make the data, run everybody in turns, print medians."""
+    """Make the data, run the tools in turns, print medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     found: dict[str, dict[str, list[Measured]]] = {}
     with tempfile.TemporaryDirectory(prefix="zonemta-pipeline-") as name:
         folder = Path(name)
-        write_list(folder / "list.csv", asked.rows)
-        write_suppression(folder / "suppressed.txt", asked.rows, asked.rows // 25)
-        write_events(folder / "events", asked.events)
+        write_list(folder / "list.csv", arguments.rows)
+        write_suppression(folder / "suppressed.txt", arguments.rows, arguments.rows // 25)
+        write_events(folder / "events", arguments.events)
         (folder / "letter.eml").write_bytes(LETTER)
         compact = [sys.executable, "-m", "zonemta_py", "pipeline", "compact", str(folder / "events")]
         once = measured([*compact, "--output", str(folder / "lake")], folder / "log")
         print(f"compact: {once.seconds:.1f} s, {once.peak_mb:,.0f} MB", flush=True)
-        for run in range(asked.runs):
+        for run in range(arguments.runs):
             for work, tools in commands(folder, run).items():
                 for tool, command in tools.items():
                     if tool in ("duckdb", "polars") and find_spec(tool) is None:
@@ -120,14 +120,14 @@ def main() -> None:
     ]  # fmt: skip
     for row in rows:
         print(f"{row['work']:<8}{row['tool']:<20}{row['seconds']:>8} s{row['peak_mb']:>8} MB")
-    if asked.json:
+    if arguments.json:
         document = {
-            "rows": asked.rows,
-            "events": asked.events,
+            "rows": arguments.rows,
+            "events": arguments.events,
             "compact": once._asdict(),
             "results": rows,
         }
-        asked.json.write_text(json.dumps(document, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lists and event logs to measure with: synthetic, the same for the same numbers."""
+"""Synthetic lists and event logs, reproducible for the same numbers."""
 
 import random
 from pathlib import Path
@@ -14,7 +14,7 @@ NOON_MS = 1_800_000_000_000
 
 
 def write_list(path: Path, rows: int) -> None:
-    """A CSV with 8 % duplicates, 1 % bad rows, upper case and spaces here and there."""
+    """A CSV with 8 % duplicates, 1 % bad rows, and some upper case and spaces."""
     rng = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
         file.write("email,name\n")
@@ -29,7 +29,7 @@ def write_list(path: Path, rows: int) -> None:
 
 
 def write_suppression(path: Path, rows: int, entries: int) -> None:
-    """Every so-many-th address of the list, and a hundred domains."""
+    """About ``entries`` addresses of the list, and a hundred domains."""
     step = max(1, rows // entries)
     with path.open("w", encoding="utf-8") as file:
         for who in range(0, rows, step):
@@ -47,8 +47,8 @@ def write_events(folder: Path, events: int) -> None:
     }  # fmt: skip
     compressor = zstandard.ZstdCompressor(level=3)
     for first in range(0, events, SEGMENT):
-        place = folder / "date=2026-11-21" / f"hour={first // SEGMENT % 24:02d}"
-        place.mkdir(parents=True, exist_ok=True)
+        directory = folder / "date=2026-11-21" / f"hour={first // SEGMENT % 24:02d}"
+        directory.mkdir(parents=True, exist_ok=True)
         lines = []
         for seq in range(first, min(events, first + SEGMENT)):
             drawn = rng.random()
@@ -65,4 +65,6 @@ def write_events(folder: Path, events: int) -> None:
                 "tls": True, "duration_ms": rng.randrange(20, 2000),
             }  # fmt: skip
             lines.append(to_json(record))
-        (place / f"abcdef-{first}.jsonl.zst").write_bytes(compressor.compress(b"\n".join(lines) + b"\n"))
+        (directory / f"abcdef-{first}.jsonl.zst").write_bytes(
+            compressor.compress(b"\n".join(lines) + b"\n")
+        )

@@ -1,11 +1,11 @@
-"""The same work by other tools on one machine: DuckDB, polars, plain Python.
+"""The same tasks with other tools on one machine: DuckDB, polars, plain Python.
 
     python -m benchmarks.pipeline.others duckdb plan LIST SUPPRESSION OUTPUT
     python -m benchmarks.pipeline.others polars report EVENTS - OUTPUT
 
-``plan``: trim, check, dedupe, leave out the suppressed, write Parquet. They check addresses by an
-expression, route nothing, pack nothing and leave no account of rejected rows; plain Python applies the
-relay's own rule. ``report``: counts, rates and quantiles by zone, provider, domain and address.
+``plan``: trim, check, deduplicate, remove suppressed addresses, write Parquet. DuckDB and polars check addresses
+by a regular expression, plain Python by the relay's own rule; none routes, packs, or records rejected rows.
+``report``: counts, rates and quantiles by zone, provider, domain and address.
 """
 
 import csv

@@ -1,10 +1,10 @@
-"""How far ``zonemta pipeline simulate`` is from real runs of the relay.
+"""Compares ``zonemta pipeline simulate`` with real runs of the relay.
 
     python -m benchmarks.pipeline.simulator --json results.json
 
-One recorded run teaches how the receivers answer. Then the same load is delivered under other settings
-by a real relay, and played with what the recorded run taught; the error is in the time to the last
-recipient's end. Receivers stall, and defer some at first, so limits decide and not this machine.
+The events of one recorded run give the model of the receivers. Then the same load is delivered under other
+settings, by a real relay and by the simulation with that model; the error is that of the time until the last
+final outcome. Receivers stall and defer some recipients, so that limits determine the time, not the machine.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from pathlib import Path
 from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
 from zonemta_py.config.load import parse_config
 from zonemta_py.events.segments import read_segment, sealed_segments
-from zonemta_py.pipeline.jobs.simulate import Request, run
-from zonemta_py.pipeline.rules.scenarios import Scenario
+from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.spark.session import open_session
-from zonemta_py.pipeline.submission import Envelope, Manners, Submission
+from zonemta_py.pipeline.submission import EnvelopeSubmitter, PlannedEnvelope, SubmitOptions
 from zonemta_py.sink.nameserver import NameServer
 
-DRAIN_S = 600.0
+DRAIN_TIMEOUT_S = 600.0
 RECORDED = "connections: 20, connections_per_domain: 10"
 SETTINGS = (
     "connections: 20, connections_per_domain: 5",
@@ -48,11 +48,11 @@ zones:
 
 
 def zone_of(text: str) -> str:
-    """The settings of a run, with a retry that ends it soon."""
+    """The settings of a run, with a short retry delay."""
     return text if "retry" in text else f"{text}, {RETRY}"
 
 
-def load() -> list[Envelope]:
+def load() -> list[PlannedEnvelope]:
     """Messages for four domains, one to eight recipients each; a fifth of them are deferred once."""
     envelopes = []
     for number in range(MESSAGES):
@@ -60,12 +60,12 @@ def load() -> list[Envelope]:
         names = [
             f"{'busy' if (number + n) % 5 == 0 else 'u'}{number}-{n}" for n in range(1 + number % 8)
         ]
-        envelopes.append(Envelope(f"{number:032x}", [(f"{name}@{domain}", {}) for name in names]))
+        envelopes.append(PlannedEnvelope(f"{number:032x}", [(f"{name}@{domain}", {}) for name in names]))
     return envelopes
 
 
 async def deliver(folder: Path, text: str) -> float:
-    """Deliver the load by a real relay; seconds from the first 250 to the last recipient's end."""
+    """Deliver the load by a real relay; seconds from the first acceptance to the last final outcome."""
     folder.mkdir()
     hosts = [f"127.0.1.{n + 1}" for n in range(len(STALLS_MS))]
     port = free_port(*hosts)
@@ -94,26 +94,27 @@ async def deliver(folder: Path, text: str) -> float:
         )
         stack.callback(relay.kill)
         target = relay.wait_ready()[0]
-        submission = Submission(
-            Manners("news@sender.example", b"Subject: x\r\n\r\nhello\r\n", (target,), sessions=16)
+        options = SubmitOptions(
+            "news@sender.example", b"Subject: x\r\n\r\nhello\r\n", (target,), connections=16
         )
-        await submission.send(load())
-        await submission.aclose()
-        await asyncio.to_thread(wait_empty, folder / "queue", DRAIN_S)
+        submitter = EnvelopeSubmitter(options)
+        await submitter.send(load())
+        await submitter.aclose()
+        await asyncio.to_thread(wait_empty, folder / "queue", DRAIN_TIMEOUT_S)
         await asyncio.to_thread(relay.stop)
-    facts = [fact for path in sealed_segments(folder / "events") for fact in read_segment(path)]
-    first_ms = min(fact["time_ms"] for fact in facts if fact["event"] == "accepted")
+    events = [event for path in sealed_segments(folder / "events") for event in read_segment(path)]
+    first_ms = min(event["time_ms"] for event in events if event["event"] == "accepted")
     last_ms = max(
-        fact["time_ms"] for fact in facts if fact["event"] in ("delivered", "bounced", "expired")
+        event["time_ms"] for event in events if event["event"] in ("delivered", "bounced", "expired")
     )
     return (last_ms - first_ms) / 1000
 
 
 def main() -> None:
-    """Record, deliver, play, compare."""
+    """Record, deliver, simulate, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     spark = open_session("local[*]")
     rows = []
     with tempfile.TemporaryDirectory(prefix="zonemta-simulator-") as name:
@@ -122,14 +123,16 @@ def main() -> None:
         for number, text in enumerate(SETTINGS):
             real_s = asyncio.run(deliver(folder / str(number), text))
             config = parse_config(f"zones: {{default: {{{zone_of(text)}}}}}", Path("zonemta.yaml"))
-            played = Request(str(folder / "recorded" / "events"), [Scenario(0, (), config)])
-            predicted_s = run(spark, played, lambda text: None)[0]["completed_s"]
+            request = SimulateRequest(
+                str(folder / "recorded" / "events"), [ConfigScenario(0, (), config)]
+            )
+            predicted_s = simulate_scenarios(spark, request, lambda text: None)[0]["completed_s"]
             error = predicted_s / real_s - 1
             rows.append({"settings": text, "real_s": round(real_s, 1), "predicted_s": round(predicted_s, 1), "error_percent": round(100 * error, 1)})  # fmt: skip
             print(f"{text}: real {real_s:.1f} s, predicted {predicted_s:.1f} s, {100 * error:+.1f} %", flush=True)  # fmt: skip
     spark.stop()
-    if asked.json:
-        asked.json.write_text(json.dumps({"recorded": RECORDED, "results": rows}, indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"recorded": RECORDED, "results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
