@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything
-from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
@@ -125,8 +125,8 @@ async def test_mixed_verdicts_and_one_report(folder: Path) -> None:
             1,
         )
         assert account.queued("default") == 0
-        bounced = facts(folder, "bounced")[0]
-        reported = [f for f in facts(folder, "accepted") if f["message"] == bounced["report"]]
+        bounced = logged_events(folder, "bounced")[0]
+        reported = [f for f in logged_events(folder, "accepted") if f["message"] == bounced["report"]]
         assert reported[0]["report_for"] == bounced["message"]
 
 
@@ -137,7 +137,7 @@ async def test_a_report_that_fails_is_not_reported(folder: Path) -> None:
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await empty(relay)
-        assert [f["recipient"] for f in facts(folder, "bounced")] == ["x@a.example", "s@sender.example"]
+        assert [f["recipient"] for f in logged_events(folder, "bounced")] == ["x@a.example", "s@sender.example"]
         assert ledger(folder).total("accepted") == 2
 
 
@@ -158,8 +158,8 @@ async def test_too_old_expires_with_a_report(folder: Path) -> None:
             assert list(delayed.iter_parts())[1].get_payload()[1]["Action"] == "delayed"
             fields = list(failed.iter_parts())[1].get_payload()[1]
             assert (fields["Action"], fields["Status"]) == ("failed", "4.4.7")
-        assert len(facts(folder, "expired")) == 1
-        assert len(facts(folder, "deferred")) >= 3
+        assert len(logged_events(folder, "expired")) == 1
+        assert len(logged_events(folder, "deferred")) >= 3
 
 
 async def test_zones_pools_and_routes(folder: Path) -> None:
@@ -219,9 +219,9 @@ async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
             for n in range(5):
                 await send(relay, [f"{n}@dead.example"])
             await until(
-                lambda: relay._zones["default"].describe("dead.example"), "the destination to rest"
+                lambda: relay._delivery.zones["default"].describe("dead.example"), "the destination to rest"
             )
-            assert "refused" in relay._zones["default"].describe("dead.example")
+            assert "refused" in relay._delivery.zones["default"].describe("dead.example")
             back = Sink(keep=True)
             await back.start("127.0.2.1", stage.port)
             try:
@@ -229,7 +229,7 @@ async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
                 await empty(relay)
             finally:
                 await back.close()
-        attempts = [f["recipient"] for f in facts(folder, "deferred")]
+        attempts = [f["recipient"] for f in logged_events(folder, "deferred")]
         assert len(attempts) < 50
 
 
@@ -258,7 +258,7 @@ async def test_dns_verdicts(folder: Path, domain: str, records: Any, event: str,
                     lambda: any(k.startswith(keys.DEFERRED) for k in everything(relay.queue.store)),
                     "a deferral",
                 )
-        assert [f["status"] for f in facts(folder, event)] == [status]
+        assert [f["status"] for f in logged_events(folder, event)] == [status]
 
 
 async def test_what_a_peer_cannot_take(folder: Path) -> None:
@@ -287,7 +287,7 @@ async def test_what_a_peer_cannot_take(folder: Path) -> None:
             parameters = {m.recipients[0][:3]: m.parameters for m in new.messages}
             assert "BODY=8BITMIME" in parameters["eig"]
             assert "SMTPUTF8" in parameters["zoë"]
-        assert {f["recipient"][:3]: f["status"] for f in facts(folder, "bounced")} == {
+        assert {f["recipient"][:3]: f["status"] for f in logged_events(folder, "bounced")} == {
             "big": "5.3.4",
             "eig": "5.6.3",
             "zoë": "5.6.7",
@@ -326,7 +326,7 @@ async def test_sessions_are_reused_and_bounded(folder: Path) -> None:
                 session.abort()
             await send(relay, ["again@a.example"])
             await received(sink, 13)
-        assert facts(folder, "deferred") == []
+        assert logged_events(folder, "deferred") == []
 
 
 async def test_a_rate_is_kept(folder: Path) -> None:
@@ -347,7 +347,7 @@ async def test_a_lost_answer_is_named(folder: Path) -> None:
             await send(relay, ["x@a.example"])
             await received(sink, 1)
             await empty(relay)
-        assert [f["uncertain"] for f in facts(folder, "deferred")] == [True]
+        assert [f["uncertain"] for f in logged_events(folder, "deferred")] == [True]
 
 
 async def test_opportunistic_tls_falls_back(folder: Path) -> None:
@@ -357,7 +357,7 @@ async def test_opportunistic_tls_falls_back(folder: Path) -> None:
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await received(sink, 1)
-        assert [f["tls"] for f in facts(folder, "delivered")] == [False]
+        assert [f["tls"] for f in logged_events(folder, "delivered")] == [False]
     assert ssl.OPENSSL_VERSION
 
 
@@ -375,7 +375,7 @@ async def test_a_restart_keeps_what_waits_and_wakes_it_on_time(folder: Path) -> 
         async with relaying(config) as relay:
             await received(sink, 1)
             await empty(relay)
-        delivered, deferred = facts(folder, "delivered")[0], facts(folder, "deferred")[0]
+        delivered, deferred = logged_events(folder, "delivered")[0], logged_events(folder, "deferred")[0]
         assert delivered["attempt"] == 2
         assert delivered["time_ms"] >= deferred["due_ms"]
 
@@ -411,12 +411,12 @@ async def test_flush_ends_rests(folder: Path) -> None:
             for n in range(3):
                 await send(relay, [f"{n}@dead.example"])
             await until(
-                lambda: relay._zones["default"].describe("dead.example"), "the destination to rest"
+                lambda: relay._delivery.zones["default"].describe("dead.example"), "the destination to rest"
             )
             back = Sink(keep=True)
             await back.start("127.0.2.2", stage.port)
             try:
-                operations = Operations(relay.queue, relay._zones)
+                operations = Operations(relay.queue, relay._delivery.zones)
                 rows = [row async for row in operations.run(FlushRequest(domain="dead.example"))]
                 assert rows[0]["woken"] >= 1
                 await received(back, 3)
@@ -461,7 +461,7 @@ async def test_a_peer_that_limits_sessions(folder: Path) -> None:
             await asyncio.gather(*(send(relay, [f"{n}@a.example"]) for n in range(40)))
             await received(sink, 41)
             await empty(relay)
-        assert facts(folder, "deferred") == []
+        assert logged_events(folder, "deferred") == []
 
 
 async def test_reload(folder: Path) -> None:
@@ -519,7 +519,7 @@ async def test_dead_addresses_are_skipped(folder: Path) -> None:
         records["dead.a.example"] = {"A": ["127.0.2.99"]}
         stage.names.records = records
         async with relaying(stage.config()) as relay:
-            dead = relay.dead
+            dead = relay._delivery.unreachable
             for moment in (-APART_S, 0.0):
                 dead.timed_out("127.0.2.99", monotonic_s() + moment, 0)
             await send(relay, ["x@a.example"])
@@ -568,7 +568,7 @@ async def test_hold_and_release(folder: Path) -> None:
             assert [row async for row in run] == [{"released": 1}]
             await received(sink, 2)
             await empty(relay)
-    assert [f["event"] for f in (*facts(folder, "held"), *facts(folder, "released"))] == [
+    assert [f["event"] for f in (*logged_events(folder, "held"), *logged_events(folder, "released"))] == [
         "held",
         "released",
     ]

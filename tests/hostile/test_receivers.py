@@ -11,7 +11,7 @@ import pytest
 from tests.kit.attacks import Handler, Victim, answering, attacked, item, receiver
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.listener import certificate
-from tests.kit.relay import facts, send
+from tests.kit.relay import logged_events, send
 from zonemta_py.queue.format.keys import DEFERRED, end_of
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Step
@@ -34,7 +34,7 @@ async def outcome(victim: Victim, folder: Path, domain: str = "evil.example") ->
 
     await until(over, "an outcome")
     await victim.relay.stop(1)
-    found = [f for name in ("delivered", "deferred", "bounced") for f in facts(folder, name)]
+    found = [f for name in ("delivered", "deferred", "bounced") for f in logged_events(folder, name)]
     return next(f for f in found if f["recipient"] == f"x@{domain}")
 
 
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Handler, str, str]] = {
     "greeting garbage": (answering(greeting=b"\xff\xfe\0\r\n"), "deferred", ""),
     "greeting endless": (answering(greeting=b"220-x\r\n" * 100_000), "deferred", ""),
     "greeting never": (answering(greeting=b""), "deferred", ""),
-    "greeting and more": (answering(EHLO, greeting=b"220 x\r\n250-fake\r\n250 SIZE 5\r\n"), "deferred", "more than its greeting"),
+    "greeting and more": (answering(EHLO, greeting=b"220 x\r\n250-fake\r\n250 SIZE 5\r\n"), "deferred", "data after its greeting"),
     "closes at once": (answering(greeting=b"", then="close"), "deferred", ""),
     "ehlo 10 MB": (answering(b"250-" + b"x" * 10_000_000 + b"\r\n250 ok\r\n"), "deferred", ""),
     "mail 10 MB line": (then(b"250 " + b"x" * 10_000_000), "deferred", ""),
@@ -224,7 +224,7 @@ async def test_a_host_of_thousands_of_addresses(folder: Path) -> None:
         victim.has_neighbour = False
         many = [f"10.{n // 250}.{n % 250}.1" for n in range(1500)]
         victim.stage.names.records = {"evil.example": {"A": many}}
-        (host,) = await victim.relay.resolver.resolve("evil.example")
+        (host,) = await victim.relay._delivery._endpoints._resolver.resolve("evil.example")
         assert len(host.ips) <= 16
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import everything, problems
 from tests.kit.relay import Stage, relaying, send, staged
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.server import Received, Sink
 
@@ -42,8 +42,8 @@ class Victim:
         intake = self.relay._intake.intake
         return sum(len(listener.context.sessions) for listener in intake.listeners) if intake else 0
 
-    async def client(self) -> Raw:
-        client = await Raw.connect(self.port)
+    async def client(self) -> RawClient:
+        client = await RawClient.connect(self.port)
         await client.ehlo()
         return client
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import eventually, time_limit, until
-from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
-from tests.kit.smtp_client import Raw
+from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
+from tests.kit.smtp_client import RawClient
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
@@ -23,12 +23,12 @@ LARGE = b"Subject: large\r\n\r\n" + (b"." + b"y" * 75 + b"\r\n") * 20_000
 
 
 def pids(relay: Relay) -> list[int]:
-    assert relay.receivers is not None
-    return relay.receivers.pids
+    assert relay._intake.receivers is not None
+    return relay._intake.receivers.pids
 
 
-async def client_of(relay: Relay) -> Raw:
-    client = await Raw.connect(relay.addresses[0].port)
+async def client_of(relay: Relay) -> RawClient:
+    client = await RawClient.connect(relay.addresses[0].port)
     await client.ehlo()
     return client
 
@@ -47,7 +47,7 @@ async def test_mail_through_both(folder: Path) -> None:
         assert large.data.partition(b"\r\n\r\n")[2] == LARGE.partition(b"\r\n\r\n")[2].replace(
             b"\r\n..", b"\r\n."
         )
-        accepted = facts(folder, "accepted")
+        accepted = logged_events(folder, "accepted")
         assert len({fact["message"] for fact in accepted}) == 41
         workers = {int(fact["message"][12:18], 16) >> 17 for fact in accepted}
         assert workers == {1, 2}, "both issued some"
@@ -187,7 +187,7 @@ async def test_a_reload_and_max_sessions(folder: Path) -> None:
 
 async def sessions(relay: Relay, tries: int) -> tuple[int, int]:
     """How many of so many connections at once are greeted, and how many turned away."""
-    clients = [await Raw.connect(relay.addresses[0].port, greeting=False) for _ in range(tries)]
+    clients = [await RawClient.connect(relay.addresses[0].port, greeting=False) for _ in range(tries)]
     replies = [await client.reply() for client in clients]
     for client in clients:
         client.reset()
@@ -201,7 +201,7 @@ async def until_sessions(relay: Relay, least: int, most: int) -> None:
     await eventually(so_many, f"{least} to {most} sessions")
 
 
-async def test_a_failed_write_is_told_and_final(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_write_is_reported_and_final(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written is refused at the dot; from then on at MAIL."""
     async with staged(folder) as stage, relaying(stage.config(processes={"receivers": 1})) as relay:
         client = await client_of(relay)

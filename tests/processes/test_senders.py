@@ -10,7 +10,7 @@ import pytest
 
 from tests.delivery.test_dkim import verified, write_key
 from tests.kit.deadlines import scaled, until
-from tests.kit.relay import empty, facts, ledger, received, relaying, send, sound, staged
+from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
@@ -24,8 +24,8 @@ TWO = {"senders": 2}
 
 
 def pids(relay: Relay) -> list[int]:
-    assert relay.fleet is not None
-    return relay.fleet.pids
+    assert relay._delivery.senders is not None
+    return relay._delivery.senders.pids
 
 
 async def test_small_and_large_mail(folder: Path) -> None:
@@ -65,7 +65,7 @@ async def test_a_killed_sender(folder: Path) -> None:
             await until(lambda: len(pids(relay)) == 2, "both senders to be there again")
             assert sound(relay)
         repeated = {r for r, times in sink.tally.by_recipient.items() if times > 1}
-        uncertain = {fact["recipient"] for fact in facts(folder, "uncertain")}
+        uncertain = {fact["recipient"] for fact in logged_events(folder, "uncertain")}
         assert repeated <= uncertain
         account = ledger(folder)
         assert account.total("delivered") == account.total("accepted") == 60
@@ -84,7 +84,7 @@ async def test_all_senders_killed_at_once(folder: Path) -> None:
             await send(relay, ["b@a.example"])
             await received(sink, 2)
             await empty(relay)
-        assert facts(folder, "deferred") == []
+        assert logged_events(folder, "deferred") == []
 
 
 async def test_connections_are_counted_over_all_processes(folder: Path) -> None:
@@ -130,8 +130,8 @@ async def test_a_message_that_kills_its_sender(
             await send(relay, ["b@a.example"])
             await until(lambda: "b@a.example" in sink.tally.by_recipient, "the other message")
             await until(lambda: not facts_in(relay, keys.WAITING), "its end")
-        assert [fact["recipient"] for fact in facts(folder, "held")] == ["a@a.example"]
-        assert len(facts(folder, "uncertain")) == poison_after
+        assert [fact["recipient"] for fact in logged_events(folder, "held")] == ["a@a.example"]
+        assert len(logged_events(folder, "uncertain")) == poison_after
 
 
 def facts_in(relay: Relay, space: bytes) -> bool:
@@ -143,10 +143,10 @@ async def test_reload_and_unreachable_hosts_reach_every_process(folder: Path) ->
     async with staged(folder) as stage:
         await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
-            assert relay.fleet is not None
-            relay.fleet.share_status(protocol.HostStatus("127.0.9.9", 0.5))
-            assert [row["ip"] for row in relay.dead.rows(monotonic_s())] == ["127.0.9.9"]
-            assert relay.dead.clear() == 1
+            assert relay._delivery.senders is not None
+            relay._delivery.senders.share_status(protocol.HostStatus("127.0.9.9", 0.5))
+            assert [row["ip"] for row in relay._delivery.unreachable.rows(monotonic_s())] == ["127.0.9.9"]
+            assert relay._delivery.unreachable.clear() == 1
             sink = await stage.receiver("b.example")
             relay.reload(lambda: stage.config(processes=TWO, zones={"default": {"tls": "off"}}))
             await send(relay, ["x@b.example"])

@@ -12,8 +12,8 @@ from zonemta_py.relay.preflight import verify, warnings
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("queue: {directory: file}", "queue.directory: .*file is not a folder"),
-        ("events: {directory: file/events}", "events.directory: .*file is not a folder"),
+        ("queue: {directory: file}", "queue.directory: .*file is not a directory"),
+        ("events: {directory: file/events}", "events.directory: .*file is not a directory"),
         (
             "pools: {default: [{address: 192.0.2.1}]}",
             r"pools\.default\[0\]\.address: 192\.0\.2\.1 is not an address of this machine",
@@ -45,4 +45,4 @@ def test_warnings(folder: Path) -> None:
     )
     verify(config)
     assert len(list(warnings(config, "relay.example"))) == 2
-    assert "no other server knows" in next(iter(warnings(config, "localhost")))
+    assert "not a full domain name" in next(iter(warnings(config, "localhost")))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.queue import everything
-from tests.kit.relay import empty, facts, relaying, staged
+from tests.kit.relay import empty, logged_events, relaying, staged
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import (
@@ -51,8 +51,8 @@ async def door(folder: Path, **admin: Any) -> AsyncIterator[tuple[Relay, aiohttp
             processes={},
         )
         async with relaying(config) as relay:
-            assert relay.http is not None
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{relay.http.port}") as client:
+            assert relay._intake.http is not None
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{relay._intake.http.port}") as client:
                 yield relay, client, sink
 
 
@@ -73,7 +73,7 @@ async def test_a_message_by_http(folder: Path) -> None:
         assert b"from client.example ([127.0.0.1])" in data
         assert b" with HTTP " in data
         assert [len(message.recipients) for message in sink.messages] == [2, 2]
-    accepted = facts(folder, "accepted")
+    accepted = logged_events(folder, "accepted")
     assert [(event["protocol"], event["client_ip"]) for event in accepted] == [("HTTP", "127.0.0.1")] * 2
 
 
@@ -122,9 +122,9 @@ async def test_a_client_that_leaves(folder: Path) -> None:
 async def test_fields_that_no_one_can_write_down(folder: Path) -> None:
     """Octets that are no text in a field cost a character; the next message is delivered."""
     async with door(folder) as (relay, _, sink):
-        assert relay.http is not None
+        assert relay._intake.http is not None
         for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", relay.http.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
             writer.write(
                 b"POST /mail HTTP/1.1\r\nHost: x\r\nContent-Type: message/rfc822\r\nX-Ehlo: \xff\xfe evil\r\n"
                 b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\n"
@@ -164,8 +164,8 @@ async def test_far_too_much(folder: Path) -> None:
 async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
     """The relay stops within its grace; what was not answered is not kept."""
     async with door(folder) as (relay, _, _sink):
-        assert relay.http is not None
-        _, writer = await asyncio.open_connection("127.0.0.1", relay.http.port)
+        assert relay._intake.http is not None
+        _, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
         writer.write(
             b"POST /mail HTTP/1.1\r\nHost: x\r\nContent-Type: message/rfc822\r\n"
             b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\nContent-Length: 900\r\n\r\n"
@@ -179,12 +179,12 @@ async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
 async def test_keys_of_two_clients(folder: Path) -> None:
     """A key is its client's own: what another says under the same one is another message."""
     async with door(folder) as (relay, _, sink):
-        assert relay.http is not None
+        assert relay._intake.http is not None
         for ip in ("127.0.0.2", "127.0.0.3"):
             connector = aiohttp.TCPConnector(local_addr=(ip, 0))
             async with aiohttp.ClientSession(connector=connector) as client:
                 headers = fields("s@a.example", "u@d.example", X_Submission_Key="2026-11-22")
-                url = f"http://127.0.0.1:{relay.http.port}/mail"
+                url = f"http://127.0.0.1:{relay._intake.http.port}/mail"
                 async with client.post(url, data=TEXT, headers=headers) as answer:
                     assert answer.status == 204
         await until(lambda: len(sink.messages) == 2)
@@ -198,7 +198,7 @@ async def test_a_token(folder: Path) -> None:
             async with client.post("/mail", data=TEXT, headers=headers) as answer:
                 assert answer.status == status
         await empty(relay)
-    assert len(facts(folder, "accepted")) == 1
+    assert len(logged_events(folder, "accepted")) == 1
 
 
 async def test_a_key_makes_a_repeat_harmless(folder: Path) -> None:
@@ -209,11 +209,11 @@ async def test_a_key_makes_a_repeat_harmless(folder: Path) -> None:
             async with client.post("/mail", data=TEXT, headers=headers) as answer:
                 replies.append(answer.headers["X-Smtp-Reply"])
         assert replies[0] == replies[1]
-        await until(lambda: len(facts_of(relay)) == 0)
-    assert len(facts(folder, "accepted")) == 1
+        await until(lambda: len(outbox_lines(relay)) == 0)
+    assert len(logged_events(folder, "accepted")) == 1
 
 
-def facts_of(relay: Relay) -> list[bytes]:
+def outbox_lines(relay: Relay) -> list[bytes]:
     return [key for key in everything(relay.queue.store) if key.startswith(b"message/")]
 
 

@@ -22,9 +22,9 @@ from tests.kit import dequeue as kit
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import ZONE, opened, per_recipient, reports, rows, run, stored
 from tests.kit.queue import everything
-from tests.kit.relay import FAST_RETRY, Stage, empty, facts, received, send, staged
+from tests.kit.relay import FAST_RETRY, Stage, empty, logged_events, received, send, staged
 from tests.kit.servers import LOCAL, SHARED
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 from tests.transports.test_local import delivered
 from zonemta_py import Bounce, Envelope, NotAccepted, Parcel, Relay, Reply, RetryContext
 from zonemta_py.core.errors import QueueUnavailable
@@ -200,9 +200,9 @@ async def test_each_recipient_has_its_own_outcome_06(folder: Path, store: str) -
             await relay.flush()
             await gone(relay)
         assert Counter(name for _, name in script.calls) == {"a": 1, "b": 2, "c": 1}
-    deliveries = {event["recipient"][0]: event["attempt"] for event in facts(folder, "delivered")}
+    deliveries = {event["recipient"][0]: event["attempt"] for event in logged_events(folder, "delivered")}
     assert (deliveries["a"], deliveries["b"]) == (1, 2)
-    assert len(facts(folder, "bounced")) == 1
+    assert len(logged_events(folder, "bounced")) == 1
 
 
 POINTS = ["start.unwritten", "start.written", "bounce.unwritten", "bounce.written"]
@@ -293,12 +293,12 @@ async def test_a_backoff_function_by_name_or_argument_08(folder: Path) -> None:
         )
         async with Relay(named) as relay:
             await relay.enqueue("s@a.example", ["b@list.example"], TEXT)
-            await until(lambda: len(facts_deferred(relay)) == 1)
-            row = facts_deferred(relay)[0]
+            await until(lambda: len(deferred_rows(relay)) == 1)
+            row = deferred_rows(relay)[0]
             assert 59_000 < row["due_ms"] - relay.queue.now() <= 60_000
 
 
-def facts_deferred(relay: Relay) -> list[dict[str, Any]]:
+def deferred_rows(relay: Relay) -> list[dict[str, Any]]:
     from zonemta_py.queue.upkeep.inspect import recipient_rows
 
     return [row for row in recipient_rows(relay.queue.store) if row["state"] == "deferred"]
@@ -348,8 +348,8 @@ async def test_bounces_can_be_routed_changed_and_suppressed_10(folder: Path) -> 
         assert b"X-Ours" not in told["odd@a.example"] + told["text@a.example"]
         assert b"text/rfc822-headers" in told["s@a.example"]
         assert b"\r\nbody\r\n" not in told["s@a.example"]
-    assert {event["zone"] for event in facts(folder, "delivered")} == {"reports"}
-    assert {event["reason"] for event in facts(folder, "discarded")} == {
+    assert {event["zone"] for event in logged_events(folder, "delivered")} == {"reports"}
+    assert {event["reason"] for event in logged_events(folder, "discarded")} == {
         "bounce function",
         "double bounce",
     }
@@ -361,11 +361,11 @@ async def test_flush_tries_all_deferred_mail_now_11(folder: Path, store: str) ->
     async with staged(folder) as stage, Relay(routed(stage, store)) as relay:
         for _ in range(3):
             await relay.enqueue("s@a.example", ["b@list.example"], TEXT)
-        await until(lambda: len(facts_deferred(relay)) == 3)
+        await until(lambda: len(deferred_rows(relay)) == 3)
         async with asyncio.timeout(scaled(10)):
             assert await relay.flush() == 3
         await until(lambda: len(script.calls) == 6)
-        await until(lambda: {row["attempts"] for row in facts_deferred(relay)} == {2})
+        await until(lambda: {row["attempts"] for row in deferred_rows(relay)} == {2})
         script.healed = True
         assert await relay.flush() == 3
         await gone(relay)
@@ -377,8 +377,8 @@ async def test_a_transport_that_raises_defers_12(folder: Path) -> None:
         await relay.enqueue("s@a.example", ["e@list.example", "a@list.example"], TEXT)
         await relay.enqueue("s@a.example", ["a@list.example"], TEXT)
         await until(lambda: [name for _, name in script.calls].count("a") == 2)
-        await until(lambda: len(facts_deferred(relay)) == 1)
-        (row,) = facts_deferred(relay)
+        await until(lambda: len(deferred_rows(relay)) == 1)
+        (row,) = deferred_rows(relay)
         assert (row["recipient"], row["status"]) == ("e@list.example", "4.3.0")
         script.healed = True
         await relay.flush()
@@ -418,7 +418,7 @@ async def test_policies_split_forward_and_add_fields_13(folder: Path) -> None:
             head = message.data.partition(b"\r\n\r\n")[0]
             assert [head.count(name) for name in (b"Received:", b"Message-ID:", b"Date:")] == [1, 1, 1]
             assert message.data.endswith(b"y\r\n" * 60_000)
-    accepted = facts(folder, "accepted")
+    accepted = logged_events(folder, "accepted")
     assert len(accepted) == 4
     assert sum(len(event["recipients"]) for event in accepted) == 6
 
@@ -465,7 +465,7 @@ async def test_replies_to_failures_at_acceptance_15(folder: Path) -> None:
                 "nobody": "554 5.7.1",
                 "broken": "421 4.3.0 Unhandled system error",
             }.items():
-                client = await Raw.connect(relay.addresses[0].port)
+                client = await RawClient.connect(relay.addresses[0].port)
                 await client.ehlo()
                 said = await client.message(TEXT + b".\r\n", "u@d.example", sender=f"{sender}@a.example")
                 assert said.startswith(reply)
@@ -474,7 +474,7 @@ async def test_replies_to_failures_at_acceptance_15(folder: Path) -> None:
                 client.close()
             await until(lambda: everything(relay.queue.store) == [])
             failing(relay)
-            client = await Raw.connect(relay.addresses[0].port)
+            client = await RawClient.connect(relay.addresses[0].port)
             await client.ehlo()
             said = await client.command("MAIL FROM:<s@a.example>")
             if said.startswith("250"):  # nothing of the relay's own has met the disk before
@@ -547,9 +547,9 @@ async def test_hosts_of_a_destination_19(folder: Path) -> None:
             await send(relay, ["u@null.example", "u@missing.example"], sender="")
             await empty(relay)
             await send(relay, ["u@broken.example"], sender="")
-            await until(lambda: facts_deferred(relay))
-            assert facts_deferred(relay)[0]["status"] == "4.4.3"
-    codes = {event["domain"]: event["status"] for event in facts(folder, "bounced")}
+            await until(lambda: deferred_rows(relay))
+            assert deferred_rows(relay)[0]["status"] == "4.4.3"
+    codes = {event["domain"]: event["status"] for event in logged_events(folder, "bounced")}
     assert codes == {"null.example": "5.1.10", "missing.example": "5.1.2"}
 
 

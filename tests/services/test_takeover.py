@@ -129,8 +129,8 @@ async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) 
                     text = b"Subject: x\n\n%d\n" % number
                     await queue.enqueue("s@a.example", [f"u{number}@d.example"], text + b"y\n" * 50_000)
             await until(lambda: len(sink.messages) == 3, "the program's mail")
-            assert relay.take_over is not None
-            recovery = relay.take_over
+            assert relay._orphans is not None
+            recovery = relay._orphans
             await until(lambda: not recovery.names, "the partition to be released")
             await empty(relay)
     assert ledger(folder).total("delivered") == 3

@@ -60,11 +60,14 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
         runner.run(_serve(config, config_path, log_level, log_events))
 
 
+def _echo_events(lines: bytes) -> None:
+    click.echo(lines.decode(), err=True, nl=False)
+
+
 async def _serve(config: Config, path: Path, log_level: str, log_events: bool) -> None:
-    relay = Relay(config, log_level)
+    on_events = _echo_events if log_events else None
+    relay = Relay(config, log_level, on_events=on_events)
     await relay.start()
-    if log_events and relay.exporter is not None:
-        relay.exporter.observers.append(lambda lines: click.echo(lines.decode(), err=True, nl=False))
     # The objects that exist now live until the end: exclude them from garbage collection.
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """The only user of wall-clock time and timers.
 
-Everything below takes ``now_ms`` or ``now_s`` as an argument; everything above asks here, so a
-test can put its own clock in.
+Lower layers take ``now_ms`` or ``now_s`` as an argument; higher layers call this module, so that a test can
+replace the clock.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ def now_ms() -> int:
 
 
 def monotonic_s() -> float:
-    """Seconds that never go back; only differences mean anything."""
+    """Seconds that never decrease; only differences have a meaning."""
     return time.monotonic()
 
 
@@ -30,7 +30,7 @@ _mail_date: tuple[int, str] = (0, "")
 
 
 def mail_date(ms: int) -> str:
-    """RFC 5322 date of unix ``ms``; remembered for one second, since thousands ask for the same."""
+    """RFC 5322 date of unix ``ms``; cached for one second, because thousands of messages use the same."""
     global _mail_date
     second = ms // 1000
     if _mail_date[0] != second:
@@ -39,9 +39,9 @@ def mail_date(ms: int) -> str:
 
 
 async def wait_event(event: asyncio.Event, at_most_s: float) -> bool:
-    """Wait for ``event``, at most so long; whether it came.
+    """Wait for ``event``; False after ``at_most_s`` without it.
 
-    Not asyncio.wait_for, which before Python 3.12 may swallow a cancellation that comes with the event.
+    asyncio.wait_for before Python 3.12 may lose a cancellation that arrives with the event.
     """
     try:
         async with asyncio.timeout(at_most_s):
@@ -52,10 +52,10 @@ async def wait_event(event: asyncio.Event, at_most_s: float) -> bool:
 
 
 class Deadline:
-    """A time limit that moves often and seldom passes.
+    """A time limit that is often moved and seldom reached.
 
-    Arming ``call_later`` for every command costs more than the command. This keeps one timer: when
-    it fires early, because the limit has moved on since, it sleeps again for the rest.
+    ``call_later`` for each command costs more than the command. This keeps one timer; when it fires before
+    the limit, which was moved since, it is armed again.
     """
 
     __slots__ = ("_at", "_expired", "_loop", "_timer")
@@ -67,7 +67,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """The limit is now ``seconds`` away, whatever it was."""
+        """Set the limit to ``seconds`` from now."""
         self._at = at = self._loop.time() + seconds
         timer = self._timer
         if timer is None:
@@ -77,11 +77,11 @@ class Deadline:
             self._timer = self._loop.call_at(at, self._fire)
 
     def clear(self) -> None:
-        """No limit; the timer, if any, finds nothing to do."""
+        """Remove the limit; the timer stays armed."""
         self._at = None
 
     def cancel(self) -> None:
-        """No limit, and no timer left behind."""
+        """Remove the limit and the timer."""
         self._at = None
         if self._timer is not None:
             self._timer.cancel()

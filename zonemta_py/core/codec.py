@@ -1,7 +1,7 @@
-"""The one door to msgspec: versioned msgpack for the queue, JSON for the ledger.
+"""The only importer of msgspec: versioned msgpack for the queue, JSON for the event log.
 
-A record is a ``NamedTuple`` and travels as a msgpack array; decoding checks the type of every
-field, so a damaged value is an error here and not a surprise later.
+A record is a ``NamedTuple`` and is stored as a msgpack array; decoding checks the type of every field, so
+that a damaged value raises here.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class Struct(msgspec.Struct, frozen=True, gc=False):
-    """A frozen record with named fields, built and encoded three times as fast as a data class.
+    """A frozen record, created and encoded three times as fast as a data class, for hot paths.
 
-    For what is made once a message or more. Keep cycles out of it: the collector does not look here.
+    It must not be part of a reference cycle: the garbage collector does not track it.
     """
 
 
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def replace(record: S, **changes: Any) -> S:
-    """A copy of a Struct with other values of some fields."""
+    """A copy of a Struct with some fields changed."""
     return msgspec.structs.replace(record, **changes)
 
 
@@ -38,7 +38,7 @@ to_plain: Callable[[Any], Any] = msgspec.to_builtins
 
 
 def unpacker(kind: type[T]) -> Callable[[bytes | memoryview], T]:
-    """A function from msgpack bytes to ``kind``. It raises QueueCorrupt when they are anything else."""
+    """A function from msgpack bytes to ``kind``. It raises QueueCorrupt for other data."""
     decode = msgspec.msgpack.Decoder(kind).decode
     name = getattr(kind, "__name__", "value")  # a union has none
 

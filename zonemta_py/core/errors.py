@@ -1,13 +1,13 @@
-"""The one error tree.
+"""The error tree.
 
-``RemoteError`` is what others do (a peer, DNS, the network): it becomes a verdict about a
-recipient. ``LocalError`` is what is wrong here (configuration, disk, a damaged value): it stops
-what it touches and nothing else. Third-party exceptions end at their door file.
+``RemoteError``: a peer, DNS or the network failed; it becomes a verdict about a recipient.
+``LocalError``: configuration, disk or a stored value is wrong; it stops the operation that meets it.
+Exceptions of a third-party package are converted in the file that imports it.
 """
 
 
 class ZonemtaError(Exception):
-    """Root of every error this package raises on purpose."""
+    """The root of the errors that this package raises."""
 
 
 class RemoteError(ZonemtaError):
@@ -19,15 +19,15 @@ class LocalError(ZonemtaError):
 
 
 class NotAccepted(LocalError):
-    """A message is not taken; nothing of it is in the queue. The text is the reply that SMTP would give."""
+    """A message was refused; nothing of it is in the queue. The text is the SMTP reply."""
 
 
 class ConfigError(LocalError):
-    """A configuration cannot be used; the text names file, line, key, what was found, what is allowed."""
+    """A configuration is not usable; the text names file, line, key, the value found and those allowed."""
 
 
 class QueueLocked(LocalError):
-    """Another process has the queue open; the text says which. ``holder`` is host:pid where that is known."""
+    """Another process has the queue open; the text names it. ``holder`` is host:pid, or empty."""
 
     def __init__(self, text: str, holder: str = "") -> None:
         super().__init__(text)
@@ -43,10 +43,10 @@ class QueueCorrupt(LocalError):
 
 
 class DestinationFailed(RemoteError):
-    """No session with the destination could be had.
+    """No session with the destination could be opened.
 
-    ``reply`` is the text an operator sees, with an enhanced status code; ``permanent`` says
-    whether trying again can help; ``timed_out``: nobody answered a connection attempt.
+    ``text`` is shown to operators. ``permanent``: trying again does not help. ``timed_out``: a connection
+    attempt was not answered.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DestinationFailed(RemoteError):
 
 
 class AgentLost(LocalError):
-    """The process that carried out an order ended; ``uncertain``: it may have sent the final dot."""
+    """The process that executed a request ended; ``uncertain``: it may have sent the final dot."""
 
     def __init__(self, text: str, *, uncertain: bool) -> None:
         super().__init__(text)

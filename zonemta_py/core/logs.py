@@ -1,13 +1,13 @@
-"""How every process of the relay writes its log: to stderr, one form, one stream."""
+"""The log of every process of the relay: to stderr, in one format."""
 
 import logging
 import sys
 
-FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def configure_logs(level: str) -> None:
-    """Log from ``level`` (debug, info, warning, error) on."""
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=FORM)
-    # These log every command and connection; what is worth keeping of that is in the event log.
+    """Log messages of ``level`` (debug, info, warning, error) and above."""
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=FORMAT)
+    # asyncio logs every connection at lower levels; the event log has what matters.
     logging.getLogger("asyncio").setLevel(logging.WARNING)

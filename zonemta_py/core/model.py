@@ -1,4 +1,4 @@
-"""Plain values that several layers speak of."""
+"""Plain values that several layers use."""
 
 from enum import StrEnum
 
@@ -6,11 +6,11 @@ from zonemta_py.core.codec import Struct
 
 
 class Attempt(Struct, frozen=True, array_like=True):
-    """What one attempt to deliver found, for every recipient it answers.
+    """The result of one delivery attempt for the recipients that it concerns.
 
-    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server answered and the
-    text was written here. ``uncertain``: the final dot went out and no answer came. ``dsn``: the
-    peer took over the duty to report (RFC 3461). ``final``: a success is delivery, and no relaying.
+    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server replied; ``text`` is then
+    ours. ``uncertain``: the final dot was sent and no reply received. ``dsn``: the peer takes over the
+    duty to report (RFC 3461). ``final``: success means delivery and not relaying.
     """
 
     phase: str
@@ -28,10 +28,10 @@ class Attempt(Struct, frozen=True, array_like=True):
 
 
 class OutcomeKind(StrEnum):
-    """What a settle makes of a recipient."""
+    """The result of a settle for a recipient."""
 
     DELIVERED = "delivered"
     DEFERRED = "deferred"
     BOUNCED = "bounced"
     EXPIRED = "expired"
-    REQUEUED = "requeued"  # deferred, in a message of its own
+    REQUEUED = "requeued"  # deferred, in a new message

@@ -1,9 +1,8 @@
-"""Threads for work that leaves the interpreter lock alone: disk writes, RSA.
+"""Threads for work that releases the interpreter lock: disk writes, RSA.
 
-A ThreadPoolExecutor hands each item over with a future, a condition and two locks. Beside a busy
-loop every one of them is a fight for the interpreter lock, which costs both sides: a fifth of the
-time of small mail went there. Here an item is one hand-over each way, and results that come close
-together share one.
+A ThreadPoolExecutor passes each item with a future, a condition and two locks. While the event loop is busy,
+each of them contends for the interpreter lock; that took a fifth of the time of small messages. Here an
+item is passed once each way, and results that are ready together are passed together.
 """
 
 import asyncio
@@ -14,20 +13,20 @@ from threading import Lock, Thread
 from typing import Any
 
 Work = Callable[[], Any]
-Done = Callable[[Any, Exception | None], None]  # the result, or why there is none
+Done = Callable[[Any, Exception | None], None]  # the result, or the exception
 
 log = logging.getLogger(__name__)
 
 
 class Threads:
-    """``count`` threads that take work in the order it was put."""
+    """``count`` threads that do work in the order of ``put``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, count: int = 1) -> None:
         self._loop = loop
         self._items: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
-        self._lock = Lock()  # of what follows
+        self._lock = Lock()  # of the next two
         self._results: list[tuple[Done, Any, Exception | None]] = []
-        self._told = False  # the loop will look
+        self._scheduled = False  # ``_deliver`` will run on the loop
         self._threads = [Thread(target=self._run, name=name, daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
@@ -44,30 +43,30 @@ class Threads:
                 result = work()
             except Exception as exc:
                 failure = exc
-            except BaseException as exc:  # sys.exit() in somebody's function ends that, not the thread
+            except BaseException as exc:  # sys.exit() in a user's function must not end the thread
                 failure = RuntimeError(f"it raised {exc!r}")
             with self._lock:
                 self._results.append((done, result, failure))
-                tell, self._told = not self._told, True
-            if tell:
+                schedule, self._scheduled = not self._scheduled, True
+            if schedule:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         with self._lock:
-            results, self._results, self._told = self._results, [], False
+            results, self._results, self._scheduled = self._results, [], False
         for done, result, failure in results:
             try:
                 done(result, failure)
             except Exception:
-                log.exception("what follows the work of a thread failed")
+                log.exception("a callback of a thread failed")
 
     def end(self) -> None:
-        """Do what was put, then end the threads; nobody waits for that."""
+        """End the threads after the work that was put; does not wait."""
         for _ in self._threads:
             self._items.put(None)
 
     def close(self) -> None:
-        """The same, and it blocks until they have ended."""
+        """See ``end``; blocks until the threads have ended."""
         self.end()
         for thread in self._threads:
             thread.join()

@@ -101,7 +101,9 @@ class Channel:
         self.channels = channels
         self.settings = settings = channels.zone(zone)
         self._policy = (
-            make_policy(settings.retry, log.error) if policy is None else guarded(policy, log.error)
+            make_policy(settings.retry, log.error, channels.context.hooks.backoff_function)
+            if policy is None
+            else guarded(policy, log.error)
         )
         # The delays of a program's own policy are exact.
         self._retry = (

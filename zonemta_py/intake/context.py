@@ -5,7 +5,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
-from zonemta_py.config.references import plain_function
+from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.admission import DiskRoom, is_trusted
@@ -26,11 +26,11 @@ class SessionSettings:
 
 
 def load_settings(
-    listener: ListenerSettings, hostname: str, config: Config, router: Router
+    listener: ListenerSettings, hostname: str, config: Config, router: Router, hooks: Hooks
 ) -> SessionSettings:
     """Load what ``listener`` names. Raises ConfigError."""
     users = load_users(listener.auth.users_file) if listener.auth.users_file else None
-    policies = [plain_function(name) for name in config.policies]
+    policies = hooks.envelope_policies(config)
     rules = make_rules(config, listener, hostname, router, policies)
     return SessionSettings(listener, users, make_tls_context(listener), rules)
 

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.intake.admission import DiskRoom
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
@@ -70,7 +71,9 @@ class Intake:
         sockets: Sequence[Sequence[socket.socket]],
         index: int = 0,
         processes: int = 1,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
+        self._hooks = hooks
         self._queue = queue
         self._sockets = sockets
         self._index = index
@@ -87,7 +90,7 @@ class Intake:
                 address=bound_address(listener.address, sockets),
                 max_sessions=share + (self._index < remainder),
             )
-            prepared.append(load_settings(settings, hostname, config, router))
+            prepared.append(load_settings(settings, hostname, config, router, self._hooks))
         return prepared
 
     async def start(self, config: Config, prepared: Sequence[SessionSettings]) -> None:

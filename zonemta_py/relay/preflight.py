@@ -1,4 +1,4 @@
-"""What a configuration needs of this machine: files, folders, addresses. For ``check`` and ``serve`` alike."""
+"""Whether a configuration is usable on this machine: files, directories, addresses. For ``check`` and ``serve``."""
 
 import os
 import socket
@@ -7,6 +7,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
@@ -19,14 +20,14 @@ from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 
 
-def verify(config: Config) -> None:
-    """Raises ConfigError with the key that names what cannot be used here."""
+def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
+    """Load or test all that ``config`` names. Raises ConfigError that begins with the key."""
     for i, listener in enumerate(config.listeners):
         _under(f"listeners[{i}].tls", partial(make_tls_context, listener))
         if listener.auth.users_file is not None:
             _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
-        _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry))
+        _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry, load=hooks.backoff_function))
         if zone.bounce.function is not None:
             _under(f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function))
         if is_local(zone):
@@ -46,7 +47,7 @@ def verify(config: Config) -> None:
 
 
 def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
-    """Raises ConfigError when ``new`` cannot take the place of ``old`` without a restart."""
+    """Raises ConfigError when the change from ``old`` to ``new`` needs a restart."""
     gone = (set(old.zones) - set(new.zones)) & zones_with_mail
     if gone:
         raise ConfigError(
@@ -68,28 +69,29 @@ def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
             fixed.append((f"zones.{name}.transport", was.transport, will.transport))
     for key, was_set, is_set in fixed:
         if was_set != is_set:
-            raise ConfigError(f"{key}: takes a restart to change")
+            raise ConfigError(f"{key}: a change needs a restart")
 
 
 def warnings(config: Config, hostname: str) -> Iterator[str]:
-    """What is allowed and probably not meant."""
+    """Settings that are allowed and probably not intended."""
     if "." not in hostname:
-        yield f"hostname is '{hostname}', which no other server knows; set it in the configuration"
+        yield f"hostname is '{hostname}', which is not a full domain name; set it in the configuration"
     for i, listener in enumerate(config.listeners):
         if any(network.prefixlen == 0 for network in listener.trusted_networks):
-            yield f"listeners[{i}].trusted_networks lets everybody relay"
+            yield f"listeners[{i}].trusted_networks lets every client relay"
     for name, zone in config.zones.items():
         if zone.transport == DEQUEUE_TRANSPORT:
-            yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program with this relay in it"
+            yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
     if config.queue.durability == "none":
-        yield "durability is none: accepted mail is lost when the power fails. For benchmarks only"
+        yield "durability is none: accepted mail is lost in a power failure. For benchmarks only"
     if config.queue.store == "memory":
         yield "queue.store is memory: accepted mail is lost when the relay stops. For tests only"
 
 
-def _under(key: str, look: Callable[[], object]) -> None:
+def _under(key: str, test: Callable[[], object]) -> None:
+    """Call ``test``; a ConfigError gets ``key`` in front."""
     try:
-        look()
+        test()
     except ConfigError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
 
@@ -106,11 +108,11 @@ def _bindable(key: str, address: str) -> None:
 
 
 def _writable(key: str, directory: Path) -> None:
-    """A folder that is there and can be written, or that can be made."""
-    place = directory
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigError(f"{key}: {place} is not a folder")
-    if not os.access(place, os.W_OK | os.X_OK) or place == Path("/proc"):
-        raise ConfigError(f"{key}: {place} cannot be written by this user")
+    """Raises ConfigError for a directory that cannot be written, or created."""
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{key}: {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK) or existing == Path("/proc"):
+        raise ConfigError(f"{key}: {existing} cannot be written by this user")

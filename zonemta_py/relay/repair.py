@@ -23,7 +23,9 @@ def keep_copy(config: Config) -> Path:
     directory = store_directory(config.queue)
     if directory is None or not directory.is_dir():
         raise LocalError(f"{config.queue.directory}: there is no queue to repair")
-    copy = directory.with_name(f"{directory.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}")
+    copy = directory.with_name(
+        f"{directory.name}-before-repair-{clock.utc(clock.now_ms()):%Y%m%dT%H%M%SZ}"
+    )
     for number in count(2):
         if not copy.exists():
             break

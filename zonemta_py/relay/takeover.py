@@ -67,7 +67,7 @@ class OrphanRecovery:
         """The partitions that are being delivered."""
         return sorted(self._takeovers)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Look for partitions in the background."""
         self._task = asyncio.create_task(self._run(), name="takeover")
 

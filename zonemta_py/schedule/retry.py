@@ -10,6 +10,7 @@ from math import isfinite, isqrt
 
 from zonemta_py.config.references import plain_function
 from zonemta_py.config.zones import Retry
+from zonemta_py.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +148,19 @@ def guarded(policy: RetryPolicy, report_error: ReportError) -> RetryPolicy:
     return safe
 
 
-def make_policy(retry: Retry, report_error: ReportError = lambda problem: None) -> RetryPolicy:
+def _named_function(name: str | None) -> Callable[..., float | None]:
+    return plain_function(name or "")
+
+
+def make_policy(
+    retry: Retry,
+    report_error: ReportError = lambda problem: None,
+    load: Callable[[str | None], Callable[..., float | None] | None] = _named_function,
+) -> RetryPolicy:
     """The policy that ``retry`` selects. Raises ConfigError for a function that cannot be loaded.
 
-    ``report_error`` is called when a user's function fails (see ``guarded``).
+    ``report_error`` is called when a user's function fails (see ``guarded``). ``load`` returns the
+    function for the name in ``retry``.
     """
     if retry.policy == "exponential":
         own = retry.exponential
@@ -162,10 +172,11 @@ def make_policy(retry: Retry, report_error: ReportError = lambda problem: None) 
         return by_priority(
             {"urgent": lists.urgent, "normal": lists.normal, "nonurgent": lists.nonurgent}
         )
-    if retry.policy == "function":
-        return guarded(plain_function(retry.function or ""), report_error)
-    if retry.policy == "backoff":
-        return guarded(from_backoff(plain_function(retry.function or "")), report_error)
+    if retry.policy in ("function", "backoff"):
+        function = load(retry.function)
+        if function is None:
+            raise ConfigError(f"policy: {retry.policy} needs a function")
+        return guarded(function if retry.policy == "function" else from_backoff(function), report_error)
     return ladder(retry.delays)
 
 

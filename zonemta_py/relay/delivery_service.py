@@ -1,0 +1,133 @@
+"""The sending side of a relay: the workers of every zone, and what they share."""
+
+from asyncio import gather, get_running_loop
+from collections.abc import Mapping
+
+from zonemta_py.config.hooks import Hooks
+from zonemta_py.config.schema import Config
+from zonemta_py.config.zones import Zone
+from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
+from zonemta_py.delivery.endpoints import EndpointResolver
+from zonemta_py.delivery.local_agent import LocalAgent, is_local
+from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.request import DeliveryAgent
+from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.zone_workers import ZoneWorkers
+from zonemta_py.dequeue.channel import Channels
+from zonemta_py.processes.senders import RemoteAgent, SenderPool
+from zonemta_py.queue.queue import Queue
+from zonemta_py.relay.parts import Part
+from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
+from zonemta_py.schedule.unreachable import UnreachableHosts
+
+
+class DeliveryService:
+    """Delivers the mail of ``queue``, by ``senders`` processes, or in this one if that is 0."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        config: Config,
+        hostname: str,
+        router: Router,
+        hooks: Hooks,
+        *,
+        senders: int,
+        log_level: str,
+    ) -> None:
+        self._context = DeliveryContext(queue, config, hostname, router, hooks)
+        self.unreachable = UnreachableHosts(self._clear_unreachable)
+        self._signer = Signer(config.dkim, load_keys(config.dkim))
+        self._endpoints = self._resolver(config, hostname)
+        self.senders: SenderPool | None = None
+        if senders:
+            self.senders = SenderPool(config, hostname, self.unreachable, senders, log_level)
+        self._zones: dict[str, ZoneWorkers] = {}
+        self.channels: Channels | None = None
+
+    @property
+    def zones(self) -> Mapping[str, ZoneWorkers]:
+        """The workers of each zone that this relay delivers itself."""
+        return self._zones
+
+    def parts(self) -> list[Part]:
+        """What the relay starts and stops."""
+        return [
+            Part("DKIM", close=self._close_signer),
+            Part("the sender processes", self._start_senders, close=self._close_senders),
+            Part("delivery", self._start_workers, drain=self._drain),
+        ]
+
+    async def _start_senders(self) -> None:
+        if self.senders is not None:
+            await self.senders.start()
+
+    async def _close_senders(self) -> None:
+        if self.senders is not None:
+            await self.senders.close()
+
+    async def _close_signer(self) -> None:
+        self._signer.close()
+
+    async def _start_workers(self) -> None:
+        for name, zone in self._context.config.zones.items():
+            if zone.transport != DEQUEUE_TRANSPORT:
+                self._zones[name] = ZoneWorkers(name, zone, self._context, self._agent)
+        self.channels = Channels(self._context, get_running_loop(), all_zones=False)
+
+    async def _drain(self, grace_s: float) -> None:
+        work = [zone.close(grace_s) for zone in self._zones.values()]
+        if self.channels is not None:
+            work.append(self.channels.close(grace_s))
+        await gather(*work)
+
+    def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
+        """The agent that executes the requests of a zone: in this process, or in the sender processes."""
+        context = self._context
+        if is_local(zone):
+            return LocalAgent(zone, context.hostname)
+        if self.senders is not None:
+            return RemoteAgent(self.senders, name)
+        resources = SmtpResources(
+            context.hostname, self._endpoints, self._signer, self.unreachable, context.rng
+        )
+        return SmtpAgent(zone, resources, SessionPool())
+
+    def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
+        return EndpointResolver(config, hostname, MxResolver(config.resolver), self._context.rng)
+
+    def _clear_unreachable(self, ip: str | None) -> None:
+        if self.senders is not None:
+            self.senders.clear_unreachable(ip)
+
+    def ready(self, zone: str, destination: str, low_volume: bool) -> None:
+        """The queue has mail for ``destination``."""
+        workers = self._zones.get(zone)
+        if workers is not None:
+            workers.ready(destination, low_volume=low_volume)
+        elif self.channels is not None:
+            self.channels.wake(zone)
+
+    def configure(self, config: Config, hostname: str, router: Router, dkim_keys: DkimKeys) -> None:
+        """Use a new configuration."""
+        context = self._context
+        context.config, context.router, context.hostname = config, router, hostname
+        self._signer.configure(config.dkim, dkim_keys)
+        if self.senders is not None:
+            self.senders.configure(config, hostname)
+        self._endpoints = self._resolver(config, hostname)
+        for name, zone in config.zones.items():
+            if zone.transport == DEQUEUE_TRANSPORT:
+                continue
+            if name in self._zones:
+                self._zones[name].configure(zone)
+            else:
+                self._zones[name] = ZoneWorkers(name, zone, context, self._agent)
+                self._zones[name].ready_all()
+
+    def probe(self) -> None:
+        """Try suspended destinations of all zones now."""
+        for zone in self._zones.values():
+            zone.probe(None)

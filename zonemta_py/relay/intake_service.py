@@ -1,0 +1,128 @@
+"""The receiving side of a relay: SMTP listeners, in this process or in receiver processes, and HTTP."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zonemta_py.config.hooks import Hooks
+from zonemta_py.config.references import read_token
+from zonemta_py.config.schema import Config, ListenerSettings
+from zonemta_py.config.units import HostPort
+from zonemta_py.intake.context import SessionSettings
+from zonemta_py.intake.inject import Injector
+from zonemta_py.intake.listener import Intake
+from zonemta_py.intake.sockets import bound_address, listening_sockets
+from zonemta_py.processes.receivers import ReceiverPool
+from zonemta_py.queue.queue import Queue
+from zonemta_py.relay.parts import Part
+from zonemta_py.routing import Router
+
+if TYPE_CHECKING:
+    from zonemta_py.intake.http import HttpListener
+
+log = logging.getLogger(__name__)
+
+
+class IntakeService:
+    """Accepts mail into ``queue``, by ``receivers`` processes, or in this one if that is 0.
+
+    ``addresses``: where the SMTP listeners accept, once started.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        config: Config,
+        hostname: str,
+        router: Router,
+        hooks: Hooks,
+        *,
+        receivers: int,
+        log_level: str,
+    ) -> None:
+        self._queue = queue
+        self._config = config
+        self._hostname = hostname
+        self._router = router
+        self._hooks = hooks
+        self._processes = receivers
+        self._log_level = log_level
+        self.addresses: list[HostPort] = []
+        self.intake: Intake | None = None
+        self.receivers: ReceiverPool | None = None
+        self.http: HttpListener | None = None
+
+    def parts(self) -> list[Part]:
+        """What the relay starts and stops."""
+        return [
+            Part("the listeners", self._listen, self._drain, self._close),
+            Part("the HTTP listener", self._listen_http, self._drain_http),
+        ]
+
+    def injector(self) -> Injector:
+        """For one message of this program, or of an HTTP client."""
+        policies = self._hooks.envelope_policies(self._config)
+        return Injector(self._queue, self._router, self._config, self._hostname, policies)
+
+    async def _listen(self) -> None:
+        config = self._config
+        if not config.listeners:
+            return  # all mail comes from this program or by HTTP
+        listeners = [
+            await listening_sockets(settings.address, self._processes or 1)
+            for settings in config.listeners
+        ]
+        for settings, copies in zip(config.listeners, listeners, strict=True):
+            self.addresses.append(bound_address(settings.address, copies[0]))
+        by_process = list(zip(*listeners, strict=True))
+        if self._processes:
+            self.receivers = ReceiverPool(
+                config, self._hostname, self._queue, by_process, self._log_level
+            )
+            await self.receivers.start()
+        else:
+            self.intake = Intake(self._queue, by_process[0], hooks=self._hooks)
+            await self.intake.start(config, self.prepare(config, self._hostname, self._router))
+
+    async def _listen_http(self) -> None:
+        config = self._config
+        if not config.admin.mail:
+            return
+        # Imported where it is used: loading aiohttp takes a quarter of a second.
+        from zonemta_py.intake.http import HttpListener
+
+        self.http = HttpListener(
+            config.admin.address,
+            read_token(config.admin.token_file),
+            self.injector,
+            message_timeout_s=(*config.listeners, ListenerSettings())[0].message_timeout,
+            grace_s=config.shutdown_grace,
+        )
+        await self.http.start()
+
+    def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
+        """The settings of the listeners in this process under ``config``. Raises ConfigError."""
+        return self.intake.prepare(config, hostname, router) if self.intake is not None else []
+
+    def configure(
+        self, config: Config, hostname: str, router: Router, prepared: Sequence[SessionSettings]
+    ) -> None:
+        """Use a new configuration; ``prepared`` is what ``prepare`` returned for it."""
+        self._config, self._hostname, self._router = config, hostname, router
+        if self.intake is not None:
+            self.intake.apply(prepared)
+        if self.receivers is not None:
+            self.receivers.configure(config, hostname)
+
+    async def _drain(self, grace_s: float) -> None:
+        parts = [part for part in (self.intake, self.receivers) if part is not None]
+        await asyncio.gather(*(part.drain(grace_s) for part in parts))
+
+    async def _drain_http(self, grace_s: float) -> None:
+        if self.http is not None:
+            await self.http.close()
+
+    async def _close(self) -> None:
+        if self.receivers is not None:
+            await self.receivers.close()
