@@ -54,25 +54,25 @@ def _rss_kb(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
 
 
-def commands(folder: Path, run: int) -> dict[str, dict[str, list[str]]]:
+def commands(directory: Path, run: int) -> dict[str, dict[str, list[str]]]:
     """The command of each tool, by task."""
     ours = [sys.executable, "-m", "zonemta_py", "pipeline"]
     other = [sys.executable, "-m", "benchmarks.pipeline.others"]
     listed, suppression, events = (
-        str(folder / name) for name in ("list.csv", "suppressed.txt", "events")
+        str(directory / name) for name in ("list.csv", "suppressed.txt", "events")
     )
-    out = str(folder / f"out-{run}")
+    out = str(directory / f"out-{run}")
     plan = [
         *ours,
         "plan",
         listed,
         "--message",
-        str(folder / "letter.eml"),
+        str(directory / "letter.eml"),
         "--from",
         "news@sender.example",
     ]
     plan += ["--campaign", "june", "--suppress", suppression, "--output", f"{out}-plan"]
-    lake = str(folder / "lake" / "events")
+    lake = str(directory / "lake" / "events")
     return {
         "plan": {
             "zonemta": plan,
@@ -96,21 +96,21 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[Measured]]] = {}
     with tempfile.TemporaryDirectory(prefix="zonemta-pipeline-") as name:
-        folder = Path(name)
-        write_list(folder / "list.csv", arguments.rows)
-        write_suppression(folder / "suppressed.txt", arguments.rows, arguments.rows // 25)
-        write_events(folder / "events", arguments.events)
-        (folder / "letter.eml").write_bytes(LETTER)
-        compact = [sys.executable, "-m", "zonemta_py", "pipeline", "compact", str(folder / "events")]
-        once = measured([*compact, "--output", str(folder / "lake")], folder / "log")
+        directory = Path(name)
+        write_list(directory / "list.csv", arguments.rows)
+        write_suppression(directory / "suppressed.txt", arguments.rows, arguments.rows // 25)
+        write_events(directory / "events", arguments.events)
+        (directory / "letter.eml").write_bytes(LETTER)
+        compact = [sys.executable, "-m", "zonemta_py", "pipeline", "compact", str(directory / "events")]
+        once = measured([*compact, "--output", str(directory / "lake")], directory / "log")
         print(f"compact: {once.seconds:.1f} s, {once.peak_mb:,.0f} MB", flush=True)
         for run in range(arguments.runs):
-            for work, tools in commands(folder, run).items():
+            for work, tools in commands(directory, run).items():
                 for tool, command in tools.items():
                     if tool in ("duckdb", "polars") and find_spec(tool) is None:
                         print(f"{tool} is left out: pip install {tool}")
                         continue
-                    one = measured(command, folder / "log")
+                    one = measured(command, directory / "log")
                     found.setdefault(work, {}).setdefault(tool, []).append(one)
                     print(f"run {run + 1}: {work} by {tool}: {one.seconds:.1f} s, {one.peak_mb:,.0f} MB", flush=True)  # fmt: skip
     rows = [

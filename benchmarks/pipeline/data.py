@@ -22,23 +22,23 @@ def write_list(path: Path, rows: int) -> None:
             if number % 100 == 99:
                 file.write(f"not an address {number},x\n")
                 continue
-            who = rng.randrange(rows) if number % 12 == 5 else number
-            domain = DOMAINS[who % len(DOMAINS)] if who % 3 else f"firm{who % SMALL}.example"
-            user = f"User.{who}" if number % 20 == 3 else f"user.{who}"
-            file.write(f" {user}@{domain},Reader {who}\n" if number % 50 == 7 else f"{user}@{domain},Reader {who}\n")  # fmt: skip
+            reader = rng.randrange(rows) if number % 12 == 5 else number
+            domain = DOMAINS[reader % len(DOMAINS)] if reader % 3 else f"firm{reader % SMALL}.example"
+            user = f"User.{reader}" if number % 20 == 3 else f"user.{reader}"
+            file.write(f" {user}@{domain},Reader {reader}\n" if number % 50 == 7 else f"{user}@{domain},Reader {reader}\n")  # fmt: skip
 
 
 def write_suppression(path: Path, rows: int, entries: int) -> None:
     """About ``entries`` addresses of the list, and a hundred domains."""
     step = max(1, rows // entries)
     with path.open("w", encoding="utf-8") as file:
-        for who in range(0, rows, step):
-            domain = DOMAINS[who % len(DOMAINS)] if who % 3 else f"firm{who % SMALL}.example"
-            file.write(f"user.{who}@{domain}\n")
+        for reader in range(0, rows, step):
+            domain = DOMAINS[reader % len(DOMAINS)] if reader % 3 else f"firm{reader % SMALL}.example"
+            file.write(f"user.{reader}@{domain}\n")
         file.writelines(f"@firm{n}.example\n" for n in range(0, SMALL, SMALL // 100))
 
 
-def write_events(folder: Path, events: int) -> None:
+def write_events(directory: Path, events: int) -> None:
     """Sealed segments of attempts: 88 % delivered, 9 % deferred, 3 % bounced, over two days."""
     rng = random.Random(2)
     refused = {
@@ -47,8 +47,8 @@ def write_events(folder: Path, events: int) -> None:
     }  # fmt: skip
     compressor = zstandard.ZstdCompressor(level=3)
     for first in range(0, events, SEGMENT):
-        directory = folder / "date=2026-11-21" / f"hour={first // SEGMENT % 24:02d}"
-        directory.mkdir(parents=True, exist_ok=True)
+        hour_directory = directory / "date=2026-11-21" / f"hour={first // SEGMENT % 24:02d}"
+        hour_directory.mkdir(parents=True, exist_ok=True)
         lines = []
         for seq in range(first, min(events, first + SEGMENT)):
             drawn = rng.random()
@@ -65,6 +65,6 @@ def write_events(folder: Path, events: int) -> None:
                 "tls": True, "duration_ms": rng.randrange(20, 2000),
             }  # fmt: skip
             lines.append(to_json(record))
-        (directory / f"abcdef-{first}.jsonl.zst").write_bytes(
+        (hour_directory / f"abcdef-{first}.jsonl.zst").write_bytes(
             compressor.compress(b"\n".join(lines) + b"\n")
         )

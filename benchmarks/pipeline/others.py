@@ -115,5 +115,5 @@ WORK: dict[tuple[str, str], Callable[[str, str, str], None]] = {
 }
 
 if __name__ == "__main__":
-    tool, work, *places = sys.argv[1:]
-    WORK[(tool, work)](*places)
+    tool, work, *paths = sys.argv[1:]
+    WORK[(tool, work)](*paths)

@@ -64,9 +64,9 @@ def load() -> list[PlannedEnvelope]:
     return envelopes
 
 
-async def deliver(folder: Path, text: str) -> float:
+async def deliver(directory: Path, text: str) -> float:
     """Deliver the load by a real relay; seconds from the first acceptance to the last final outcome."""
-    folder.mkdir()
+    directory.mkdir()
     hosts = [f"127.0.1.{n + 1}" for n in range(len(STALLS_MS))]
     port = free_port(*hosts)
     records: dict[str, dict[str, list[str]]] = {}
@@ -74,13 +74,14 @@ async def deliver(folder: Path, text: str) -> float:
         for n, (host, stall_ms) in enumerate(zip(hosts, STALLS_MS, strict=True)):
             records[f"d{n}.example"] = {"MX": [f"10 mx.d{n}.example."]}
             records[f"mx.d{n}.example"] = {"A": [host]}
-            script = folder / f"{n}.yaml"
+            script = directory / f"{n}.yaml"
             script.write_text(
                 f"- {{at: dot, stall: {stall_ms}ms}}\n"
                 "- {at: rcpt, recipient: 'busy*', reply: '451 4.7.1 greylisted', times: 1}\n"
             )
             sink = CommandProcess(
-                ["sink", "--listen", f"{host}:{port}", "--script", str(script)], folder / f"sink{n}.log"
+                ["sink", "--listen", f"{host}:{port}", "--script", str(script)],
+                directory / f"sink{n}.log",
             )
             stack.callback(sink.kill)
             while "ready" not in sink.log.read_text():
@@ -88,9 +89,9 @@ async def deliver(folder: Path, text: str) -> float:
         names = NameServer(records)
         dns = await names.start()
         stack.callback(names.close)
-        (folder / "zonemta.yaml").write_text(CONFIG.format(dns=dns, port=port, zone=zone_of(text)))
+        (directory / "zonemta.yaml").write_text(CONFIG.format(dns=dns, port=port, zone=zone_of(text)))
         relay = CommandProcess(
-            ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "log"
+            ["serve", "-c", str(directory / "zonemta.yaml"), "--log-level", "warning"], directory / "log"
         )
         stack.callback(relay.kill)
         target = relay.wait_ready()[0]
@@ -100,9 +101,9 @@ async def deliver(folder: Path, text: str) -> float:
         submitter = EnvelopeSubmitter(options)
         await submitter.send(load())
         await submitter.aclose()
-        await asyncio.to_thread(wait_empty, folder / "queue", DRAIN_TIMEOUT_S)
+        await asyncio.to_thread(wait_empty, directory / "queue", DRAIN_TIMEOUT_S)
         await asyncio.to_thread(relay.stop)
-    events = [event for path in sealed_segments(folder / "events") for event in read_segment(path)]
+    events = [event for path in sealed_segments(directory / "events") for event in read_segment(path)]
     first_ms = min(event["time_ms"] for event in events if event["event"] == "accepted")
     last_ms = max(
         event["time_ms"] for event in events if event["event"] in ("delivered", "bounced", "expired")
@@ -118,13 +119,13 @@ def main() -> None:
     spark = open_session("local[*]")
     rows = []
     with tempfile.TemporaryDirectory(prefix="zonemta-simulator-") as name:
-        folder = Path(name)
-        asyncio.run(deliver(folder / "recorded", RECORDED))
+        directory = Path(name)
+        asyncio.run(deliver(directory / "recorded", RECORDED))
         for number, text in enumerate(SETTINGS):
-            real_s = asyncio.run(deliver(folder / str(number), text))
+            real_s = asyncio.run(deliver(directory / str(number), text))
             config = parse_config(f"zones: {{default: {{{zone_of(text)}}}}}", Path("zonemta.yaml"))
             request = SimulateRequest(
-                str(folder / "recorded" / "events"), [ConfigScenario(0, (), config)]
+                str(directory / "recorded" / "events"), [ConfigScenario(0, (), config)]
             )
             predicted_s = simulate_scenarios(spark, request, lambda text: None)[0]["completed_s"]
             error = predicted_s / real_s - 1

@@ -43,17 +43,17 @@ async def campaign(spark: "SparkSession", folder: Path) -> dict[str, Any]:
             await stage.receiver(f"d{n}.example", *rules)
         home = await stage.receiver("example.com")
         async with relaying(stage.config()) as relay:
-            place = folder / "plan"
+            plan_path = folder / "plan"
             await asyncio.to_thread(
-                plan, spark, listed, place, message=LETTER, recipients_per_message=10
+                plan, spark, listed, plan_path, message=LETTER, recipients_per_message=10
             )
             sums = await asyncio.to_thread(
-                send, spark, place, submit_options(str(relay.addresses[0]), message=LETTER)
+                send, spark, plan_path, submit_options(str(relay.addresses[0]), message=LETTER)
             )
             assert sums.complete
             await empty_queue(relay)
         assert home.tally.messages > 0
-    return {"plan": str(place), "events": str(folder / "events"), "rows": rows}
+    return {"plan": str(plan_path), "events": str(folder / "events"), "rows": rows}
 
 
 async def empty_queue(relay: Any) -> None:
@@ -78,7 +78,7 @@ def _report(spark: "SparkSession", found: dict[str, Any], folder: Path) -> None:
     gone, later = COUNT // 6, COUNT // 6
     campaigns = {
         r["value"]: r
-        for r in spark.read.parquet(f"{output}/rates").where("dimension = 'campaign'").collect()
+        for r in spark.read.parquet(f"{output}/rates").spark_cluster("dimension = 'campaign'").collect()
     }
     june = campaigns["june"]
     assert (june["delivered"], june["bounced"], june["deferred"]) == (COUNT - gone, gone, later)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kit.deadlines import eventually, until
-from tests.kit.relay import Stage, facts, ledger, staged
+from tests.kit.relay import Stage, ledger, logged_events, staged
 from tests.pipeline.campaigns import PERSONAL, plan, write_list
 from tests.pipeline.cluster import Cluster, cluster
 from zonemta_py.bench.process import CommandProcess, free_port
@@ -56,11 +56,13 @@ class Node:
 class Sending:
     """``zonemta pipeline send`` on the cluster, in a process of its own."""
 
-    def __init__(self, folder: Path, where: Cluster, place: Path, *, targets: list[str]) -> None:
+    def __init__(
+        self, folder: Path, spark_cluster: Cluster, plan_path: Path, *, targets: list[str]
+    ) -> None:
         relays = [part for target in targets for part in ("--relay", target)]
         settings = [part for each in (*SMALL, *HASTY) for part in ("--conf", each)]
         self.child = CommandProcess(
-            ["pipeline", "send", str(place), *relays, "--connections", "1", "--master", where.address, "--heap", "512m", *settings, "--json"],
+            ["pipeline", "send", str(plan_path), *relays, "--connections", "1", "--master", spark_cluster.address, "--heap", "512m", *settings, "--json"],
             folder / "send.log",
             environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         )  # fmt: skip
@@ -97,8 +99,10 @@ def got(sinks: list[Sink]) -> Counter[str]:
 
 def named_uncertain(node: Node) -> list[str]:
     """The recipients that the relay's event log names uncertain."""
-    cut_off = [fact["recipient"] for fact in facts(node.folder, "uncertain")]
-    return cut_off + [f["recipient"] for f in facts(node.folder, "deferred") if f.get("uncertain")]
+    interrupted = [event["recipient"] for event in logged_events(node.folder, "uncertain")]
+    return interrupted + [
+        f["recipient"] for f in logged_events(node.folder, "deferred") if f.get("uncertain")
+    ]
 
 
 def accepted(node: Node) -> int:
@@ -111,18 +115,18 @@ async def test_on_a_cluster(spark: "SparkSession", folder: Path) -> None:
 
     Every recipient is accepted once, by one relay; one that got the message twice is named uncertain by that relay.
     """
-    place, addresses = await planned(spark, folder)
+    plan_path, addresses = await planned(spark, folder)
     async with AsyncExitStack() as stack:
         stage = await stack.enter_async_context(staged(folder))
         sinks = [await stage.receiver(f"d{n}.example") for n in range(3)]
         nodes = [Node(stage, "one"), Node(stage, "two")]
         for node in nodes:
             stack.callback(node.kill)
-        where = await stack.enter_async_context(cluster(folder))
-        sending = Sending(folder, where, place, targets=[n.target for n in nodes])
+        spark_cluster = await stack.enter_async_context(cluster(folder))
+        sending = Sending(folder, spark_cluster, plan_path, targets=[n.target for n in nodes])
         stack.callback(sending.child.kill)
         await sending.until(lambda: sum(got(sinks).values()) > COUNT // 10, "the first deliveries")
-        where.kill_executor()
+        spark_cluster.kill_executor()
         await sending.until(lambda: sum(got(sinks).values()) > COUNT // 3, "more deliveries")
         nodes[0].kill()
         nodes[0].start()

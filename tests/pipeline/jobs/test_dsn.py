@@ -128,9 +128,9 @@ def test_every_report_is_matched(spark: "SparkSession", tmp_path: Path, written:
 def test_no_mail(spark: "SparkSession", tmp_path: Path) -> None:
     from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_matched_reports, read_reports
 
-    for place, problem in ((tmp_path, "neither a table nor a maildir"), (tmp_path / "x.mbox", "no mail")):  # fmt: skip
+    for path, problem in ((tmp_path, "neither a table nor a maildir"), (tmp_path / "x.mbox", "no mail")):  # fmt: skip
         with pytest.raises(LocalError, match=problem):
-            read_reports(spark, DsnRequest([str(place)], [], str(tmp_path / "out")), no_progress)
+            read_reports(spark, DsnRequest([str(path)], [], str(tmp_path / "out")), no_progress)
     with pytest.raises(LocalError, match="no reports here"):
         read_matched_reports(spark, str(tmp_path))
 
@@ -139,9 +139,9 @@ def test_a_file_that_cannot_be_read(spark: "SparkSession", tmp_path: Path) -> No
     """It is counted as unreadable; the others are read."""
     from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
 
-    place = as_maildirs(tmp_path)
-    (place / "inbox" / "new" / "gone").symlink_to(tmp_path / "nowhere")
-    counts = read_reports(spark, DsnRequest([str(place)], [], str(tmp_path / "out")), no_progress)
+    path = as_maildirs(tmp_path)
+    (path / "inbox" / "new" / "gone").symlink_to(tmp_path / "nowhere")
+    counts = read_reports(spark, DsnRequest([str(path)], [], str(tmp_path / "out")), no_progress)
     assert (counts.messages, counts.unreadable) == (len(MAIL) + 1, 1)
     assert sum(counts.kinds.values()) == 7
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 async def test_a_plan_is_submitted_once(spark: "SparkSession", folder: Path) -> None:
     """A second run submits nothing; the relay's ledger, the plan's ledger and the sinks agree."""
-    place = await asyncio.to_thread(personal_plan, spark, folder, 300)
+    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 300)
     async with relay_and_sinks(folder) as here:
-        sums = await asyncio.to_thread(send, spark, place, submit_options(here.target))
+        sums = await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
         assert (sums.planned, sums.accepted, sums.repeated, sums.unsent) == (300, 300, 0, 0)
         assert sums.complete
-        again = await asyncio.to_thread(send, spark, place, submit_options(here.target))
+        again = await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
         assert again == sums
         await until(lambda: len(here.delivered()) == 300, "300 deliveries")
         assert here.delivered() == addresses_sorted(300)
@@ -52,11 +52,11 @@ async def test_progress_is_reported_in_recipients(
 
     monkeypatch.setattr(module, "ROWS_PER_FILE", 20)
     monkeypatch.setattr(progress, "POLL_S", 0.01)
-    place = await asyncio.to_thread(personal_plan, spark, folder, 300, recipients_per_message=5)
+    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 300, recipients_per_message=5)
     steps: list[str] = []
     async with relay_and_sinks(folder) as here:
         await asyncio.to_thread(
-            module.send_plan, spark, str(place), submit_options(here.target), steps.append
+            module.send_plan, spark, str(plan_path), submit_options(here.target), steps.append
         )
     assert steps[0] == "sending, run 1: 300 recipients"
     assert steps[-1] == "counting"
@@ -71,10 +71,10 @@ async def test_a_task_that_dies(
     spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task runs again from its beginning; the relay recognises what it has submitted before."""
-    place = await asyncio.to_thread(personal_plan, spark, folder, 200)
+    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 200)
     async with relay_and_sinks(folder) as here:
         sums = await asyncio.to_thread(
-            _send_with_a_fault, spark, place, submit_options(here.target), folder / "mark"
+            _send_with_a_fault, spark, plan_path, submit_options(here.target), folder / "mark"
         )
         assert (sums.accepted, sums.unsent) == (200, 0)
         assert sums.repeated > 0
@@ -84,7 +84,7 @@ async def test_a_task_that_dies(
 
 
 def _send_with_a_fault(
-    spark: "SparkSession", place: Path, options: SubmitOptions, mark: Path
+    spark: "SparkSession", plan_path: Path, options: SubmitOptions, mark: Path
 ) -> "SendCounts":
     """Run the job; one task fails once after it has submitted its messages."""
     from zonemta_py.pipeline.jobs import send as module
@@ -108,23 +108,23 @@ def _send_with_a_fault(
 
     module._submit_batches = faulty
     try:
-        return send(spark, place, options)
+        return send(spark, plan_path, options)
     finally:
         module._submit_batches = original
 
 
 async def test_deferred_recipients_are_submitted_again(spark: "SparkSession", folder: Path) -> None:
     """A relay defers some recipients; the next run submits only those."""
-    place = await asyncio.to_thread(personal_plan, spark, folder, 60)
+    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 60)
     async with staged(folder) as stage:
         sink = await stage.receiver(
             "relay.example", Rule(Step.RCPT, recipient="*@d1*", reply="452 4.2.2 full", times=1)
         )
         target = f"127.0.1.1:{stage.port}"
-        sums = await asyncio.to_thread(send, spark, place, submit_options(target, patience_s=0))
+        sums = await asyncio.to_thread(send, spark, plan_path, submit_options(target, patience_s=0))
         assert (sums.accepted, sums.deferred, sums.unsent) == (40, 20, 0)
         assert not sums.complete
-        sums = await asyncio.to_thread(send, spark, place, submit_options(target))
+        sums = await asyncio.to_thread(send, spark, plan_path, submit_options(target))
         assert (sums.accepted, sums.deferred) == (60, 0)
         assert sink.tally.recipients == 60
 

@@ -18,7 +18,7 @@ def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
 
     The relay is a process of its own: Spark finds sources by the session of the main thread.
     """
-    place = personal_plan(spark, folder, 30)
+    plan_path = personal_plan(spark, folder, 30)
     port = free_port()
     (folder / "z.yaml").write_text(
         f"listeners: [{{address: '127.0.0.1:0'}}]\nqueue: {{directory: queue, min_free_disk: 1MiB}}\n"
@@ -38,7 +38,7 @@ def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
             "connections": "2",
             "relays": target,
         }
-        envelopes = spark.read.parquet(f"{place}/envelopes")
+        envelopes = spark.read.parquet(f"{plan_path}/envelopes")
         for _ in range(2):
             envelopes.write.format("zonemta").mode("append").options(**options).save()
         waiting = spark.read.format("zonemta").option("queue", str(folder / "queue")).load()

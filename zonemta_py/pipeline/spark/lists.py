@@ -1,4 +1,4 @@
-"""Reads recipient lists: CSV, JSON lines or Parquet files, told apart by their suffix, or a JDBC table."""
+"""Reads recipient lists: CSV, JSON lines or Parquet files by their suffix, or a JDBC table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
