@@ -1,4 +1,4 @@
-"""Policies by themselves, and through a relay: keys, processes, large bodies."""
+"""Policies alone, and in a relay: keys, processes, large bodies."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.relay import empty, facts, relaying, send, staged
-from tests.kit.smtp_client import Raw
+from tests.kit.relay import empty, logged_events, relaying, send, staged
+from tests.kit.smtp_client import RawClient
 from zonemta_py import Envelope, NotAccepted, Relay
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.policies import (
@@ -54,13 +54,13 @@ def test_fields() -> None:
             one.prepend(name, value)
 
 
-def test_nobody_is_left() -> None:
+def test_no_recipient_left() -> None:
     assert run_policies([lambda each: []], envelope("u@x.example")) == []
 
 
 @pytest.mark.parametrize("address", ["nobody", "a b@x.example", "u@x.example\r\nX: y", "@"])
-def test_an_address_that_is_none(address: str) -> None:
-    """What a policy makes is checked like what a client says."""
+def test_an_invalid_address(address: str) -> None:
+    """The result of a policy is checked like the commands of a client."""
 
     def spoil(one: Envelope) -> None:
         one.recipients.append(address)
@@ -70,7 +70,7 @@ def test_an_address_that_is_none(address: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["a@x.example", "b@x.example", "a@y.example", "c@Y.example"]), unique=True, min_size=1))  # fmt: skip
-def test_splitting_keeps_everybody(addresses: list[str]) -> None:
+def test_splitting_keeps_every_recipient(addresses: list[str]) -> None:
     for split in (split_by_domain, split_by_recipient):
         made = split(envelope(*addresses))
         assert sorted(each for one in made for each in one.recipients) == sorted(addresses)
@@ -111,7 +111,7 @@ async def test_split_through_a_relay(folder: Path, receivers: int) -> None:
             await empty(relay)
         assert len(sink.messages) == 3
         assert all(message.data.endswith(body.partition(b"\r\n\r\n")[2]) for message in sink.messages)
-    assert len(facts(folder, "accepted")) == 3
+    assert len(logged_events(folder, "accepted")) == 3
 
 
 async def test_a_repeat_under_policies(folder: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_repeat_under_policies(folder: Path) -> None:
         async with relaying(config) as relay:
             replies = []
             for to in (["u", "v"], ["u", "v"], ["u", "v", "w"]):
-                client = await Raw.connect(relay.addresses[0].port)
+                client = await RawClient.connect(relay.addresses[0].port)
                 await client.ehlo()
                 data = b"X-Submission-Key: k\r\n\r\nbody\r\n.\r\n"
                 replies.append(await client.message(data, *(f"{name}@d.example" for name in to)))
@@ -166,7 +166,7 @@ async def test_refused_by_a_program(folder: Path) -> None:
 
 
 def all_to_one(one: Envelope) -> None:
-    """Everybody is the same person in the end; mail without a subject is refused."""
+    """Every recipient becomes the same address; mail without a subject is refused."""
     if not one.field("Subject"):
         raise NotAccepted("550 5.6.0 no subject")
     for address in list(one.recipients):
@@ -181,7 +181,7 @@ def copied(one: Envelope) -> list[Envelope]:
 async def replies_of(relay: Relay, *to: Iterable[str]) -> list[str]:
     found = []
     for names in to:
-        client = await Raw.connect(relay.addresses[0].port)
+        client = await RawClient.connect(relay.addresses[0].port)
         await client.ehlo()
         data = b"X-Submission-Key: k\r\nSubject: x\r\n\r\nbody\r\n.\r\n"
         found.append(await client.message(data, *(f"{name}@d.example" for name in names)))
@@ -190,7 +190,7 @@ async def replies_of(relay: Relay, *to: Iterable[str]) -> list[str]:
 
 
 async def test_a_repeat_that_leads_to_the_same(folder: Path) -> None:
-    """New recipients that policies lead where the message already went: a duplicate, said in so many words."""
+    """New recipients that policies lead where the message already went: a duplicate, and the reply says so."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")
         async with relaying(stage.config(policies=[f"{__name__}.all_to_one"], processes={})) as relay:
@@ -219,7 +219,7 @@ async def test_a_loop_gives_its_key_back(folder: Path) -> None:
     async with staged(folder) as stage:
         await stage.receiver("d.example")
         async with relaying(stage.config(processes={})) as relay:
-            client = await Raw.connect(relay.addresses[0].port)
+            client = await RawClient.connect(relay.addresses[0].port)
             await client.ehlo()
             loop = b"X-Submission-Key: k\r\n" + b"Received: x\r\n" * 60 + b"\r\nbody\r\n.\r\n"
             assert (await client.message(loop, "u@d.example")).startswith("554 5.4.6")

@@ -1,4 +1,4 @@
-"""Retries, rates, sources and turn-taking: pure, so tested with made-up time."""
+"""Retries, rates, sources and turns, with time as an argument."""
 
 from dataclasses import replace
 
@@ -103,7 +103,10 @@ def test_a_function_by_name() -> None:
 @given(st.integers(1, 200), st.integers(0, 599_999), st.floats(0, 1))
 def test_a_retry_is_later_and_in_time(attempts: int, now_ms: int, jitter: float) -> None:
     """The next attempt is after now, not after the end, and spread by no more than the jitter."""
-    for retry in (RETRY, replace(RETRY, policy="exponential", exponential=ExponentialRetry(longest=Seconds(120)))):
+    for retry in (
+        RETRY,
+        replace(RETRY, policy="exponential", exponential=ExponentialRetry(longest=Seconds(120))),
+    ):
         due = next_due_ms(retry, attempts, now_ms, jitter)
         assert due is not None
         assert now_ms < due <= 600_000
@@ -160,7 +163,7 @@ def test_sources_are_weighted_and_stable() -> None:
 
 
 def test_turns_and_limits() -> None:
-    """Destinations take turns; a full one makes room for others; nobody exceeds the zone."""
+    """Destinations take turns; a full zone makes room for others; the limits of the zone hold."""
     scheduler = Scheduler(Zone(connections=3, connections_per_domain=2), 0.0)
     scheduler.ready("a")
     scheduler.ready("b")
@@ -186,14 +189,14 @@ def test_turns_and_limits() -> None:
     assert again.name == "a"
 
 
-def test_a_failing_destination_rests_and_is_probed_by_one() -> None:
-    """After a failure nobody tries until the rest is over, then one alone; success opens it again."""
+def test_a_failing_destination_is_suspended_and_probed_by_one() -> None:
+    """After a failure no worker tries until the suspension is over, then one alone; a success ends it."""
     scheduler = Scheduler(Zone(connections=10, connections_per_domain=5), 0.0)
     scheduler.ready("a")
     a = scheduler.next(0.0)
     assert a is not None
     assert scheduler.leased(a, more=True)
-    assert not scheduler.leased(a, more=True)  # said once
+    assert not scheduler.leased(a, more=True)  # reported once
     scheduler.failed(a, 30.0, 0.0, "refused")
     scheduler.ended(a, has_mail=True)
     assert scheduler.next(10.0) is None
@@ -215,20 +218,22 @@ def test_a_failing_destination_rests_and_is_probed_by_one() -> None:
         (float("inf"), FALLBACK_S), (float("nan"), FALLBACK_S), ("5m", FALLBACK_S), (10**12, FALLBACK_S), ({}, FALLBACK_S),
     ],
 )  # fmt: skip
-def test_a_function_of_the_operator_s(answer: object, delay_s: float | None) -> None:
-    """Whatever it answers: a time that is one, no sooner than a second; else a fallback, and a word."""
-    told: list[str] = []
-    policy = guarded(from_backoff(lambda recipient, attempts: answer), told.append)
+def test_a_function_of_the_user(answer: object, delay_s: float | None) -> None:
+    """A valid time counts, no sooner than in a second; anything else gives the fallback and an error."""
+    errors: list[str] = []
+    policy = guarded(from_backoff(lambda recipient, attempts: answer), errors.append)
     due_ms = policy(RetryContext(0, 1, 1_800_000_000_000, 0))
     assert due_ms == (None if delay_s is None else 1_800_000_000_000 + delay_s * 1000)
-    assert bool(told) == (delay_s == FALLBACK_S)
+    assert bool(errors) == (delay_s == FALLBACK_S)
 
 
 def test_a_function_that_raises() -> None:
-    told: list[str] = []
+    errors: list[str] = []
 
     def broken(recipient: RetryContext, attempts: int) -> float:
         raise KeyError(recipient.recipient)
 
-    assert guarded(from_backoff(broken), told.append)(RetryContext(0, 1, 5, 0)) == 5 + FALLBACK_S * 1000
-    assert "KeyError" in told[0]
+    assert (
+        guarded(from_backoff(broken), errors.append)(RetryContext(0, 1, 5, 0)) == 5 + FALLBACK_S * 1000
+    )
+    assert "KeyError" in errors[0]

@@ -39,7 +39,7 @@ def test_normalise(text: str, expected: str) -> None:
     ],
 )  # fmt: skip
 def test_refused(text: str) -> None:
-    """What is no address is refused by AddressError and by nothing else."""
+    """Text that is not an address is refused with AddressError."""
     with pytest.raises(AddressError):
         normalise(text)
 

@@ -27,8 +27,8 @@ def test_verdict(code: int, text: str, phase: Phase, expected: Verdict) -> None:
     assert verdict(make_reply(code, text), phase) is expected
 
 
-def test_a_limit_on_recipients_is_no_verdict() -> None:
-    """452 after accepted recipients is the peer's limit, unless it says it is something else."""
+def test_a_limit_on_recipients_is_not_a_verdict() -> None:
+    """452 after accepted recipients is the peer's limit, unless its status says otherwise."""
     assert limits_recipients(Reply(452, "4.5.3", "too many"))
     assert limits_recipients(Reply(452, "", "too many"))
     assert limits_recipients(Reply(552, "", "too many"))

@@ -116,14 +116,14 @@ def test_no_report() -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_octets(octets: bytes) -> None:
-    """Neither octets nor a report with anything in its machine part raise."""
-    read_notices(octets)
+def test_any_bytes(data: bytes) -> None:
+    """Neither arbitrary bytes nor a report with arbitrary fields raise."""
+    read_notices(data)
     read_notices(
         b'Content-Type: multipart/report; boundary="b"\n\n--b\nContent-Type: message/delivery-status\n\n'
-        + octets
+        + data
         + b"\n--b\nContent-Type: message/feedback-report\n\n"
-        + octets
+        + data
         + b"\n--b--\n"
     )
 

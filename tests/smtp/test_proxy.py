@@ -1,4 +1,4 @@
-"""PROXY headers: both versions, cut anywhere, and everything that is none."""
+"""PROXY headers: both versions, cut anywhere, and data that are not a header."""
 
 import struct
 from ipaddress import IPv4Address, IPv6Address
@@ -50,21 +50,21 @@ def test_a_proxy_that_speaks_for_itself(header: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "octets",
+    "data",
     [
         b"EHLO x\r\n", b"PROXY TCP4 1.2.3.4 1.2.3.4 1\r\n", b"PROXY TCP4 ::1 ::1 1 2\r\n", b"PROXY TCP6 1.2.3.4 1.2.3.4 1 2\r\n",
         b"PROXY TCP4 1.2.3.4 1.2.3.4 1 65536\r\n", b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\n" + b"x" * 100, b"PROXY " + b"x" * 200,
         b"PROXY SCTP 1.2.3.4 1.2.3.4 1 2\r\n", second(0x11, 0x11, b"\0" * 12), second(0x21, 0x11, b"\0" * 11), second(0x21, 0x11, b"\0" * 5000),
     ],
 )  # fmt: skip
-def test_what_is_no_header(octets: bytes) -> None:
+def test_not_a_header(data: bytes) -> None:
     with pytest.raises(InvalidProxyHeader):
-        read_proxy_header(octets)
+        read_proxy_header(data)
 
 
 @given(st.binary(max_size=200))
-def test_any_octets(octets: bytes) -> None:
-    for text in (octets, SIGNATURE + octets, b"PROXY TCP4 " + octets + b"\r\n"):
+def test_any_bytes(data: bytes) -> None:
+    for text in (data, SIGNATURE + data, b"PROXY TCP4 " + data + b"\r\n"):
         try:
             found = read_proxy_header(text)
         except InvalidProxyHeader:

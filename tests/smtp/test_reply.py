@@ -35,14 +35,14 @@ def test_whole_and_byte_by_byte(wire: bytes, expected: list[Reply]) -> None:
     "wire", [b"hello\r\n", b"99 x\r\n", b"250" + b"x" * LINE_MAX, b"250-a\r\n" * 200, b"\r\n"]
 )
 def test_not_smtp(wire: bytes) -> None:
-    """What is no reply, or has no end, ends the session."""
+    """Data that are not a reply, or never end, end the session."""
     with pytest.raises(SessionLost):
         ReplyReader().feed(wire)
 
 
 @given(st.binary(max_size=300), st.data())
 def test_garbage_never_does_anything_else(wire: bytes, data: st.DataObject) -> None:
-    """Random octets give replies or SessionLost."""
+    """Random bytes give replies or SessionLost."""
     reader = ReplyReader()
     at = 0
     try:

@@ -136,10 +136,10 @@ def test_line_check_agrees_with_the_plain_way(parts: list[bytes], data: st.DataO
 
 
 def test_every_short_message_at_every_cut() -> None:
-    """All of CR, LF and another octet up to six long: a bare one is found wherever a block ends."""
+    """All strings of up to six of CR, LF and another byte: a bare one is found wherever a block ends."""
     for length in range(7):
-        for octets in product(b"\r\nx", repeat=length):
-            message = bytes(octets)
+        for values in product(b"\r\nx", repeat=length):
+            message = bytes(values)
             rest = message.replace(b"\r\n", b"")
             for cut in range(length + 1):
                 check = LineCheck(100)

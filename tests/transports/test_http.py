@@ -30,7 +30,7 @@ async def server(answer: Answer) -> AsyncIterator[str]:
 
 
 async def test_what_is_posted() -> None:
-    """The octets as they are, the envelope beside them, a bearer token if there is one."""
+    """The bytes unchanged, the envelope in fields, and the bearer token."""
     seen: list[tuple[web.Request, bytes]] = []
 
     def answer(request: web.Request, body: bytes) -> web.Response:
@@ -72,7 +72,7 @@ async def test_what_is_posted() -> None:
     ],
 )
 async def test_answers(status: int, field: str, code: int) -> None:
-    """The field counts before the status; a redirection is not followed: it would lose the message."""
+    """The field takes precedence over the status; redirections are not followed: they would lose the message."""
     headers = {"X-Smtp-Reply": field} if field else {}
     async with server(lambda request, body: web.Response(status=status, headers=headers)) as url:
         transport = HttpTransport(url, 5, "relay.example")
@@ -82,15 +82,17 @@ async def test_answers(status: int, field: str, code: int) -> None:
         await transport._closing
 
 
-async def test_nobody_answers() -> None:
-    """A closed port, and a server that reads and says nothing: later, by our own word."""
+async def test_no_response() -> None:
+    """A closed port, and a server that reads and does not respond: temporary failures without a reply."""
     import asyncio
 
     closed = HttpTransport("http://127.0.0.1:9/in", 5, "relay.example")
     assert (await delivered_or_not(closed)).startswith("4.4.1")
     writers: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
-    slow = HttpTransport(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/in", 0.2, "relay.example")
+    slow = HttpTransport(
+        f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/in", 0.2, "relay.example"
+    )
     assert (await delivered_or_not(slow)).startswith("4.4.2")
     for transport in (closed, slow):
         transport.close()
@@ -110,8 +112,8 @@ async def delivered_or_not(transport: HttpTransport) -> str:
     return f"{reply.status} {reply.text}"
 
 
-async def test_a_reason_that_is_no_text() -> None:
-    """It is cleaned: a record that cannot be written would have the message sent again and again."""
+async def test_a_reason_that_is_not_text() -> None:
+    """It is cleaned: the queue could not store it, and the message would be sent again and again."""
     import asyncio
 
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

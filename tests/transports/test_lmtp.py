@@ -27,7 +27,7 @@ async def test_each_recipient_has_its_answer() -> None:
 
 
 async def test_a_peer_that_leaves_between_its_answers() -> None:
-    """What it said stands; who had no answer may have got it."""
+    """Its replies count; recipients without a reply are uncertain."""
     async with peer(
         "220 hi\r\n", *LHLO, *THREE, "250 ok\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 2.0.0 taken\r\n", "!"
     ) as (port, _):  # fmt: skip

@@ -24,7 +24,7 @@ STORED = b"Return-Path: <s@a.example>\nDelivered-To: joe@b.example\nSubject: x\n
 
 
 class Begun:
-    """Whether the transaction was written down, and when."""
+    """Counts the calls of ``begin``."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -85,7 +85,7 @@ async def test_a_maildir(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipient", ["../../etc/x@b.example", "a/b@b.example", ".x@b.example", "x@../y", "\0@b.example"])  # fmt: skip
-async def test_a_name_that_is_no_folder(tmp_path: Path, recipient: str) -> None:
+async def test_an_address_that_cannot_be_a_directory(tmp_path: Path, recipient: str) -> None:
     transport = MaildirTransport(str(tmp_path / "{domain}" / "{user}"), create=True, hostname="h")
     reply = await delivered(transport, b"x", recipient=recipient)
     assert (reply.code, reply.status) == (550, "5.1.3")
@@ -93,13 +93,13 @@ async def test_a_name_that_is_no_folder(tmp_path: Path, recipient: str) -> None:
 
 
 async def test_a_maildir_that_is_not_there(tmp_path: Path) -> None:
-    """Its mail waits: the disk may not be mounted."""
+    """Its mail is tried again later: the disk may not be mounted."""
     reply = await delivered(MaildirTransport(str(tmp_path / "no"), create=False, hostname="h"), b"x")
     assert (reply.code, reply.status) == (451, "4.3.0")
 
 
 async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
-    """What the queue raises is raised, and nothing is left behind."""
+    """An exception of the queue propagates, and no file is left behind."""
 
     async def damaged() -> AsyncIterator[bytes]:
         yield b"half"
@@ -119,7 +119,7 @@ def program(code: str, *arguments: str, timeout_s: float = 20.0) -> PipeTranspor
 
 
 async def test_a_program(tmp_path: Path) -> None:
-    """It gets the message and its arguments, as they are: no shell looks at them."""
+    """It gets the message and its arguments unchanged: no shell parses them."""
     code = "import sys; open(sys.argv[1], 'wb').write('|'.join(sys.argv[2:]).encode() + b'|' + sys.stdin.buffer.read())"
     out = tmp_path / "out"
     transport = program(code, str(out), "{sender}", "{user}", "{extension}", "{domain}", "{message}")
@@ -142,21 +142,21 @@ async def test_a_program(tmp_path: Path) -> None:
         ("import sys; sys.stdout.write('x' * 10_000_000); sys.exit(75)", "4.3.0", 451),
     ],
 )
-async def test_what_a_program_says(code: str, status: str, kind: int) -> None:
-    """Exit code, output and signal; it need not read its input, nor we all of its output."""
+async def test_results_of_a_program(code: str, status: str, kind: int) -> None:
+    """Exit code, output and signal; it need not read its input, and only the start of its output is kept."""
     reply = await delivered(program(code), b"x" * 1_000_000)
     assert (reply.code, reply.status) == (kind, status)
     assert len(reply.text) <= 1024
 
 
 async def test_a_program_that_takes_too_long(tmp_path: Path) -> None:
-    """It is ended, with what it started, and the mail waits."""
+    """It is killed together with its children, and the mail is tried again later."""
     waits = "import signal; signal.pause()"
     code = f"import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {waits!r}]); pathlib.Path(sys.argv[1]).write_text(str(child.pid)); {waits}"
     reply = await delivered(program(code, str(tmp_path / "pid"), timeout_s=2.0), b"x")
     assert (reply.code, reply.status) == (451, "4.4.7")
     child = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    await until(lambda: not child.exists() or ") Z " in child.read_text(), "the end of what it started")
+    await until(lambda: not child.exists() or ") Z " in child.read_text(), "the end of its child")
 
 
 async def test_a_program_that_is_not_there() -> None:

@@ -92,7 +92,9 @@ def _nothing() -> asyncio.Future[None]:
 def _mail(
     *recipients: str, chunks: Sequence[bytes] = (b"body\r\n",), header: bytes = b"Subject: x\r\n"
 ) -> Transaction:
-    return Transaction("a@b.example", recipients or ("c@d.example",), header, _each(chunks), 100, False, False)
+    return Transaction(
+        "a@b.example", recipients or ("c@d.example",), header, _each(chunks), 100, False, False
+    )
 
 
 async def _each(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -133,7 +135,7 @@ async def test_each_recipient_has_its_own_verdict() -> None:
         session.abort()
 
 
-async def test_the_peers_limit_is_no_verdict() -> None:
+async def test_the_peers_limit_is_not_a_verdict() -> None:
     """452 after accepted recipients: they go in the next transaction, and the session remembers."""
     async with peer(
         "220 hi\r\n",
@@ -178,8 +180,8 @@ async def test_refusals() -> None:
         session.abort()
 
 
-async def test_354_though_nobody_is_to_get_it() -> None:
-    """RFC 2920: an empty message ends it, and the session is trusted no more."""
+async def test_354_without_recipients() -> None:
+    """RFC 2920: an empty message ends it, and the session is not used again."""
     async with peer(
         "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n550 5.1.1 no\r\n354 go\r\n", "*.", "250 ok?\r\n"
     ) as (port, _):
@@ -311,7 +313,7 @@ async def test_what_was_said_before_leaving_counts(said: str, codes: list[int]) 
         assert not session.usable
 
 
-async def test_leaving_without_a_word() -> None:
+async def test_a_peer_that_leaves_without_a_reply() -> None:
     async with peer("220 hi\r\n", *EHLO, "*MAIL", "!") as (port, _):
         with pytest.raises(SessionLost):
             await _transact(port, _mail())
@@ -389,7 +391,7 @@ async def test_no_session(script: list[str], text: str) -> None:
         assert caught.value.status[0] in "45"
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port() -> None:
     async with peer() as (port, _):
         pass
     with pytest.raises(DestinationFailed, match="refused"):
@@ -426,7 +428,7 @@ async def test_starttls(folder: Path) -> None:
     async with peer("220 hi\r\n", *EHLO) as (port, _):
         with pytest.raises(DestinationFailed, match="offers no TLS"):
             await _open(port, tls="required")
-        with pytest.raises(DestinationFailed, match="no password"):
+        with pytest.raises(DestinationFailed, match="password is not sent"):
             await _open(port, credentials=("me", "secret"))
     async with peer(
         "220 hi\r\n", "*EHLO", "250-mx\r\n250 STARTTLS\r\n", "*STARTTLS", "454 not now\r\n"

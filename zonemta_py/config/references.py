@@ -10,7 +10,7 @@ from zonemta_py.core.errors import ConfigError
 
 
 def read_token(path: Path | None) -> str:
-    """The first line of a file, or an empty text if ``path`` is None. Raises ConfigError."""
+    """The first line of the file ``path``; an empty text for None. Raises ConfigError."""
     if path is None:
         return ""
     try:

@@ -32,7 +32,7 @@ class DsnOptions(Struct, frozen=True, array_like=True):
 class Transaction(Struct, frozen=True):
     """A message to send. ``header`` ends with CRLF, ``body`` are the bytes after the empty line.
 
-    ``size`` is announced, in bytes. ``dsn`` is None unless the peer offers DSN.
+    ``size`` is announced, in bytes. ``dsn`` is set only for a peer that offers DSN.
     """
 
     sender: str
