@@ -126,8 +126,8 @@ def without_repeats(events: DataFrame) -> DataFrame:
     """A stream of events, each once, by the columns IDENTITY."""
     columns = [F.col(name) for name in events.columns]
     return (
-        events.select("*", F.current_timestamp().alias("read_at"))
-        .withWatermark("read_at", REPEATS_KNOWN_FOR)
+        events.select("*", F.current_timestamp().alias("seen"))
+        .withWatermark("seen", REPEATS_KNOWN_FOR)
         .dropDuplicatesWithinWatermark(list(IDENTITY))
         .select(*columns)
     )

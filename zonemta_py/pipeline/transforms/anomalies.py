@@ -1,8 +1,8 @@
 """Hours in which a rate of a provider deviates from its own history, and the replies that explain it.
 
 Robust statistics without training: the rate of an hour is compared with the median of the hours before it,
-in units of their median absolute deviation (times 1.4826, which is the standard deviation of a normal
-distribution), but at least of the standard error of a rate of that number of attempts.
+in units of their median absolute deviation times 1.4826 (the standard deviation, for a normal distribution), or
+of the standard error of a rate of that number of attempts, whichever is larger.
 """
 
 from collections.abc import Callable
