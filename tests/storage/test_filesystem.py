@@ -1,4 +1,4 @@
-"""The filesystem store: its folders, its links, and what a crash between any two steps leaves."""
+"""The filesystem store: its directories, its links, and recovery from a crash between any two steps."""
 
 import asyncio
 import json
@@ -32,12 +32,12 @@ STORE = "filesystem"
 
 
 def listing(root: Path) -> list[str]:
-    """Every entry below ``root`` but the relay's own."""
+    """Every entry below ``root`` except the relay's own."""
     found = [str(path.relative_to(root)) for path in root.glob("**/*")]
     return sorted(name for name in found if "data/.relay" not in name)
 
 
-def test_an_empty_store_is_four_private_folders(folder: Path) -> None:
+def test_an_empty_store_is_four_private_directories(folder: Path) -> None:
     store = FilesystemStore(folder / "q")
     assert listing(folder / "q") == ["cleanup", "data", "inflight", "queue"]
     assert all((folder / "q" / name).stat().st_mode & 0o777 == 0o700 for name in listing(folder / "q"))
@@ -108,11 +108,11 @@ async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(folder:
 
 
 class Killed(Exception):
-    """What stands for the end of the process."""
+    """The end of the process."""
 
 
 def _steps(monkeypatch: pytest.MonkeyPatch, survive: int) -> None:
-    """Let ``survive`` changes of the file system happen, then none."""
+    """Let the first ``survive`` changes of files succeed, and no later one."""
     left = survive
 
     def guarded(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,7 +137,7 @@ ENOUGH = 40
 async def test_a_crash_between_any_two_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch, survive: int
 ) -> None:
-    """Accepting, starting and settling, cut after every number of steps: all or nothing, no trace."""
+    """Each of accept, start and settle is complete or absent after the next opening."""
     clock = Clock()
     queue = make_queue(folder, clock, store=STORE)
     await begin(queue)
@@ -167,7 +167,7 @@ async def test_a_crash_between_any_two_steps(
         assert queue.store.get(keys.mark_key(first)) is not None
 
 
-def test_a_torn_intent_is_not_believed(folder: Path) -> None:
+def test_an_incomplete_intent_is_ignored(folder: Path) -> None:
     store = FilesystemStore(folder)
     store.close()
     (folder / "data" / ".relay" / "intent.new").write_bytes(b"half")

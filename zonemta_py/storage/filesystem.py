@@ -1,8 +1,8 @@
-"""The filesystem store: Kannader's folders, with the fsyncs and the atomic batches it lacks.
+"""The store in files: Kannader's directories, with the fsyncs and the atomic batches that it lacks.
 
-A batch is first one intent file, synced and renamed; then its files are changed, each step safe to
-repeat; then the intent goes. What a crash interrupts, the next opening finishes. Keys and small
-values are also kept in memory, so this is for queues whose recipients fit there; bodies are not.
+A batch is first one intent file, synced and renamed; then its files are changed, by steps that can be
+repeated; then the intent is removed. The next opening finishes what a crash interrupted. Keys and small
+values are also in memory, bodies are not: the recipients of a queue have to fit there.
 """
 
 import fcntl
@@ -17,22 +17,32 @@ from typing import Any
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.filesystem_layout import MARKERS, RELAY, Layout, Link, read_recipient, relay_key
+from zonemta_py.storage.filesystem_layout import (
+    MARKERS,
+    RELAY,
+    Layout,
+    SymbolicLink,
+    read_recipient,
+    relay_key,
+)
 from zonemta_py.storage.interface import Op
 from zonemta_py.storage.memory import MemoryStore
 
-FOLDERS = ("data", "queue", "inflight", "cleanup")
+DIRECTORIES = ("data", "queue", "inflight", "cleanup")
 INTENT = f"{RELAY}/intent"
 TEMPORARY = ".new"
 
 log = logging.getLogger(__name__)
 
-Step = tuple[str, str, bytes]  # path; "write", "link" or "remove"; contents or target
-_unpack_steps = unpacker(tuple[int, list[Step]])
+FileStep = tuple[str, str, bytes]  # path; "write", "link" or "remove"; contents or target of the link
+_unpack_steps = unpacker(tuple[int, list[FileStep]])
 
 
 class FilesystemStore(MemoryStore):
-    """A queue under ``directory``. ``damaged`` are entries that could not be read, and are left alone."""
+    """A queue below ``directory``. ``damaged`` names the recipients that could not be read; their files stay.
+
+    Raises QueueLocked when another process has it open, LocalError when it cannot be opened.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -41,7 +51,7 @@ class FilesystemStore(MemoryStore):
         self._failure: QueueUnavailable | None = None
         self.damaged: list[str] = []
         try:
-            for name in FOLDERS:
+            for name in DIRECTORIES:
                 (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             (directory / RELAY).mkdir(mode=0o700, exist_ok=True)
             self._lock_file = (directory / RELAY / "lock").open("w")
@@ -58,7 +68,7 @@ class FilesystemStore(MemoryStore):
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._finish_intent()
             self._load()
-            self._mend_links()
+            self._repair_links()
         except BlockingIOError as exc:
             raise QueueLocked(f"{self._root}: in use by another process") from exc
         except OSError as exc:
@@ -67,7 +77,7 @@ class FilesystemStore(MemoryStore):
     # ---- reading
 
     def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """The value of ``key``, or None. Raises QueueCorrupt when its file cannot be read."""
+        """Return the value of ``key``, or None. Raises QueueCorrupt when its file cannot be read."""
         value = super().get(key)
         if value is None or not keys.is_chunk(key):
             return value
@@ -85,11 +95,11 @@ class FilesystemStore(MemoryStore):
     # ---- writing
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
-        """The operations and whether they are to be synced."""
+        """Return the operations, and whether to sync them."""
         return list(ops), sync
 
     def write(self, batch: Any) -> None:
-        """Carry out a batch. Raises QueueUnavailable, and then for every later one."""
+        """Write ``batch``. Raises QueueUnavailable, also for every later batch."""
         if self._failure is not None:
             raise self._failure
         ops, sync = batch
@@ -100,7 +110,7 @@ class FilesystemStore(MemoryStore):
             others = [op for op in ops if op[1] is None or not keys.is_chunk(op[0])]
             plan = self._layout.plan(others, super().get)
             steps = [_step(path, state) for path, state in plan.files.items()]
-            # Bodies go after their keys: whoever holds one moment of the store can still read them.
+            # Bodies are removed after their keys: a frozen view can still read them.
             bodies = [step for step in steps if step[0].endswith("/contents")]
             if steps:
                 self._intend(steps, sync=sync)
@@ -115,7 +125,7 @@ class FilesystemStore(MemoryStore):
             raise self._failure from exc
 
     def _write_chunk(self, key: bytes, value: bytes, *, sync: bool) -> None:
-        """Chunks are invisible until their message's markers, so they need no intent."""
+        """Write a chunk without an intent: it is not visible before the markers of its message."""
         path, at = self._chunk(key)
         new = not path.exists()
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -127,21 +137,21 @@ class FilesystemStore(MemoryStore):
         finally:
             os.close(handle)
         if new and sync:
-            _sync_folder(path.parent)
-            _sync_folder(path.parent.parent)
+            _sync_directory(path.parent)
+            _sync_directory(path.parent.parent)
 
-    def _intend(self, steps: list[Step], *, sync: bool) -> None:
+    def _intend(self, steps: list[FileStep], *, sync: bool) -> None:
         body = pack(steps)
         _write_file(self._root / INTENT, pack((zlib.crc32(body), steps)), sync=sync)
         if sync:
-            _sync_folder(self._root / RELAY)
+            _sync_directory(self._root / RELAY)
 
-    def _apply(self, steps: list[Step], *, sync: bool) -> None:
+    def _apply(self, steps: list[FileStep], *, sync: bool) -> None:
         changed: set[Path] = set()
         for name, kind, value in steps:
             path = self._root / name
             if kind == "write":
-                changed.update(self._make_folder(path.parent))
+                changed.update(self._make_directory(path.parent))
                 _write_file(path, value, sync=sync)
             elif kind == "link":
                 _link(path, value.decode())
@@ -150,33 +160,33 @@ class FilesystemStore(MemoryStore):
                 changed.update(self._prune(path.parent))
             changed.add(path.parent)
         if sync:
-            for folder in changed:
-                if folder.exists():
-                    _sync_folder(folder)
+            for directory in changed:
+                if directory.exists():
+                    _sync_directory(directory)
 
-    def _make_folder(self, folder: Path) -> Iterator[Path]:
+    def _make_directory(self, directory: Path) -> Iterator[Path]:
         missing = []
-        while not folder.exists():
-            missing.append(folder)
-            folder = folder.parent
+        while not directory.exists():
+            missing.append(directory)
+            directory = directory.parent
         for path in reversed(missing):
             path.mkdir(mode=0o700)
             yield path.parent
 
-    def _prune(self, folder: Path) -> Iterator[Path]:
-        """Remove folders of a message that have become empty."""
+    def _prune(self, directory: Path) -> Iterator[Path]:
+        """Remove the directories of a message that are empty."""
         data = self._root / "data"
-        while folder.parent != self._root and folder.parent.is_relative_to(data):
-            if folder.is_relative_to(self._root / RELAY):
+        while directory.parent != self._root and directory.parent.is_relative_to(data):
+            if directory.is_relative_to(self._root / RELAY):
                 return
             try:
-                folder.rmdir()
+                directory.rmdir()
             except FileNotFoundError:
                 pass
             except OSError:
                 return
-            yield folder.parent
-            folder = folder.parent
+            yield directory.parent
+            directory = directory.parent
 
     # ---- opening
 
@@ -186,7 +196,7 @@ class FilesystemStore(MemoryStore):
             return
         crc, steps = _unpack_steps(path.read_bytes())
         if zlib.crc32(pack(steps)) != crc:
-            raise LocalError(f"{path}: damaged; zonemta queue repair looks at what can be kept")
+            raise LocalError(f"{path}: damaged; zonemta queue repair keeps what can be read")
         self._apply(steps, sync=True)
         path.unlink()
 
@@ -198,20 +208,20 @@ class FilesystemStore(MemoryStore):
             if path.is_file() and not path.name.endswith(TEMPORARY)
         ]
         claimed = {keys.owner_of(k) for k, _ in found if k.startswith((keys.OPEN, keys.CLEANUP))}
-        for folder in sorted((self._root / "data").iterdir()):
-            if folder.name.startswith("."):
+        for directory in sorted((self._root / "data").iterdir()):
+            if directory.name.startswith("."):
                 continue
-            if folder.name not in claimed and not (folder / "accepted").exists():
-                shutil.rmtree(folder)  # a body whose message was never accepted
+            if directory.name not in claimed and not (directory / "accepted").exists():
+                shutil.rmtree(directory)  # a body whose message was never accepted
                 continue
-            found += self._load_message(folder)
+            found += self._load_message(directory)
         super().write(found)
         plan = self._layout.plan([op for op in found if not keys.is_chunk(op[0])], lambda _: None)
         self._layout.take(plan)
 
-    def _load_message(self, folder: Path) -> Iterator[Op]:
-        message = folder.name
-        for path in sorted(folder.iterdir()):
+    def _load_message(self, directory: Path) -> Iterator[Op]:
+        message = directory.name
+        for path in sorted(directory.iterdir()):
             if path.name == "contents":
                 for number in range(1, -(-path.stat().st_size // keys.CHUNK_BYTES) + 1):
                     yield keys.chunk_key(message, number), b""
@@ -220,52 +230,52 @@ class FilesystemStore(MemoryStore):
                     yield from self._load_recipient(path)
                 except (OSError, QueueCorrupt) as exc:
                     self.damaged.append(f"{message}.{path.name}")
-                    # A note that nobody can read: the message is not taken for ended without this one.
+                    # An unreadable note stands for the recipient, so that the message does not end without it.
                     yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
-                    log.critical("%s is left alone: %s", path, exc)
+                    log.critical("%s cannot be read, its files stay: %s", path, exc)
         for marker, name in MARKERS.items():
-            if (folder / name).exists():
-                yield keys.message_prefix(message) + marker, (folder / name).read_bytes()
+            if (directory / name).exists():
+                yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
 
     @staticmethod
-    def _load_recipient(folder: Path) -> Iterator[Op]:
-        message = folder.parent.name
+    def _load_recipient(directory: Path) -> Iterator[Op]:
+        message = directory.parent.name
         key, record = read_recipient(
-            message, (folder / "metadata").read_bytes(), (folder / "schedule").read_bytes()
+            message, (directory / "metadata").read_bytes(), (directory / "schedule").read_bytes()
         )
         yield key, pack(record)
         if record.due_ms:
             yield keys.due_key(record.due_ms, keys.parse_recipient(key)[0], message), b""
 
-    def _mend_links(self) -> None:
-        """Make the links what the state says, should somebody have moved them by hand."""
-        wanted = self._layout.links()
+    def _repair_links(self) -> None:
+        """Correct links that were changed by hand."""
+        expected = self._layout.links()
         for key in self.keys(keys.CLEANUP, keys.end_of(keys.CLEANUP)):
-            wanted[f"cleanup/{keys.owner_of(key)}"] = f"../data/{keys.owner_of(key)}"
-        for name in FOLDERS[1:]:
+            expected[f"cleanup/{keys.owner_of(key)}"] = f"../data/{keys.owner_of(key)}"
+        for name in DIRECTORIES[1:]:
             for path in (self._root / name).iterdir():
-                if f"{name}/{path.name}" not in wanted:
+                if f"{name}/{path.name}" not in expected:
                     path.unlink()
-        for link, target in wanted.items():
+        for link, target in expected.items():
             _link(self._root / link, target)
-        for name in FOLDERS:
-            _sync_folder(self._root / name)
+        for name in DIRECTORIES:
+            _sync_directory(self._root / name)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the lock."""
         self._lock_file.close()
 
 
-def _step(path: str, state: bytes | Link | None) -> Step:
+def _step(path: str, state: bytes | SymbolicLink | None) -> FileStep:
     if state is None:
         return path, "remove", b""
-    if isinstance(state, Link):
+    if isinstance(state, SymbolicLink):
         return path, "link", state.target.encode()
     return path, "write", state
 
 
 def _write_file(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace ``path`` by ``data``, old or new at any moment."""
+    """Replace ``path`` atomically."""
     temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("wb") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -284,7 +294,7 @@ def _link(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
-def _sync_folder(path: Path) -> None:
+def _sync_directory(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Which files a batch changes in the filesystem store. Pure: it computes paths and contents.
+"""The files that a batch changes in the filesystem store. Pure: it computes paths and contents.
 
     data/MSGID/contents              the body as received, chunk N at (N - 1) * 65,536
     data/MSGID/accepted, envelope    the markers ``#`` and ``*``
@@ -7,10 +7,10 @@
     queue/MSGID.INDEX                → ../data/MSGID/INDEX, waiting or deferred
     inflight/MSGID.INDEX             → the same, while a transaction is under way
     cleanup/MSGID                    → ../data/MSGID, while its contents are being removed
-    data/.relay/SPACE/…              every other key, by its parts
+    data/.relay/SPACE/…              every other key, by its segments
 
-The four folders and the relative links are Kannader's; its names are UUIDs, ours say what they are.
-``due/`` and ``spill/`` follow from the schedules and are kept in memory only.
+The four directories and the relative links are Kannader's; its names are UUIDs, these are message ids.
+``due/`` and ``spill/`` follow from the schedules and are in memory only.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,12 +30,12 @@ RELAY = "data/.relay"
 DERIVED = (keys.DUE, keys.SPILL)
 MARKERS = {b"#": "accepted", b"*": "envelope"}
 
-Seat = tuple[str, int]  # message and index of a recipient
+RecipientId = tuple[str, int]  # message, index of the recipient
 ValueOf = Callable[[bytes], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SymbolicLink:
     """A symbolic link to ``target``, which is relative."""
 
     target: str
@@ -43,22 +43,22 @@ class Link:
 
 @dataclass(slots=True)
 class Plan:
-    """``files``: what each path becomes, None for gone. ``seats`` and ``flights`` change with it."""
+    """Changes: of ``files`` (None: removed), and of ``recipients`` and ``inflight`` as in ``Layout``."""
 
-    files: dict[str, bytes | Link | None] = field(default_factory=dict)
-    seats: dict[Seat, bytes | None] = field(default_factory=dict)
-    flights: dict[Seat, int] = field(default_factory=dict)
+    files: dict[str, bytes | SymbolicLink | None] = field(default_factory=dict)
+    recipients: dict[RecipientId, bytes | None] = field(default_factory=dict)
+    inflight: dict[RecipientId, int] = field(default_factory=dict)
 
 
 class Layout:
-    """Where every recipient stands: ``seats`` by key, ``flights`` by transactions under way."""
+    """The state of each recipient: its key, and the number of open transactions (``inflight``)."""
 
     def __init__(self) -> None:
-        self.seats: dict[Seat, bytes] = {}
-        self.flights: dict[Seat, int] = {}
+        self.recipients: dict[RecipientId, bytes] = {}
+        self.inflight: dict[RecipientId, int] = {}
 
     def plan(self, ops: Iterable[Op], value_of: ValueOf) -> Plan:
-        """What ``ops`` (without chunks) do to files; ``value_of`` reads what was there before."""
+        """Compute the changes by ``ops``, without chunks. ``value_of`` returns the value before them."""
         plan = Plan()
         new: dict[bytes, bytes | None] = {}
 
@@ -69,8 +69,8 @@ class Layout:
             if not key.startswith(DERIVED):
                 self._plan_one(plan, key, value(key), after, value)
                 new[key] = after
-        for seat in {*plan.seats, *plan.flights}:
-            self._link(plan, seat)
+        for recipient_id in {*plan.recipients, *plan.inflight}:
+            self._link(plan, recipient_id)
         return plan
 
     def _plan_one(
@@ -86,10 +86,10 @@ class Layout:
         else:
             plan.files[relay_path(key)] = after
             if key.startswith(keys.INFLIGHT):
-                self._fly(plan, key, before, after)
+                self._count_inflight(plan, key, before, after)
             elif key.startswith(keys.CLEANUP):
                 message = keys.owner_of(key)
-                link = None if after is None else Link(f"../data/{message}")
+                link = None if after is None else SymbolicLink(f"../data/{message}")
                 plan.files[f"cleanup/{message}"] = link
 
     def _recipient(
@@ -99,65 +99,70 @@ class Layout:
         if data is None:
             return
         message, record = keys.parse_recipient(key)[1], read_waiting(data)
-        seat = (message, record.recipient_index)
-        folder = f"data/{message}/{record.recipient_index}"
+        recipient_id = (message, record.recipient_index)
+        directory = f"data/{message}/{record.recipient_index}"
         if after is None:
-            if plan.seats.get(seat, key) == key:  # not moved to its other key in this batch
-                plan.seats[seat] = None
-                plan.files[f"{folder}/metadata"] = plan.files[f"{folder}/schedule"] = None
+            if plan.recipients.get(recipient_id, key) == key:  # not moved to its other key in this batch
+                plan.recipients[recipient_id] = None
+                plan.files[f"{directory}/metadata"] = plan.files[f"{directory}/schedule"] = None
             return
         meta = value(keys.meta_key(message))
-        plan.seats[seat] = key
+        plan.recipients[recipient_id] = key
         metadata, schedule = write_recipient(key, record, read_meta(meta).sender if meta else "")
-        plan.files[f"{folder}/metadata"], plan.files[f"{folder}/schedule"] = metadata, schedule
+        plan.files[f"{directory}/metadata"], plan.files[f"{directory}/schedule"] = metadata, schedule
 
-    def _fly(self, plan: Plan, key: bytes, before: bytes | None, after: bytes | None) -> None:
+    def _count_inflight(self, plan: Plan, key: bytes, before: bytes | None, after: bytes | None) -> None:
         for data, change in ((before, -1), (after, 1)):
             if data is not None:
                 for index in read_inflight(data).indexes:
-                    seat = (keys.owner_of(key), index)
-                    plan.flights[seat] = plan.flights.get(seat, self.flights.get(seat, 0)) + change
+                    recipient_id = (keys.owner_of(key), index)
+                    plan.inflight[recipient_id] = (
+                        plan.inflight.get(recipient_id, self.inflight.get(recipient_id, 0)) + change
+                    )
 
-    def _link(self, plan: Plan, seat: Seat) -> None:
-        there = plan.seats.get(seat, self.seats.get(seat)) is not None
-        flying = plan.flights.get(seat, self.flights.get(seat, 0)) > 0
-        name, link = f"{seat[0]}.{seat[1]}", Link(f"../data/{seat[0]}/{seat[1]}")
-        plan.files[f"queue/{name}"] = link if there and not flying else None
-        plan.files[f"inflight/{name}"] = link if there and flying else None
+    def _link(self, plan: Plan, recipient_id: RecipientId) -> None:
+        there = plan.recipients.get(recipient_id, self.recipients.get(recipient_id)) is not None
+        in_flight = plan.inflight.get(recipient_id, self.inflight.get(recipient_id, 0)) > 0
+        name, link = (
+            f"{recipient_id[0]}.{recipient_id[1]}",
+            SymbolicLink(f"../data/{recipient_id[0]}/{recipient_id[1]}"),
+        )
+        plan.files[f"queue/{name}"] = link if there and not in_flight else None
+        plan.files[f"inflight/{name}"] = link if there and in_flight else None
 
     def take(self, plan: Plan) -> None:
-        """``plan`` has been carried out."""
-        for seat, key in plan.seats.items():
+        """Note that ``plan`` was applied."""
+        for recipient_id, key in plan.recipients.items():
             if key is None:
-                self.seats.pop(seat, None)
+                self.recipients.pop(recipient_id, None)
             else:
-                self.seats[seat] = key
-        for seat, count in plan.flights.items():
+                self.recipients[recipient_id] = key
+        for recipient_id, count in plan.inflight.items():
             if count > 0:
-                self.flights[seat] = count
+                self.inflight[recipient_id] = count
             else:
-                self.flights.pop(seat, None)
+                self.inflight.pop(recipient_id, None)
 
     def links(self) -> dict[str, str]:
-        """Every link that queue/ and inflight/ should have, with its target."""
-        plan = Plan(seats=dict(self.seats))
-        for seat in self.seats:
-            self._link(plan, seat)
-        return {path: link.target for path, link in plan.files.items() if isinstance(link, Link)}
+        """Return every link in queue/ and inflight/, with its target."""
+        plan = Plan(recipients=dict(self.recipients))
+        for recipient_id in self.recipients:
+            self._link(plan, recipient_id)
+        return {path: link.target for path, link in plan.files.items() if isinstance(link, SymbolicLink)}
 
 
 def relay_path(key: bytes) -> str:
-    """The file of a key that has no place of its own."""
+    """Return the path of the file for a key of the relay's own."""
     return "/".join([RELAY, *(quote(part, safe="") for part in key.decode().split("/"))])
 
 
 def relay_key(parts: Iterable[str]) -> bytes:
-    """The key of the file at ``parts`` below RELAY."""
+    """Return the key of the file whose path below RELAY has these ``parts``."""
     return "/".join(unquote(part) for part in parts).encode()
 
 
 def write_recipient(key: bytes, record: Waiting, sender: str) -> tuple[bytes, bytes]:
-    """The metadata and schedule files of a recipient."""
+    """Return the contents of a recipient's metadata and schedule files."""
     zone, message, address = keys.parse_recipient(key)
     state = "deferred" if key.startswith(keys.DEFERRED) else "waiting"
     own = {"zone": zone, "state": state, "record": record}
@@ -168,16 +173,16 @@ def write_recipient(key: bytes, record: Waiting, sender: str) -> tuple[bytes, by
 
 
 def read_recipient(message: str, metadata: bytes, schedule: bytes) -> tuple[bytes, Waiting]:
-    """The key and record that ``write_recipient`` wrote; the schedule decides when. QueueCorrupt."""
+    """Return the key and record of a recipient; its schedule has the due time. Raises QueueCorrupt."""
     try:
-        facts, times = from_json(metadata), from_json(schedule)
-        own = facts["metadata"]
+        envelope, times = from_json(metadata), from_json(schedule)
+        own = envelope["metadata"]
         deferred = own["state"] == "deferred"
         record = Waiting(*own["record"])._replace(
             due_ms=_ms(times["at"]) if deferred else 0, last_ms=_ms(times["last_attempt"])
         )
         key_of = keys.deferred_key if deferred else keys.waiting_key
-        return key_of(own["zone"], message, facts["to"]), record
+        return key_of(own["zone"], message, envelope["to"]), record
     except (ValueError, KeyError, TypeError) as exc:
         raise QueueCorrupt(f"{exc!r}") from exc
 

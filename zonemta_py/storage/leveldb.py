@@ -92,7 +92,7 @@ class LevelDBStore(LevelDBView):
         return self.get(key, checked=False)
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
-        """Build a write batch, on the loop thread: in a thread beside a busy loop it takes 300 times longer."""
+        """Build a write batch, on the loop thread: in a thread, while the loop is busy, it takes 300 times longer."""
         batch = self._db.write_batch(sync=sync)
         put, delete = batch.put, batch.delete
         for key, value in ops:
