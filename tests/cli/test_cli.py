@@ -249,7 +249,7 @@ def test_submit_to_a_sink(folder: Path) -> None:
 
 
 def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) -> None:
-    """The relay as it is run (uvloop): STARTTLS, AUTH, several listeners, facts on stderr."""
+    """The relay as it is run (uvloop): STARTTLS, AUTH, several listeners, events on stderr."""
     from tests.kit.listener import certificate, users_file
 
     cert, key, _ = certificate(folder)

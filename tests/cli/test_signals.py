@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.relay import Stage, staged
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
@@ -40,7 +40,7 @@ class Served:
         return (self.folder / "log").read_text()
 
     async def send(self, recipient: str, data: bytes = b"Subject: s\r\n\r\nb\r\n.\r\n") -> None:
-        async with await Raw.connect(self.port) as client:
+        async with await RawClient.connect(self.port) as client:
             await client.ehlo()
             assert (await client.message(data, recipient)).startswith("250")
 
@@ -101,7 +101,7 @@ async def test_stop_in_the_middle_of_large_mail(folder: Path, grace_s: float) ->
         try:
             await served.send("out@a.example", b"Subject: s\r\n\r\n" + body + b".\r\n")
             await until(lambda: any(c for c in sink.connections), "the delivery to begin")
-            client = await Raw.connect(served.port)
+            client = await RawClient.connect(served.port)
             await client.ehlo()
             assert (await client.envelope("in@a.example")).startswith("354")
             await client.send(b"Subject: s\r\n\r\n" + body[: len(body) // 2])

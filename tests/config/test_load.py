@@ -1,5 +1,7 @@
 """Configurations and the errors of wrong ones."""
 
+import subprocess
+import sys
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -277,3 +279,13 @@ def test_every_old_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
     for prefix, kind in (("listeners.tls", ListenerTls), ("zones.retry", Retry)):
         assert all(f"`{prefix}.{old}`" in page for old in kind.RENAMED)
+
+
+def test_check_names_deprecated_keys(folder: Path) -> None:
+    """On stderr; the configuration is valid."""
+    path = folder / "z.yaml"
+    path.write_text(f"{OLD.partition('zones:')[1]}{OLD.partition('zones:')[2]}")
+    command = [sys.executable, "-m", "zonemta_py", "check", "-c", str(path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout.split(": ")[1].split()[0]) == (0, "ok")
+    assert checked.stderr.count(" is deprecated: use ") == 4

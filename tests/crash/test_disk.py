@@ -9,7 +9,7 @@ from tests.crash.disk import Disk, needs_compiler
 from tests.crash.rounds import Rounds
 from tests.crash.test_crash import assert_nothing_lost
 from tests.kit.deadlines import until
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 
 
 @pytest.mark.crash
@@ -30,7 +30,7 @@ async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -
         disk.fail(call, number)
         await until(lambda: rounds.load.refused, "a refusal")
         assert set(rounds.load.refused) <= {"451 4.3.0"}
-        client = await Raw.connect(rounds.load.port)
+        client = await RawClient.connect(rounds.load.port)
         await client.ehlo()
         assert (await client.command("MAIL FROM:<a@b.example>")).startswith("451 4.3.0")
         client.close()

@@ -6,8 +6,8 @@ import pytest
 
 from tests.crash.poison import VARIABLE
 from tests.kit.deadlines import scaled, until
-from tests.kit.relay import facts, staged
-from tests.kit.smtp_client import Raw
+from tests.kit.relay import logged_events, staged
+from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
@@ -41,7 +41,7 @@ class Case:
     async def submit(self, address: str) -> None:
         """Submit, unless the relay is killed meanwhile."""
         try:
-            async with await Raw.connect(self.port) as client:
+            async with await RawClient.connect(self.port) as client:
                 await client.ehlo()
                 if (await client.message(DATA, address)).startswith("250"):
                     self.accepted.add(address)
@@ -80,5 +80,5 @@ async def test_a_message_that_kills_the_relay(folder: Path) -> None:
         finally:
             case.relay.kill()
     assert case.deaths == 3
-    assert [f["recipient"] for f in facts(folder, "held")] == ["poison@a.example"]
+    assert [f["recipient"] for f in logged_events(folder, "held")] == ["poison@a.example"]
     assert "is held: the relay stopped 3 times" in (folder / "log").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.kit.deadlines import until
-from tests.kit.relay import Stage, empty, facts, ledger, received, relaying, send, staged
+from tests.kit.relay import Stage, empty, ledger, logged_events, received, relaying, send, staged
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import EXTENSIONS, Received, Sink
@@ -164,7 +164,7 @@ async def test_double_and_triple_bounces(folder: Path) -> None:
     assert double.sender == "#@[]"
     assert b"but the bounce bounced!" in double.data
     assert b"--- Below this line is the original bounce." in double.data
-    assert [f["reason"] for f in facts(folder, "discarded")] == ["triple bounce"]
+    assert [f["reason"] for f in logged_events(folder, "discarded")] == ["triple bounce"]
     assert ledger(folder).queued("default") == 0
 
 
@@ -174,7 +174,7 @@ async def test_a_double_bounce_nobody_wants(folder: Path) -> None:
         async with relaying(stage.config()) as relay:
             await send(relay, ["no@a.example"], sender="")
             await empty(relay)
-    assert [(f["reason"], f["recipients"]) for f in facts(folder, "discarded")] == [
+    assert [(f["reason"], f["recipients"]) for f in logged_events(folder, "discarded")] == [
         ("double bounce", [0])
     ]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.listener import users_file
 from tests.kit.queue import everything
-from tests.kit.relay import empty, facts, relaying, send, staged
+from tests.kit.relay import empty, logged_events, relaying, send, staged
 from zonemta_py.queue.format import keys
 
 
@@ -61,7 +61,7 @@ async def test_tls_and_auth(folder: Path, trusted: tuple[Path, Path], password: 
                         "a deferral",
                     )
         if password == "secret":
-            assert facts(folder, "delivered")[0]["tls"] is True
+            assert logged_events(folder, "delivered")[0]["tls"] is True
             assert b"with ESMTPSA" in sink.messages[0].data
         else:
-            assert "535" in facts(folder, "deferred")[0]["reply"]
+            assert "535" in logged_events(folder, "deferred")[0]["reply"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.relay import empty, facts, relaying, send, staged
+from tests.kit.relay import empty, logged_events, relaying, send, staged
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 
@@ -62,7 +62,7 @@ async def test_every_transport(folder: Path) -> None:
     assert octets.startswith(b"Return-Path: <me@sender.example>\nDelivered-To: joe+news@local.example\n")
     assert octets.endswith(b"Subject: x\n\nhello\n")
     assert "hello" in (folder / "piped").read_text()
-    assert {fact["zone"] for fact in facts(folder, "delivered")} == {
+    assert {event["zone"] for event in logged_events(folder, "delivered")} == {
         "local", "program", "nowhere", "function", "default",
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ from tests.hostile.test_submitters import ENDS, OK, SMUGGLED
 from tests.kit.attacks import item
 from tests.kit.deadlines import until
 from tests.kit.relay import staged
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import AuditRequest, CheckRequest
 from zonemta_py.bench.process import CommandProcess, free_port, rss_anon_bytes
@@ -31,7 +31,7 @@ async def _attack(port: int, rng: random.Random, number: int) -> None:
         b"EHLO c\r\nMAIL FROM:<a@x.example>\r\nRCPT TO:<%d@nowhere.invalid>\r\nDATA\r\n" % number + OK,
     ]  # fmt: skip
     for word in words:
-        client = await Raw.connect(port, greeting=False)
+        client = await RawClient.connect(port, greeting=False)
         await client.send(word)
         rng.choice([client.reset, client.close, client.half_close])()
         client.close()

@@ -82,10 +82,10 @@ async def test_receivers(folder: Path, case: str) -> None:
         attacked(folder, zones=ZONES) as victim,
         receiver(victim.stage, "evil.example", handler) as open_now,
     ):
-        fact = await outcome(victim, folder)
-        assert (fact["event"], text in f"{fact['code']} {fact['reply']}") == (fate, True), fact
-        assert not fact["reply"] or fact["reply"].isprintable()
-        assert len(fact["reply"]) <= 1024
+        event = await outcome(victim, folder)
+        assert (event["event"], text in f"{event['code']} {event['reply']}") == (fate, True), event
+        assert not event["reply"] or event["reply"].isprintable()
+        assert len(event["reply"]) <= 1024
         await until(lambda: open_now[0] == 0, "the connection to be closed")
 
 
@@ -114,18 +114,18 @@ async def test_starttls_stripped_or_injected(folder: Path, mode: str) -> None:
     )  # fmt: skip
     zones = {"default": {**ZONES["default"], "tls": mode}}
     async with attacked(folder, zones=zones) as victim, receiver(victim.stage, "evil.example", injected):
-        fact = await outcome(victim, folder)
-        assert fact["event"] == "deferred"
-        assert "stolen" not in fact["reply"]
+        event = await outcome(victim, folder)
+        assert event["event"] == "deferred"
+        assert "stolen" not in event["reply"]
     (folder / "strip").mkdir()
     if mode == "required":
         async with (
             attacked(folder / "strip", zones=zones) as victim,
             receiver(victim.stage, "evil.example", then(OK * 3)),
         ):
-            fact = await outcome(victim, folder / "strip")
-            assert fact["event"] in ("bounced", "deferred")
-            assert "TLS" in fact["reply"]
+            event = await outcome(victim, folder / "strip")
+            assert event["event"] in ("bounced", "deferred")
+            assert "TLS" in event["reply"]
 
 
 @item(8, 23)
@@ -148,8 +148,8 @@ async def test_a_certificate_that_lies(folder: Path) -> None:
 
     zones = {"default": {**ZONES["default"], "tls": "required"}}
     async with attacked(folder, zones=zones) as victim, receiver(victim.stage, "evil.example", handler):
-        fact = await outcome(victim, folder)
-        assert (fact["event"], fact["code"]) == ("deferred", 0)
+        event = await outcome(victim, folder)
+        assert (event["event"], event["code"]) == ("deferred", 0)
 
 
 @item(20)
@@ -212,9 +212,9 @@ async def test_name_servers(folder: Path, records: Any, fate: str, status: str) 
             hosts = {f"h{n}.evil.example": {"A": ["10.0.0.1"]} for n in range(300)}
             hosts["relay.example"] = {"A": ["192.0.2.1"]}
             victim.stage.names.records = {**hosts, "evil.example": records}
-        fact = await outcome(victim, folder)
-        assert fact["event"] == fate or (not fate and fact["event"] in ("deferred", "bounced"))
-        assert fact["status"].startswith(status)
+        event = await outcome(victim, folder)
+        assert event["event"] == fate or (not fate and event["event"] in ("deferred", "bounced"))
+        assert event["status"].startswith(status)
 
 
 @item(24)
@@ -236,10 +236,10 @@ async def test_replies_in_the_log(folder: Path) -> None:
         attacked(folder, zones=ZONES) as victim,
         receiver(victim.stage, "evil.example", then(OK + b"451 4.0.0 " + evil + b"\r\n503 x\r\n")),
     ):
-        fact = await outcome(victim, folder)
-    assert fact["reply"].isprintable()
-    assert '"x"' in fact["reply"]
-    assert json.loads(json.dumps(fact)) == fact
+        event = await outcome(victim, folder)
+    assert event["reply"].isprintable()
+    assert '"x"' in event["reply"]
+    assert json.loads(json.dumps(event)) == event
 
 
 @item(25)
@@ -257,7 +257,11 @@ def test_replies_made_for_slow_patterns() -> None:
 async def test_a_neighbour_does_not_wait_for_a_tarpit(folder: Path) -> None:
     """While every connection to one domain hangs, mail for another flows."""
     zones = {
-        "default": {**ZONES["default"], "timeouts": {"connect": time_limit(30)}, "connections_per_domain": 2}
+        "default": {
+            **ZONES["default"],
+            "timeouts": {"connect": time_limit(30)},
+            "connections_per_domain": 2,
+        }
     }
     async with (
         attacked(folder, zones=zones, shutdown_grace="100ms") as victim,

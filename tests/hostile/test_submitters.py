@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.kit.attacks import attacked, item
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.listener import certificate
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 from zonemta_py.sink.script import Rule, Step
 
 OK = b"Subject: s\r\n\r\nbody\r\n.\r\n"
@@ -120,7 +120,7 @@ async def test_lies_about_size(folder: Path) -> None:
 async def test_pipelining_out_of_turn(folder: Path) -> None:
     """Before the greeting, and across DATA: every reply in order, no command lost."""
     async with attacked(folder) as victim:
-        client = await Raw.connect(victim.port, greeting=False)
+        client = await RawClient.connect(victim.port, greeting=False)
         await client.send(
             b"EHLO c\r\nMAIL FROM:<a@x.example>\r\nRCPT TO:<x@good.example>\r\nDATA\r\n"
             + OK
@@ -135,7 +135,7 @@ async def test_pipelining_out_of_turn(folder: Path) -> None:
 async def test_starttls_injection(folder: Path) -> None:
     """What follows STARTTLS in plain text is not believed; what was said before it is forgotten."""
     cert, key, _ = certificate(folder)
-    tls = {"tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)}}
+    tls = {"tls": {"mode": "starttls", "certificate_file": str(cert), "key_file": str(key)}}
     async with attacked(folder, tls) as victim:
         async with await victim.client() as client:
             await client.send(b"STARTTLS\r\nEHLO evil\r\nMAIL FROM:<evil@x.example>\r\n")
@@ -151,7 +151,10 @@ async def test_starttls_injection(folder: Path) -> None:
 async def test_a_handshake_that_never_happens(folder: Path) -> None:
     """Silence after STARTTLS costs a session for its time and no longer; a stop does not wait for it."""
     cert, key, _ = certificate(folder)
-    tls = {"tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)}, "idle_timeout": time_limit(1)}
+    tls = {
+        "tls": {"mode": "starttls", "certificate_file": str(cert), "key_file": str(key)},
+        "idle_timeout": time_limit(1),
+    }
     async with attacked(folder, tls) as victim:
         clients = [await victim.client() for _ in range(5)]
         for client in clients:
@@ -192,8 +195,10 @@ async def test_floods(folder: Path) -> None:
 @item(11)
 async def test_slow_clients(folder: Path) -> None:
     """One octet at a time in a command, in DATA, or none at all: over when the time is."""
-    async with attacked(folder, {"idle_timeout": time_limit(0.5), "message_timeout": time_limit(1)}) as victim:
-        silent = await Raw.connect(victim.port)
+    async with attacked(
+        folder, {"idle_timeout": time_limit(0.5), "message_timeout": time_limit(1)}
+    ) as victim:
+        silent = await RawClient.connect(victim.port)
         assert (await silent.reply()).startswith("421")
         dripping = await victim.client()
         assert (await dripping.envelope("x@good.example")).startswith("354")
@@ -215,7 +220,7 @@ async def test_too_many_connections(folder: Path) -> None:
     async with attacked(folder, {"max_sessions": 5}) as victim:
         clients = [await victim.client() for _ in range(5)]
         for _ in range(20):
-            late = await Raw.connect(victim.port, greeting=False)
+            late = await RawClient.connect(victim.port, greeting=False)
             assert (await late.reply()).startswith("421")
             assert await late.ended()
             late.close()
@@ -237,7 +242,7 @@ async def test_too_many_connections(folder: Path) -> None:
 async def test_other_protocols(folder: Path, words: bytes) -> None:
     """They are cut off before anything in them is taken for a command."""
     async with attacked(folder) as victim:
-        client = await Raw.connect(victim.port)
+        client = await RawClient.connect(victim.port)
         await client.send(words)
         replies = [await client.reply() for _ in range(3)]
         assert any(reply[:1] in "45" for reply in replies)
@@ -381,7 +386,7 @@ async def test_leaving_at_every_step(folder: Path) -> None:
     async with attacked(folder) as victim:
         rng = random.Random(22)
         for at in sorted(rng.sample(range(len(words)), 40)):
-            client = await Raw.connect(victim.port)
+            client = await RawClient.connect(victim.port)
             await client.send(words[:at])
             rng.choice([client.reset, client.close, client.half_close])()
             client.close()
@@ -411,7 +416,7 @@ async def test_input_made_for_slow_patterns(folder: Path) -> None:
 async def test_nothing_gets_into_the_log(folder: Path) -> None:
     """EHLO names, users and addresses with line ends or escapes do not reach a header or a log as such."""
     async with attacked(folder) as victim:
-        client = await Raw.connect(victim.port)
+        client = await RawClient.connect(victim.port)
         assert (await client.command("EHLO evil\x1b[31m\rX-Evil: 1")).startswith(("250", "501"))
         await client.ehlo()
         assert (await client.message(OK, "x@good.example")).startswith("250")
@@ -441,7 +446,7 @@ async def test_passwords_in_the_clear(folder: Path) -> None:
 
     cert, key, _ = certificate(folder)
     listener = {
-        "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
+        "tls": {"mode": "starttls", "certificate_file": str(cert), "key_file": str(key)},
         "auth": {"users_file": str(users_file(folder))},
     }
     async with attacked(folder, listener) as victim, await victim.client() as client:
@@ -482,7 +487,7 @@ def test_any_octets_at_all(pieces: list[bytes]) -> None:
     async def attack() -> None:
         with tempfile.TemporaryDirectory() as name:
             async with attacked(Path(name), {"idle_timeout": time_limit(2)}) as victim:
-                client = await Raw.connect(victim.port)
+                client = await RawClient.connect(victim.port)
                 for piece in pieces:
                     await client.send(piece)
                 client.half_close()

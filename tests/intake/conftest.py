@@ -1,4 +1,4 @@
-"""Sessions must not notice where their queue is."""
+"""Sessions behave the same wherever their queue is."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,9 @@ import pytest
 from tests.kit import listener as kit
 
 
-@pytest.fixture(autouse=True, params=["direct", "linked"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Once with the queue at hand, once over a receiver's link."""
+@pytest.fixture(params=["direct", "linked"])
+def queue_client(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test with the queue in this process, and over the link of a receiver process."""
     kit.way = request.param
     yield
     kit.way = "direct"

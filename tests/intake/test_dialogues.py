@@ -1,4 +1,4 @@
-"""SMTP dialogues as text files, played against a live listener.
+"""SMTP dialogues as text files, played against a running listener.
 
 C: what the client sends (CRLF is added; C! sends without it, with Python escapes)
 S: what the relay answers: a prefix of the line
@@ -14,19 +14,21 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import scaled, until
-from tests.kit.listener import In, listening
+from tests.kit.listener import ListenerUnderTest, listening
 from zonemta_py.queue.format import keys
 
-FOLDER = Path(__file__).parents[1] / "dialogues"
+pytestmark = pytest.mark.usefixtures("queue_client")
+
+DIALOGUES = Path(__file__).parents[1] / "dialogues"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda p: p.stem)
-async def test_dialogue(path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("path", sorted(DIALOGUES.glob("*.txt")), ids=lambda p: p.stem)
+async def test_dialogue(path: Path, tmp_path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     extra = "\n".join(
         f"    {line.split(':', 1)[1].strip()}" for line in lines if line.startswith("# listener:")
     )
-    async with listening(folder, extra) as relay:
+    async with listening(tmp_path, extra) as relay:
         reader, writer = await asyncio.open_connection(*relay.address)
         for number, line in enumerate(lines, 1):
             where = f"{path.name}:{number}: {line}"
@@ -48,6 +50,6 @@ async def test_dialogue(path: Path, folder: Path) -> None:
         assert relay.listener.context.queue.failure is None
 
 
-def _holds(relay: In, messages: int) -> bool:
+def _holds(relay: ListenerUnderTest, messages: int) -> bool:
     found = relay.queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING))
     return len({keys.parse_recipient(key)[1] for key in found}) == messages

@@ -1,4 +1,4 @@
-"""Listeners behind a load balancer: the client is who the PROXY header names."""
+"""Listeners behind a load balancer: the PROXY header names the client."""
 
 import asyncio
 from pathlib import Path
@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import scaled
-from tests.kit.listener import In, listening
+from tests.kit.listener import ListenerUnderTest, listening
 from tests.smtp.test_proxy import of, second
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("queue_client")
 
 BEHIND = "    proxies: [127.0.0.0/8]\n    trusted_networks: [192.0.2.0/24, 127.0.0.0/8]"
 MAIL = b"EHLO c.example\r\nMAIL FROM:<a@b.example>\r\nRCPT TO:<c@d.example>\r\nDATA\r\n"
 
 
-async def dialogue(relay: In, *pieces: bytes) -> bytes:
-    """What it answers to ``pieces``, each in a segment of its own, and then the end."""
+async def dialogue(relay: ListenerUnderTest, *pieces: bytes) -> bytes:
+    """The replies to ``pieces``, each sent in its own segment, until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", relay.address.port)
     for piece in pieces:
         writer.write(piece)
@@ -29,9 +31,9 @@ async def dialogue(relay: In, *pieces: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_the_client_is_who_the_proxy_names(folder: Path, version: int) -> None:
-    """Nothing is said before the header is whole; then trust and Received are the client's."""
-    async with listening(folder, BEHIND) as relay:
+async def test_the_client_is_who_the_proxy_names(tmp_path: Path, version: int) -> None:
+    """No greeting before the header is complete; trust and Received are about the client."""
+    async with listening(tmp_path, BEHIND) as relay:
         header = of("192.0.2.7", version)
         said = await dialogue(relay, header[:9], header[9:20], header[20:] + MAIL, b"Subject: x\r\n\r\nhi\r\n.\r\nQUIT\r\n")  # fmt: skip
         assert said.startswith(b"220 ")
@@ -41,27 +43,27 @@ async def test_the_client_is_who_the_proxy_names(folder: Path, version: int) -> 
         assert b"\r\n530 " in said, "the proxy is trusted, its client is not"
 
 
-async def test_a_proxy_that_speaks_for_itself(folder: Path) -> None:
+async def test_a_proxy_without_a_client(tmp_path: Path) -> None:
     """A health check: the proxy's own address counts."""
-    async with listening(folder, BEHIND) as relay:
+    async with listening(tmp_path, BEHIND) as relay:
         said = await dialogue(relay, second(0x20, 0, b"") + MAIL + b".\r\n")
         assert b"354 " in said
 
 
-@pytest.mark.parametrize("octets", [MAIL, b"PROXY TCP4 x y 1 2\r\n", b"\r\n\r\n\0\r\nQUIT\nxxxx"])
-async def test_no_header(folder: Path, octets: bytes) -> None:
-    async with listening(folder, BEHIND) as relay:
-        assert await dialogue(relay, octets) == b"421 4.7.0 This is not the PROXY protocol\r\n"
+@pytest.mark.parametrize("data", [MAIL, b"PROXY TCP4 x y 1 2\r\n", b"\r\n\r\n\0\r\nQUIT\nxxxx"])
+async def test_no_header(tmp_path: Path, data: bytes) -> None:
+    async with listening(tmp_path, BEHIND) as relay:
+        assert await dialogue(relay, data) == b"421 4.7.0 This is not the PROXY protocol\r\n"
 
 
-async def test_a_header_from_somebody_else(folder: Path) -> None:
-    """Who is no proxy cannot be anybody else."""
-    async with listening(folder) as relay:
+async def test_a_header_from_a_client(tmp_path: Path) -> None:
+    """A client that is not a proxy cannot take another address."""
+    async with listening(tmp_path) as relay:
         said = await dialogue(relay, of("192.0.2.7", 1) + MAIL)
         assert said.endswith(b"421 4.7.0 This is not SMTP\r\n")
 
 
 def test_not_before_tls(tmp_path: Path) -> None:
-    text = "listeners: [{tls: {mode: implicit, certificate: c, key: k}, proxies: [10.0.0.0/8]}]"
+    text = "listeners: [{tls: {mode: implicit, certificate_file: c, key_file: k}, proxies: [10.0.0.0/8]}]"
     with pytest.raises(ConfigError, match="proxies: do not work with"):
         parse_config(text, tmp_path / "z.yaml")

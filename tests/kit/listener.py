@@ -51,7 +51,7 @@ def users_file(folder: Path) -> Path:
     return path
 
 
-class In:
+class ListenerUnderTest:
     """The listener, its queue and its address."""
 
     def __init__(self, queue: Queue, listener: Listener, address: HostPort) -> None:
@@ -66,24 +66,26 @@ def make_config(folder: Path, listener: str = "", rest: str = "") -> Config:
 
 
 @asynccontextmanager
-async def listening(folder: Path, listener: str = "", rest: str = "") -> AsyncIterator[In]:
+async def listening(
+    folder: Path, listener: str = "", rest: str = ""
+) -> AsyncIterator[ListenerUnderTest]:
     """A listener as ``make_config`` says."""
     config = make_config(folder, listener, rest)
     config = replace(config, queue=replace(config.queue, directory=folder, min_free_disk=1))
     async with opened(folder / "queue", clock.now_ms) as queue:
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
-        async with door_to(queue) as door:
+        async with queue_client_for(queue) as door:
             intake = Intake(door, [sockets])
             await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners
             try:
-                yield In(queue, made, made.context.settings.address)
+                yield ListenerUnderTest(queue, made, made.context.settings.address)
             finally:
                 await intake.drain(0)
 
 
 @asynccontextmanager
-async def door_to(queue: Queue) -> AsyncIterator[QueueClient]:
+async def queue_client_for(queue: Queue) -> AsyncIterator[QueueClient]:
     """The queue itself, or what a receiver's process has of it, with a real link between."""
     if way == "direct":
         yield queue
@@ -112,7 +114,7 @@ class Receiver(ReceiverChild):
         pass
 
 
-def settings_of(which: In, **changes: Any) -> None:
+def settings_of(which: ListenerUnderTest, **changes: Any) -> None:
     """Change settings under a running listener."""
     context = which.listener.context
     context.settings = replace(context.settings, **changes)

@@ -166,7 +166,7 @@ def problems(store: Store) -> list[str]:
 
 
 def events(store: Store) -> list[dict[str, object]]:
-    """The facts in the outbox, in order."""
+    """The events in the outbox, in order."""
     from zonemta_py.core.codec import from_json
 
     return [

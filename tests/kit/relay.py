@@ -25,8 +25,8 @@ from zonemta_py.sink.server import Received, Sink
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 
 
-ARRANGEMENT = "ZONEMTA_TEST_PROCESSES"  # "receivers/senders": the suites run in every one
-RECEIVERS, SENDERS = map(int, os.environ.get(ARRANGEMENT, "0/0").split("/"))
+PROCESS_COUNTS = "ZONEMTA_TEST_PROCESSES"  # "receivers/senders": the suites run in every one
+RECEIVERS, SENDERS = map(int, os.environ.get(PROCESS_COUNTS, "0/0").split("/"))
 
 
 class Stage:
@@ -136,8 +136,8 @@ def ledger(folder: Path) -> RecipientHistory:
     return read_history(folder / "events")
 
 
-def facts(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Every fact of that name in the event log of a stopped relay."""
+def logged_events(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Every event of that name in the event log of a stopped relay."""
     records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
     return [record for record in records if record["event"] == name]
 

@@ -8,7 +8,7 @@ from tests.kit.deadlines import scaled
 REPLY_S = 20.0
 
 
-class Raw:
+class RawClient:
     """A connection to a listener. Use it as an async context manager, or close it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -16,7 +16,7 @@ class Raw:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, port: int, *, greeting: bool = True) -> "Raw":
+    async def connect(cls, port: int, *, greeting: bool = True) -> "RawClient":
         client = cls(*await asyncio.open_connection("127.0.0.1", port))
         if greeting:
             assert (await client.reply()).startswith("220")
@@ -79,7 +79,7 @@ class Raw:
     def close(self) -> None:
         self._writer.close()
 
-    async def __aenter__(self) -> "Raw":
+    async def __aenter__(self) -> "RawClient":
         return self
 
     async def __aexit__(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.process_counts import run_arranged
+from tests.kit.process_counts import run_with_processes
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -10,5 +10,5 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 async def test_everything_in_several_processes(request: pytest.FixtureRequest) -> None:
     """What holds in one process holds in every arrangement."""
     suite = ("pytest", "-q", "-p", "no:cacheprovider", "tests/end_to_end")
-    code, out = await run_arranged(request.config.rootpath, *suite)
+    code, out = await run_with_processes(request.config.rootpath, *suite)
     assert code == 0, out.decode()[-5000:]

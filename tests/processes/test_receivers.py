@@ -48,8 +48,8 @@ async def test_mail_through_both(folder: Path) -> None:
             b"\r\n..", b"\r\n."
         )
         accepted = logged_events(folder, "accepted")
-        assert len({fact["message"] for fact in accepted}) == 41
-        workers = {int(fact["message"][12:18], 16) >> 17 for fact in accepted}
+        assert len({event["message"] for event in accepted}) == 41
+        workers = {int(event["message"][12:18], 16) >> 17 for event in accepted}
         assert workers == {1, 2}, "both issued some"
         account = ledger(folder)
         assert account.total("delivered") == account.total("accepted") == 41
@@ -201,7 +201,9 @@ async def until_sessions(relay: Relay, least: int, most: int) -> None:
     await eventually(so_many, f"{least} to {most} sessions")
 
 
-async def test_a_failed_write_is_reported_and_final(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_write_is_reported_and_final(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be written is refused at the dot; from then on at MAIL."""
     async with staged(folder) as stage, relaying(stage.config(processes={"receivers": 1})) as relay:
         client = await client_of(relay)

@@ -65,7 +65,7 @@ async def test_a_killed_sender(folder: Path) -> None:
             await until(lambda: len(pids(relay)) == 2, "both senders to be there again")
             assert sound(relay)
         repeated = {r for r, times in sink.tally.by_recipient.items() if times > 1}
-        uncertain = {fact["recipient"] for fact in logged_events(folder, "uncertain")}
+        uncertain = {event["recipient"] for event in logged_events(folder, "uncertain")}
         assert repeated <= uncertain
         account = ledger(folder)
         assert account.total("delivered") == account.total("accepted") == 60
@@ -130,7 +130,7 @@ async def test_a_message_that_kills_its_sender(
             await send(relay, ["b@a.example"])
             await until(lambda: "b@a.example" in sink.tally.by_recipient, "the other message")
             await until(lambda: not facts_in(relay, keys.WAITING), "its end")
-        assert [fact["recipient"] for fact in logged_events(folder, "held")] == ["a@a.example"]
+        assert [event["recipient"] for event in logged_events(folder, "held")] == ["a@a.example"]
         assert len(logged_events(folder, "uncertain")) == poison_after
 
 
@@ -145,7 +145,9 @@ async def test_reload_and_unreachable_hosts_reach_every_process(folder: Path) ->
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay._delivery.senders is not None
             relay._delivery.senders.share_status(protocol.HostStatus("127.0.9.9", 0.5))
-            assert [row["ip"] for row in relay._delivery.unreachable.rows(monotonic_s())] == ["127.0.9.9"]
+            assert [row["ip"] for row in relay._delivery.unreachable.rows(monotonic_s())] == [
+                "127.0.9.9"
+            ]
             assert relay._delivery.unreachable.clear() == 1
             sink = await stage.receiver("b.example")
             relay.reload(lambda: stage.config(processes=TWO, zones={"default": {"tls": "off"}}))

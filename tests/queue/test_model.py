@@ -207,10 +207,10 @@ class QueueMachine(RuleBasedStateMachine):
         try:
             self.runner.run(drain())
             left = everything(self.queue.store)
-            facts = events(self.queue.store)
+            found = events(self.queue.store)
             self.runner.run(self.queue.close())
             assert left == []
-            finals = [e for e in facts if e["event"] in ("delivered", "bounced", "expired", "deleted")]
+            finals = [e for e in found if e["event"] in ("delivered", "bounced", "expired", "deleted")]
             identities = {(e["message"], e["index"]) for e in finals}
             assert len(finals) == len(identities) == self.accepted
         finally:

@@ -220,8 +220,8 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
         await settle(queue, held, OutcomeKind.BOUNCED, report=report)
         assert queue.commits.groups == before + 1
         assert problems(queue.store) == []
-        facts = [(e["event"], e["message"]) for e in events(queue.store)]
-        assert facts[1:] == [("bounced", held.active.id), ("accepted", report.message)]
+        found = [(e["event"], e["message"]) for e in events(queue.store)]
+        assert found[1:] == [("bounced", held.active.id), ("accepted", report.message)]
         waiting = lease(queue, "sender.example")
         assert waiting.active.meta.report_for == held.active.id
         assert sum(map(len, queue.body(waiting.active))) == 70_000

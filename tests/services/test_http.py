@@ -209,11 +209,11 @@ async def test_a_key_makes_a_repeat_harmless(folder: Path) -> None:
             async with client.post("/mail", data=TEXT, headers=headers) as answer:
                 replies.append(answer.headers["X-Smtp-Reply"])
         assert replies[0] == replies[1]
-        await until(lambda: len(outbox_lines(relay)) == 0)
+        await until(lambda: len(message_keys(relay)) == 0)
     assert len(logged_events(folder, "accepted")) == 1
 
 
-def outbox_lines(relay: Relay) -> list[bytes]:
+def message_keys(relay: Relay) -> list[bytes]:
     return [key for key in everything(relay.queue.store) if key.startswith(b"message/")]
 
 
