@@ -1,7 +1,7 @@
-"""Submission keys: what a client's retry after a lost 250 already has here.
+"""Submission keys: what was accepted of a message that a client submits again after a lost 250.
 
-``submitted/DIGEST`` is committed in the message's own batch. A key is under way from the moment a
-session takes it until that batch is on disk or given up, so two repeats at once cannot both be new.
+``submitted/DIGEST`` is committed in the message's own batch. A key is held from ``acquire``
+until that batch is on disk or the session gives up, so that of two repeats at once only one is new.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Encoded content on its way into the queue, for ``queue.kannader``."""
+"""Writes encoded content into the queue, for ``queue.kannader``."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _HERE = Origin("", "", "", "", "")
 
 
 class Enqueuer:
-    """Encoded content on its way in."""
+    """The content of one message, and its destinations at ``commit``."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -27,11 +27,11 @@ class Enqueuer:
         self._splitter = HeaderSplitter()
 
     async def write(self, data: bytes) -> None:
-        """The next octets of the encoded content."""
+        """Append encoded content. Raises QueueUnavailable."""
         body = self._splitter.feed(self._decoder.feed(data))
-        await self._keep(body)
+        await self._write(body)
 
-    async def _keep(self, body: bytes) -> None:
+    async def _write(self, body: bytes) -> None:
         if body:
             written = self._writer.write(body)
             if written is not None:
@@ -40,13 +40,16 @@ class Enqueuer:
     async def commit(
         self, destinations: Sequence[tuple[MailMetadata, ScheduleInfo]]
     ) -> list[QueuedMail]:
-        """Publish one mail a destination, in this order, all or none. The content must have ended."""
+        """Enqueue one item for each destination, in order, all or none. The content must have ended.
+
+        Raises ValueError, QueueUnavailable.
+        """
         if not self._decoder.done:
             raise ValueError("the content does not end with CRLF . CRLF")
-        await self._keep(self._splitter.finish())
+        await self._write(self._splitter.finish())
         senders = {metadata.from_ for metadata, _ in destinations}
         if len(senders) != 1 or len({(m.to, m.zone) for m, _ in destinations}) != len(destinations):
-            raise ValueError("one content has one sender, and each destination once")
+            raise ValueError("one content has one sender, and each destination occurs once")
         new = NewMessage(
             sender=senders.pop() or "",
             header=self._splitter.header,
@@ -71,7 +74,7 @@ class Enqueuer:
         ]
 
     async def abort(self) -> None:
-        """Leave nothing."""
+        """Remove what was written."""
         batch = self._queue.abort(self._writer)
         if batch is not None:
             await batch

@@ -1,4 +1,4 @@
-"""What the storage of ``queue.kannader`` hands out, and how it maps to the queue's records."""
+"""The items of ``queue.kannader``, and how they map to the queue's records."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 @dataclass(frozen=True, slots=True)
 class MailMetadata:
-    """``from_`` is None for the null sender; ``zone`` is what Kannader leaves to its user."""
+    """``from_`` is None for the null sender; ``zone``: Kannader leaves such data to its user."""
 
     from_: str | None
     to: str
@@ -20,19 +20,19 @@ class MailMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """When to try next, and when it was tried last. Times are aware."""
+    """The times of the next and of the last attempt, with time zone."""
 
     at: datetime
     last_attempt: datetime | None = None
 
     def last_interval(self) -> timedelta | None:
-        """From the last attempt to the next."""
+        """The time from the last attempt to the next."""
         return self.at - self.last_attempt if self.last_attempt else None
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedMail:
-    """A mail that waits. ``id`` stays the same for life."""
+    """A queued item. ``id`` never changes."""
 
     id: str
     schedule: ScheduleInfo
@@ -42,7 +42,7 @@ class QueuedMail:
 
 @dataclass(frozen=True, slots=True)
 class InflightMail:
-    """A lease. ``epoch`` (boot, number) tells it from every other lease of the same mail."""
+    """A lease. ``epoch`` (boot, number) identifies the lease among those of the same item."""
 
     id: str
     zone: str
@@ -52,26 +52,26 @@ class InflightMail:
 
 @dataclass(frozen=True, slots=True)
 class PendingCleanupMail:
-    """A mail that is done with; its content may still be there."""
+    """An ended item; its content may still be on disk."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """An item that cannot be read; the others are listed all the same."""
+    """An item that cannot be read."""
 
     error: Exception
     id: str | None
 
 
 def id_of(message: str, index: int) -> str:
-    """The id of one mail."""
+    """The id of one item."""
     return f"{message}.{index}"
 
 
 def recipient_at(key: bytes, record: Waiting) -> QueuedRecipient:
-    """The queue's word for a mail."""
+    """The recipient at ``key``."""
     zone, message, address = keys.parse_recipient(key)
     return QueuedRecipient(key, zone, message, address, record)
 

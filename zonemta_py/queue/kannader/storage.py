@@ -1,12 +1,12 @@
-"""Kannader's storage contract as a view over the queue: one mail and one recipient is one item.
+"""Kannader's storage functions as a view of the queue: one message and one recipient is one item.
 
-Content is SMTP-encoded here (dots doubled, ``CRLF . CRLF`` at the end) and raw below. Every function
-succeeds, or raises QueueUnavailable with the handle as good as before, so the caller may try again;
-``None`` means the item has vanished: somebody else took it, or it is gone. An ``InflightMail`` is a
-lease with an epoch: a stale holder can neither finish nor cancel somebody else's.
+Content is SMTP-encoded here (dots doubled, ``CRLF . CRLF`` at the end) and raw in the queue. A function
+succeeds, or raises QueueUnavailable and leaves the handle valid, so that the caller can try again; ``None``
+means that the item is gone or held by another caller. An ``InflightMail`` is a lease with an epoch: the
+holder of a stale one can neither finish nor cancel the lease of another.
 
-Use it on a queue whose own delivery does not run, before or instead of ``Queue.recover``: what an
-earlier life left in flight or half removed is listed, and the caller decides.
+Use it on a queue without delivery of its own, before or instead of ``Queue.recover``: items that an earlier
+boot left in flight or partly removed are listed, and the caller decides.
 
 Source: kannader, smtp-queue/src/lib.rs (trait Storage).
 """
@@ -54,18 +54,18 @@ class Storage:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._store = queue.store
-        self._busy: set[str] = set()  # a transition of these ids is on its way to disk
+        self._busy: set[str] = set()  # a transition of these items is being written
         self._flying: dict[str, tuple[int, int]] = {}
-        self._clean: set[str] = set()  # done with, and not yet cleaned up
+        self._clean: set[str] = set()  # ended, and not yet cleaned up
         for key, value in self._store.scan(keys.INFLIGHT, keys.end_of(keys.INFLIGHT)):
             record, number = read_inflight(value), int(key.rpartition(b"/")[2])
             for index in record.indexes:
                 self._flying[id_of(keys.owner_of(key), index)] = (record.boot, number)
 
-    # ---- what is there
+    # ---- listing
 
     async def list_queue(self) -> AsyncIterator[QueuedMail | Damaged]:
-        """Everything that waits and is not in flight."""
+        """All queued items that are not in flight."""
         for space in (keys.WAITING, keys.DEFERRED):
             for key, value in self._store.scan(space, keys.end_of(space)):
                 zone, message, address = keys.parse_recipient(key)
@@ -83,34 +83,34 @@ class Storage:
                     )
 
     async def find_inflight(self) -> AsyncIterator[InflightMail]:
-        """Every lease, those of an earlier life included."""
+        """All leases, also those of an earlier boot."""
         for mail, epoch in list(self._flying.items()):
-            place = self._place(mail)
-            if place is not None:
-                zone, _, address = keys.parse_recipient(place[0])
+            found = self._find(mail)
+            if found is not None:
+                zone, _, address = keys.parse_recipient(found[0])
                 yield InflightMail(mail, zone, address, epoch)
 
     async def find_pending_cleanup(self) -> AsyncIterator[PendingCleanupMail]:
-        """Everything that is done with and not cleaned up, an earlier life's included."""
+        """All items that ended and were not cleaned up, also those of an earlier boot."""
         on_disk = {keys.owner_of(k) for k in self._store.keys(keys.CLEANUP, keys.end_of(keys.CLEANUP))}
         named = {mail.partition(".")[0] for mail in self._clean}
         for mail in sorted(self._clean | {id_of(message, 0) for message in on_disk - named}):
             yield PendingCleanupMail(mail)
 
-    # ---- in
+    # ---- enqueue
 
     def enqueue(self) -> Enqueuer:
-        """Takes encoded content; nothing is visible until its ``commit``."""
+        """A writer for encoded content; nothing is visible until its ``commit``."""
         return Enqueuer(self._queue)
 
     # ---- transitions
 
     async def reschedule(self, mail: QueuedMail, schedule: ScheduleInfo) -> QueuedMail | None:
-        """Another time for a mail that waits; returns it with its new schedule."""
-        place = self._take(mail.id)
-        if place is None:
+        """Change the schedule of a queued item; returns the changed item."""
+        found = self._take(mail.id)
+        if found is None:
             return None
-        key, record = place
+        key, record = found
         batch = WriteBatch()
         now = record._replace(
             version=FORMAT, due_ms=max(1, to_ms(schedule.at)), last_ms=to_ms(schedule.last_attempt)
@@ -122,7 +122,7 @@ class Storage:
         batch.put(keys.deferred_key(mail.zone, message, mail.address), pack(now))
         due = keys.due_key(now.due_ms, mail.zone, message)
         batch.put(due, b"")
-        self._queue.deferral.expect(due)  # nobody may retire it before it is there
+        self._queue.deferral.expect(due)  # it must not be deleted before it is written
         try:
             await self._write(mail.id, batch)
         finally:
@@ -130,11 +130,11 @@ class Storage:
         return replace(mail, schedule=schedule)
 
     async def send_start(self, mail: QueuedMail) -> InflightMail | None:
-        """Lease a mail that waits."""
-        place = self._take(mail.id)
-        if place is None:
+        """Lease a queued item."""
+        found = self._take(mail.id)
+        if found is None:
             return None
-        key, record = place
+        key, record = found
         number, batch = self._queue.next_transaction(), WriteBatch()
         transitions.start(
             batch,
@@ -149,7 +149,7 @@ class Storage:
         return InflightMail(mail.id, mail.zone, mail.address, epoch)
 
     async def read_inflight(self, mail: InflightMail) -> tuple[MailMetadata, AsyncIterator[bytes]]:
-        """Envelope and encoded content; may be repeated. Raises QueueCorrupt when it cannot be read."""
+        """Envelope and encoded content; may be called again. Raises QueueCorrupt."""
         message = mail.id.partition(".")[0]
         meta, mark = read_message(self._store, message)
 
@@ -163,11 +163,11 @@ class Storage:
         return MailMetadata(meta.sender or None, mail.address, mail.zone), content()
 
     async def send_done(self, mail: InflightMail) -> PendingCleanupMail | None:
-        """The mail was sent."""
-        place = self._leased(mail)
-        if place is None:
+        """The item was sent."""
+        found = self._leased(mail)
+        if found is None:
             return None
-        key, record = place
+        key, record = found
         message, batch = keys.parse_recipient(key)[1], WriteBatch()
         meta, _ = read_message(self._store, message)
         outcome = Outcome(recipient_at(key, record), OutcomeKind.DELIVERED, _SENT)
@@ -176,11 +176,11 @@ class Storage:
         return await self._done(mail.id, batch, key, record)
 
     async def send_cancel(self, mail: InflightMail) -> QueuedMail | None:
-        """Give the lease back; the schedule is what it was."""
-        place = self._leased(mail)
-        if place is None:
+        """Release the lease; the schedule is unchanged."""
+        found = self._leased(mail)
+        if found is None:
             return None
-        key, record = place
+        key, record = found
         message, batch = keys.parse_recipient(key)[1], WriteBatch()
         batch.delete(keys.inflight_key(message, mail.epoch[1]))
         await self._write(mail.id, batch)
@@ -188,18 +188,18 @@ class Storage:
         return QueuedMail(mail.id, schedule_of(message, record), mail.zone, mail.address)
 
     async def drop(self, mail: QueuedMail) -> PendingCleanupMail | None:
-        """Give a mail up without sending it."""
-        place = self._take(mail.id)
-        if place is None:
+        """Remove a queued item without sending it."""
+        found = self._take(mail.id)
+        if found is None:
             return None
-        key, record = place
+        key, record = found
         batch = WriteBatch()
         meta, _ = read_message(self._store, keys.parse_recipient(key)[1])
         transitions.delete(batch, meta, key, record, clock.now_ms())
         return await self._done(mail.id, batch, key, record)
 
     async def cleanup(self, mail: PendingCleanupMail) -> bool:
-        """Remove what is left; with the last mail of a message its content. False: already gone."""
+        """Clean up an ended item; with the last item of a message, its content. False: already gone."""
         message = mail.id.partition(".")[0]
         here = mail.id in self._clean
         self._clean.discard(mail.id)
@@ -210,10 +210,10 @@ class Storage:
             await self._queue.cleanup.remove_chunks(message)
         return True
 
-    # ---- inside
+    # ---- internal
 
-    def _place(self, mail: str) -> tuple[bytes, Waiting] | None:
-        """Where a recipient is, and its record."""
+    def _find(self, mail: str) -> tuple[bytes, Waiting] | None:
+        """The key and the record of a recipient."""
         message, _, index = mail.partition(".")
         value = self._store.get(keys.meta_key(message))
         for zone in read_meta(value).zones if value else ():
@@ -226,22 +226,22 @@ class Storage:
         return None
 
     def _take(self, mail: str) -> tuple[bytes, Waiting] | None:
-        """A mail that waits and that nobody is at; it is ours until ``_write`` is over."""
+        """A queued item without a transition under way; it is reserved until ``_write`` ends."""
         if mail in self._busy or mail in self._flying:
             return None
-        place = self._place(mail)
-        if place is not None:
+        found = self._find(mail)
+        if found is not None:
             self._busy.add(mail)
-        return place
+        return found
 
     def _leased(self, mail: InflightMail) -> tuple[bytes, Waiting] | None:
-        """A mail whose lease is ``mail``'s own."""
+        """The item of a lease that is still valid; it is reserved until ``_write`` ends."""
         if mail.id in self._busy or self._flying.get(mail.id) != mail.epoch:
             return None
-        place = self._place(mail.id)
-        if place is not None:
+        found = self._find(mail.id)
+        if found is not None:
             self._busy.add(mail.id)
-        return place
+        return found
 
     async def _write(self, mail: str, batch: WriteBatch) -> None:
         try:
@@ -258,7 +258,7 @@ class Storage:
         active = self._queue.acquire_message(message)
         active.remaining -= 1
         if active.remaining == 0:
-            # Two chunks or not: what is left is for ``cleanup`` to remove, also after a crash.
+            # As if it had several chunks: ``cleanup`` removes the content, also after a crash.
             transitions.last(batch, message, max(active.mark.chunks, 2), active.notes)
         try:
             await self._write(mail, batch)
