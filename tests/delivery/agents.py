@@ -1,0 +1,60 @@
+"""An agent that follows a script instead of connecting, and the results it gives."""
+
+from collections.abc import Callable
+
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+
+DELIVERED = Attempt("dot", 250, "2.0.0", "ok", mx="mx.a.example")
+DEFERRED = Attempt("rcpt", 451, "4.7.1", "later", mx="mx.a.example")
+REFUSED = Attempt("rcpt", 550, "5.1.1", "no such user", mx="mx.a.example")
+NO_SESSION = Attempt("connect", 0, "4.4.1", "connection timed out")
+NO_DOMAIN = Attempt("connect", 0, "5.1.2", "the domain does not exist")
+
+Answer = Callable[[DeliveryRequest], DeliveryResult | Exception]
+
+
+def all_delivered(request: DeliveryRequest) -> DeliveryResult:
+    return DeliveryResult([DELIVERED] * len(request.recipients))
+
+
+def no_session(request: DeliveryRequest) -> DeliveryResult:
+    return DeliveryResult([NO_SESSION] * len(request.recipients), NO_SESSION)
+
+
+class ScriptedAgent:
+    """Answers a request with the next of ``answers``; the last one repeats.
+
+    It opens a session, reads the body and waits for the start, as an agent does, unless the answer is
+    that no session could be opened.
+    """
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers or (all_delivered,))
+        self.requests: list[DeliveryRequest] = []
+        self.bodies: list[bytes] = []
+        self.closed = False
+
+    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+        self.requests.append(request)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        result = answer(request)
+        if isinstance(result, DeliveryResult) and result.failure is not None:
+            return result
+        context.session_opened()
+        self.bodies.append(await read(context))
+        await context.started
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def read(context: RequestContext) -> bytes:
+    """The whole body."""
+    body = context.body()
+    if isinstance(body, bytes):
+        return body
+    return b"".join([chunk async for chunk in body])

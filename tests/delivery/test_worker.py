@@ -1,0 +1,228 @@
+"""One lease on a real queue: the request that is made of it, and the settle that follows a result."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.delivery.agents import (
+    DEFERRED,
+    DELIVERED,
+    NO_DOMAIN,
+    NO_SESSION,
+    REFUSED,
+    ScriptedAgent,
+    no_session,
+)
+from tests.kit.queue import HEADER, ORIGIN, accept, events, everything, lease, opened, write
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.units import Seconds
+from zonemta_py.config.zones import Retry, Zone
+from zonemta_py.core import clock
+from zonemta_py.core.errors import AgentLost, QueueCorrupt
+from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.worker import SUSPEND_S, LeaseContext, LeaseResult, Worker
+from zonemta_py.queue.accept import NewMessage, NewRecipient
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
+from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
+from zonemta_py.queue.queue import Queue
+from zonemta_py.routing import make_router
+from zonemta_py.schedule.scheduler import Destination
+from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
+from zonemta_py.transports.pipelining import DsnOptions
+
+ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=0))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def queue(folder: Path) -> AsyncIterator[Queue]:
+    async with opened(folder, clock.now_ms, store="memory") as queue:
+        yield queue
+
+
+def worker_of(queue: Queue, zone: Zone = ZONE) -> Worker:
+    config = parse_config("hostname: relay.example\n", Path("z.yaml"))
+    return Worker(DeliveryContext(queue, config, "relay.example", make_router(config)), zone)
+
+
+async def deliver(
+    queue: Queue,
+    held: Lease,
+    agent: ScriptedAgent,
+    zone: Zone = ZONE,
+    destination: Destination | None = None,
+) -> LeaseResult:
+    destination = destination or Destination("a.example")
+    before = destination.working
+    result = await worker_of(queue, zone).deliver(held, (3, 2), destination, agent)
+    await result.settled
+    assert destination.working == before, "the session is not counted any more"
+    return result
+
+
+def addresses(queue: Queue, space: bytes) -> list[str]:
+    return [parse_recipient(key)[2] for key in queue.store.keys(space, end_of(space))]
+
+
+def names(queue: Queue) -> list[object]:
+    return [event["event"] for event in events(queue.store)]
+
+
+# ---- the request
+
+
+async def test_the_request_of_a_lease(queue: Queue) -> None:
+    message = await accept(queue, "x@a.example", "y@a.example", body=b"hello\r\n")
+    agent = ScriptedAgent()
+    await deliver(queue, lease(queue, "a.example"), agent)
+    [request] = agent.requests
+    assert request == DeliveryRequest(
+        "a.example", message, "a.example", "s@sender.example", ["x@a.example", "y@a.example"],
+        HEADER, len(HEADER) + 2 + 7, False, False, None, (3, 2),
+    )  # fmt: skip
+    assert agent.bodies == [b"hello\r\n"]
+
+
+async def test_verp_is_one_recipient_at_a_time(queue: Queue) -> None:
+    await accept(queue, "x@a.example", "y@a.example", sender="list-@sender.example-@[]")
+    agent = ScriptedAgent()
+    await deliver(queue, lease(queue, "a.example"), agent)
+    assert addresses(queue, WAITING) == ["y@a.example"]
+    await deliver(queue, lease(queue, "a.example"), agent)
+    assert [(request.sender, request.recipients) for request in agent.requests] == [
+        ("list-x=a.example@sender.example", ["x@a.example"]),
+        ("list-y=a.example@sender.example", ["y@a.example"]),
+    ]
+    await accept(queue, "x@a.example")
+    await deliver(queue, lease(queue, "a.example"), agent, replace(ZONE, sender_verp=True))
+    assert agent.requests[2].sender == "s+x=a.example@sender.example"
+
+
+async def test_dsn_parameters_are_passed_on(queue: Queue) -> None:
+    recipients = [
+        NewRecipient("x@a.example", "a.example", "default", SUCCESS | FAILURE, "rfc822;x@old.example"),
+        NewRecipient("y@a.example", "a.example", "default"),
+    ]
+    writer = queue.open_message()
+    await write(writer, b"body\r\n")
+    new = NewMessage(
+        "s@sender.example", HEADER, recipients, ORIGIN, "<id@here>", ret="HDRS", envid="abc"
+    )
+    await queue.accept(writer, new)
+    agent = ScriptedAgent()
+    await deliver(queue, lease(queue, "a.example"), agent)
+    assert agent.requests[0].dsn == DsnOptions(
+        " RET=HDRS ENVID=abc", [" NOTIFY=SUCCESS,FAILURE ORCPT=rfc822;x@old.example", ""]
+    )
+
+
+# ---- the settle
+
+
+async def test_delivered(queue: Queue) -> None:
+    await accept(queue, "x@a.example")
+    result = await deliver(queue, lease(queue, "a.example"), ScriptedAgent())
+    assert (result.failure, result.at_connection_limit) == (None, False)
+    assert everything(queue.store) == []
+    assert names(queue) == ["accepted", "delivered"]
+
+
+async def test_every_recipient_has_its_own_outcome(queue: Queue) -> None:
+    """Delivered, deferred, bounced with a report, and one without an attempt, which goes back."""
+    held = [f"{name}@a.example" for name in ("delivered", "deferred", "refused", "untried")]
+    await accept(queue, *held)
+    agent = ScriptedAgent(lambda request: DeliveryResult([DELIVERED, DEFERRED, REFUSED, None]))
+    await deliver(queue, lease(queue, "a.example"), agent)
+    assert sorted(addresses(queue, WAITING)) == ["s@sender.example", "untried@a.example"]
+    assert addresses(queue, DEFERRED_KEYS) == ["deferred@a.example"]
+    assert names(queue)[-1] == "accepted", "the report"
+    [again] = lease(queue, "a.example").recipients
+    assert (again.address, again.record.attempts) == ("untried@a.example", 0)
+
+
+async def test_no_session(queue: Queue) -> None:
+    """The recipients are deferred, and the failure is returned so that the destination is suspended."""
+    await accept(queue, "x@a.example")
+    result = await deliver(queue, lease(queue, "a.example"), ScriptedAgent(no_session))
+    assert result.failure == NO_SESSION
+    assert addresses(queue, DEFERRED_KEYS) == ["x@a.example"]
+
+
+async def test_no_session_ever(queue: Queue) -> None:
+    """A domain that does not exist bounces, and is not suspended."""
+    await accept(queue, "x@a.example")
+    agent = ScriptedAgent(lambda request: DeliveryResult([NO_DOMAIN], NO_DOMAIN, permanent=True))
+    result = await deliver(queue, lease(queue, "a.example"), agent)
+    assert result.failure is None
+    assert "bounced" in names(queue)
+
+
+@pytest.mark.parametrize(("working", "has_idle"), [(1, False), (0, True)])
+async def test_at_the_connection_limit(queue: Queue, working: int, has_idle: bool) -> None:
+    """Other sessions show that the destination is reachable: the lease is released without an attempt."""
+    await accept(queue, "x@a.example")
+    destination = Destination("a.example")
+    destination.working = working
+    agent = ScriptedAgent(lambda request: DeliveryResult([NO_SESSION], NO_SESSION, has_idle=has_idle))
+    result = await deliver(queue, lease(queue, "a.example"), agent, destination=destination)
+    assert result.at_connection_limit
+    assert result.failure is None
+    [again] = lease(queue, "a.example").recipients
+    assert again.record.attempts == 0
+    assert names(queue) == ["accepted"]
+
+
+@pytest.mark.parametrize("uncertain", [False, True])
+async def test_a_lost_agent(queue: Queue, uncertain: bool) -> None:
+    """The recipients are ready again; those that may have been delivered are recorded."""
+    await accept(queue, "x@a.example")
+    agent = ScriptedAgent(lambda request: AgentLost("sender 0 ended", uncertain=uncertain))
+    result = await deliver(queue, lease(queue, "a.example"), agent)
+    assert result.failure is None
+    [again] = lease(queue, "a.example").recipients
+    assert again.record.uncertain == int(uncertain)
+    assert names(queue) == ["accepted", "uncertain"] if uncertain else ["accepted"]
+
+
+async def test_after_a_defect(queue: Queue) -> None:
+    await accept(queue, "x@a.example")
+    await (await worker_of(queue).defer_after_defect(lease(queue, "a.example")))
+    assert addresses(queue, DEFERRED_KEYS) == ["x@a.example"]
+    assert events(queue.store)[-1]["status"] == "4.3.0"
+
+
+async def test_how_long_a_failing_destination_is_suspended(queue: Queue) -> None:
+    """As long as a message waits after its first failure."""
+    assert worker_of(queue).first_delay_s() == 600
+    never = replace(ZONE.retry, give_up_after=Seconds(0))
+    assert worker_of(queue, replace(ZONE, retry=never)).first_delay_s() == SUSPEND_S
+
+
+# ---- the body
+
+
+async def test_bodies(folder: Path) -> None:
+    """Small ones whole, large ones in chunks, whether the entry is in memory or read again."""
+    for cache in (1 << 20, 0):
+        async with opened(folder / str(cache), clock.now_ms, store="memory", cache=cache) as queue:
+            for body in (b"", b"small\r\n", b"x" * 300_000):
+                await accept(queue, "x@a.example", body=body)
+                held = lease(queue, "a.example")
+                context = LeaseContext(queue, held, Destination("a.example"))
+                found = context.body()
+                assert isinstance(found, bytes) == (len(body) < 65_536)
+                agent = ScriptedAgent()
+                await deliver(queue, held, agent)
+                assert agent.bodies == [body]
+
+
+async def test_a_damaged_body(queue: Queue) -> None:
+    await accept(queue, "x@a.example", body=b"x" * 100_000)
+    held = lease(queue, "a.example")
+    held.active.body = None
+    held.active.mark = held.active.mark._replace(crc=held.active.mark.crc ^ 1)
+    with pytest.raises(QueueCorrupt):
+        await deliver(queue, held, ScriptedAgent())

@@ -1,0 +1,324 @@
+"""The workers of a zone on a real queue: the decision after a delivery, and what each one leads to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.delivery.agents import (
+    DELIVERED,
+    NO_SESSION,
+    Answer,
+    ScriptedAgent,
+    all_delivered,
+    no_session,
+)
+from tests.kit.deadlines import until
+from tests.kit.queue import accept, events, everything, opened
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.units import Rate, Seconds
+from zonemta_py.config.zones import Retry, Zone
+from zonemta_py.core import clock
+from zonemta_py.delivery import zone_workers
+from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.delivery.worker import LeaseResult
+from zonemta_py.delivery.zone_workers import Next, ZoneWorkers, decide_next, is_expired
+from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.format.keys import DEFERRED, SPILL, WAITING, chunk_key, end_of, mark_key
+from zonemta_py.queue.queue import Queue
+from zonemta_py.routing import make_router
+from zonemta_py.storage.interface import Store
+
+ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=0))  # type: ignore[arg-type]
+
+
+# ---- the decision
+
+
+@pytest.mark.parametrize(
+    ("result", "suspended", "expected"),
+    [
+        (LeaseResult(CommitFuture()), False, Next.CONTINUE),
+        (LeaseResult(CommitFuture()), True, Next.RESUME),
+        (LeaseResult(CommitFuture(), NO_SESSION), False, Next.SUSPEND),
+        (LeaseResult(CommitFuture(), NO_SESSION), True, Next.SUSPEND),
+        (LeaseResult(CommitFuture(), at_connection_limit=True), False, Next.LEARN_LIMIT),
+        (LeaseResult(CommitFuture(), at_connection_limit=True), True, Next.LEARN_LIMIT),
+    ],
+)
+def test_what_follows_a_delivery(result: LeaseResult, suspended: bool, expected: Next) -> None:
+    assert decide_next(result, suspended=suspended) is expected
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**9))
+def test_expiry_by_age(created_ms: int, age_ms: int) -> None:
+    """A message expires when it is as old as ``give_up_after``."""
+    assert is_expired(created_ms, created_ms + age_ms, age_ms / 1000 + 1) is False
+    assert is_expired(created_ms, created_ms + age_ms, age_ms // 1000) is True
+
+
+# ---- the workers
+
+
+class Stage:
+    """A queue, the workers of its zone, and the agents that they made."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = answers
+        self.agents: list[ScriptedAgent] = []
+        self.listening = True
+        self.queue: Queue
+        self.workers: ZoneWorkers
+
+    def make_agent(self, name: str, zone: Zone) -> ScriptedAgent:
+        self.agents.append(ScriptedAgent(*self.answers))
+        return self.agents[-1]
+
+    def on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
+        if self.listening:
+            self.workers.ready(destination, low_volume=low_volume)
+
+    @contextmanager
+    def before_the_workers(self) -> Iterator[None]:
+        """The workers learn of the mail that is accepted here at the end."""
+        self.listening = False
+        yield
+        self.listening = True
+        self.workers.ready_all()
+
+    @property
+    def delivered(self) -> list[str]:
+        return [address for request in self.agents[-1].requests for address in request.recipients]
+
+    def count(self, space: bytes) -> int:
+        return len(list(self.queue.store.keys(space, end_of(space))))
+
+    async def idle(self) -> None:
+        await until(lambda: self.workers.scheduler.active == 0, "the end of every worker")
+
+
+@asynccontextmanager
+async def staged(
+    folder: Path, *answers: Answer, zone: Zone = ZONE, make_agent: Any = None, **options: Any
+) -> AsyncIterator[Stage]:
+    stage = Stage(*answers)
+    config = parse_config("hostname: relay.example\n", folder / "z.yaml")
+    async with opened(folder, clock.now_ms, store="memory", on_ready=stage.on_ready, **options) as queue:
+        stage.queue = queue
+        context = DeliveryContext(queue, config, "relay.example", make_router(config))
+        stage.workers = ZoneWorkers("default", zone, context, make_agent or stage.make_agent)
+        try:
+            yield stage
+        finally:
+            await stage.workers.close(1)
+
+
+async def test_all_mail_is_delivered_and_the_workers_end(folder: Path) -> None:
+    async with staged(folder) as stage:
+        for number in range(50):
+            await accept(stage.queue, f"{number}@a.example", f"{number}@b.example")
+        await until(lambda: everything(stage.queue.store) == [], "an empty queue")
+        await stage.idle()
+        assert len(stage.delivered) == len(set(stage.delivered)) == 100
+
+
+async def test_idle_limits_leave_room_for_the_workers(folder: Path) -> None:
+    """Open sessions, in use or idle, stay within the connections of zone and destination."""
+    zone = replace(ZONE, connections=5, connections_per_domain=2)
+    async with staged(folder, zone=zone) as stage:
+        await accept(stage.queue, "x@a.example")
+        await until(lambda: stage.delivered, "the delivery")
+        assert stage.agents[0].requests[0].idle_limits == (4, 1)
+
+
+async def test_a_destination_without_sessions_is_suspended(folder: Path) -> None:
+    """One attempt; other mail for it waits on disk, unattempted, until an operator or the time resumes it."""
+    zone = replace(ZONE, connections_per_domain=1)
+    async with staged(folder, no_session, no_session, all_delivered, zone=zone) as stage:
+        with stage.before_the_workers():
+            for number in range(5):
+                await accept(stage.queue, f"{number}@a.example")
+        await until(lambda: stage.count(DEFERRED) == 1, "the first failure")
+        await stage.idle()
+        assert stage.count(WAITING) == 4
+        assert stage.workers.describe("a.example").endswith("connection timed out")
+        assert stage.workers.describe("b.example") == ""
+        assert len(stage.agents[0].requests) == 1
+        stage.workers.probe("b.example")
+        assert len(stage.agents[0].requests) == 1
+        stage.workers.probe(None)
+        await until(lambda: stage.count(DEFERRED) == 2, "the failure of the probe")
+        await stage.idle()
+        assert len(stage.agents[0].requests) == 2, "one probe, by one worker"
+        stage.workers.probe("a.example")
+        await until(lambda: stage.count(WAITING) == 0, "the delivery after the third probe")
+        assert stage.workers.describe("a.example") == ""
+
+
+async def test_the_end_of_a_suspension(folder: Path) -> None:
+    """By itself, after the first delay of the retry policy."""
+    zone = replace(ZONE, retry=replace(ZONE.retry, delays=(Seconds(0.2),)))
+    async with staged(folder, no_session, all_delivered, zone=zone) as stage:
+        with stage.before_the_workers():
+            await accept(stage.queue, "x@a.example")
+            await accept(stage.queue, "y@a.example")
+        await until(lambda: everything(stage.queue.store) == [], "the delivery of both")
+        assert stage.workers.describe("a.example") == ""
+
+
+async def test_old_mail_of_a_suspended_destination_expires(folder: Path) -> None:
+    """A probe that fails expires the old mail on disk with its failure, without an attempt for each."""
+    retry = replace(ZONE.retry, give_up_after=Seconds(0))
+    zone = replace(ZONE, retry=retry, connections_per_domain=1)
+    async with staged(folder, no_session, zone=zone) as stage:
+        with stage.before_the_workers():
+            for number in range(6):
+                await accept(stage.queue, f"{number}@a.example", sender="")
+        await stage.idle()
+        assert stage.count(WAITING) == 5, "those in the window are spilled first"
+        await until(lambda: stage.count(SPILL) == 5, "the spill of the others")
+        stage.workers.probe("a.example")
+        await until(lambda: everything(stage.queue.store) == [], "the end of all")
+        names = [event["event"] for event in events(stage.queue.store)]
+        assert names.count("expired") == 6
+        assert len(stage.agents[0].requests) == 2
+
+
+async def test_a_connection_limit_is_learned(folder: Path) -> None:
+    """The mail stays, and the destination gets as many sessions as it accepted."""
+
+    def full(request: DeliveryRequest) -> DeliveryResult:
+        return DeliveryResult([NO_SESSION], NO_SESSION, has_idle=True)
+
+    async with staged(folder, full, all_delivered) as stage:
+        await accept(stage.queue, "x@a.example")
+        await until(lambda: everything(stage.queue.store) == [], "the delivery")
+        assert [event["event"] for event in events(stage.queue.store)] == ["accepted", "delivered"]
+        assert len(stage.agents[0].requests) == 2
+
+
+async def test_a_defect_in_an_agent_defers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with staged(folder, lambda request: ValueError("a defect"), all_delivered) as stage:
+        await accept(stage.queue, "x@a.example")
+        await until(lambda: stage.count(DEFERRED) == 1, "the deferral")
+        await accept(stage.queue, "y@a.example")
+        await until(lambda: stage.delivered[-1] == "y@a.example", "the next message")
+        assert "an internal error in the delivery of" in caplog.text
+
+
+def delete(store: Store, key: bytes) -> None:
+    store.write(store.batch([(key, None)], sync=False))
+
+
+async def test_an_unreadable_message_does_not_stop_the_others(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with staged(folder, cache=0) as stage:
+        with stage.before_the_workers():
+            damaged = await accept(stage.queue, "x@a.example")
+            await accept(stage.queue, "y@a.example")
+            delete(stage.queue.store, mark_key(damaged))
+        await until(lambda: stage.delivered == ["y@a.example"], "the other message")
+        await stage.idle()
+        assert f"not delivered: {damaged}" in caplog.text
+        assert stage.count(WAITING) == 1
+
+
+async def test_a_damaged_body_is_deferred(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with staged(folder, cache=0) as stage:
+        with stage.before_the_workers():
+            damaged = await accept(stage.queue, "x@a.example", body=b"x" * 200_000)
+            delete(stage.queue.store, chunk_key(damaged, 2))
+        await until(lambda: stage.count(DEFERRED) == 1, "the deferral")
+
+
+async def test_a_reload_replaces_the_agent(folder: Path) -> None:
+    async with staged(folder) as stage:
+        await accept(stage.queue, "x@a.example")
+        await until(lambda: stage.delivered, "the first delivery")
+        await stage.idle()
+        stage.workers.configure(replace(ZONE, connections=7))
+        assert [agent.closed for agent in stage.agents] == [True, False]
+        await accept(stage.queue, "y@a.example")
+        await until(lambda: stage.delivered == ["y@a.example"], "the delivery by the new agent")
+        assert stage.agents[1].requests[0].idle_limits[0] == 6
+
+
+async def test_the_rate_of_a_zone(folder: Path) -> None:
+    """The burst at once, the other messages later, by a timer."""
+    zone = replace(ZONE, rate=Rate(20, 1.0))
+    async with staged(folder, zone=zone) as stage:
+        began_s = clock.monotonic_s()
+        for number in range(8):
+            await accept(stage.queue, f"{number}@a.example")
+        await until(lambda: len(stage.delivered) == 8, "all messages")
+        assert clock.monotonic_s() - began_s > 0.2
+
+
+class HangingAgent:
+    """Waits until it is cancelled."""
+
+    def __init__(self, name: str, zone: Zone) -> None:
+        self.started = asyncio.Event()
+        self.closed = False
+
+    async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
+        context.session_opened()
+        self.started.set()
+        await asyncio.Event().wait()
+        return DeliveryResult([DELIVERED])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_closing_cancels_what_exceeds_the_grace(folder: Path) -> None:
+    async with staged(folder, make_agent=HangingAgent) as stage:
+        await accept(stage.queue, "x@a.example")
+        agent = stage.workers._agent
+        assert isinstance(agent, HangingAgent)
+        async with asyncio.timeout(30):
+            await agent.started.wait()
+            await stage.workers.close(0.05)
+        assert agent.closed
+        assert stage.count(WAITING) == 1
+
+
+async def test_an_unwritable_queue_stops_the_workers(folder: Path) -> None:
+    """Nothing can be settled, so nothing may be sent."""
+    async with staged(folder) as stage:
+        with stage.before_the_workers():
+            await accept(stage.queue, "x@a.example")
+            await stage.queue.commits.close()
+        await stage.idle()
+        stage.workers.ready_all()
+        assert len(stage.agents[0].requests) == 1
+        assert stage.workers.scheduler.active == 0
+
+
+async def test_a_defect_in_a_worker_starts_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zone_workers, "DEFECT_PAUSE_S", 0.01)
+    failures = 2
+
+    def failing(*args: Any, **options: Any) -> bool:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise ValueError("a defect")
+        return False
+
+    async with staged(folder) as stage:
+        monkeypatch.setattr(stage.workers.scheduler, "should_yield", failing)
+        for number in range(4):
+            await accept(stage.queue, f"{number}@a.example")
+        await until(lambda: everything(stage.queue.store) == [], "the delivery of all")
+        assert caplog.text.count("failed; another follows") == 2
