@@ -230,7 +230,7 @@ class FilesystemStore(MemoryStore):
                     yield from self._load_recipient(path)
                 except (OSError, QueueCorrupt) as exc:
                     self.damaged.append(f"{message}.{path.name}")
-                    # An unreadable note stands for the recipient, so that the message does not end without it.
+                    # An unreadable note in its place: the message must not end without it.
                     yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
                     log.critical("%s cannot be read, its files stay: %s", path, exc)
         for marker, name in MARKERS.items():

@@ -37,7 +37,7 @@ class Store(View, Protocol):
     """An open store. Opening raises QueueLocked when another process has it open."""
 
     def frozen(self) -> AbstractContextManager[View]:
-        """A consistent view, for reads that must agree with each other. Writes may wait until it is closed."""
+        """A consistent view, for reads that must agree. Writes may wait until it is closed."""
 
     async def fetch_chunk(self, key: bytes) -> bytes | None:
         """Return the value of a chunk's key, or None, without blocking the calling loop.

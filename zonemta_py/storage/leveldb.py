@@ -65,10 +65,10 @@ class LevelDBStore(LevelDBView):
             self._db: Any = _leveldb.DB(
                 str(directory),
                 create_if_missing=True,
-                paranoid_checks=True,  # a damaged log is an error; without it, its records would be skipped silently
+                paranoid_checks=True,  # a damaged log is an error, not a silent loss of records
                 write_buffer_size=WRITE_BUFFER_BYTES,
                 lru_cache_size=CACHE_BYTES,
-                compression=None,  # a third of the CPU of large mail, for data that stay for seconds (decision 6)
+                compression=None,  # a third of the CPU of large mail (decision 6)
             )
         except _leveldb.IOError as exc:
             if "lock" in str(exc).lower() and "permission" not in str(exc).lower():
@@ -92,7 +92,7 @@ class LevelDBStore(LevelDBView):
         return self.get(key, checked=False)
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
-        """Build a write batch, on the loop thread: in a thread, while the loop is busy, it takes 300 times longer."""
+        """Build a write batch, on the loop thread: in another one it takes 300 times longer."""
         batch = self._db.write_batch(sync=sync)
         put, delete = batch.put, batch.delete
         for key, value in ops:

@@ -27,7 +27,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Awaitable[T]) -> T:
-        """Return the result of ``work``, blocking. Raises LocalError, also when the thread is closed meanwhile."""
+        """Return the result of ``work``, blocking. Raises LocalError, also when closed meanwhile."""
         return self._submit(work).result()
 
     async def wait(self, work: Awaitable[T]) -> T:

@@ -6,8 +6,8 @@ or writes there while the lease lasts; a write by a relay that has lost it is re
 
 import logging
 import socket
-import time
 from pathlib import Path
+from threading import Event
 from typing import Protocol
 
 from zonemta_py.config.schema import SharedStorageSettings
@@ -54,14 +54,14 @@ def open_own_or_standby(storage: SharedStorage, settings: SharedStorageSettings)
     A lease held by a dead process of this machine is waited for: its mail and its submission keys are in
     that partition. Raises QueueLocked when every name is in use, LocalError when the server fails.
     """
-    name = partition_name(settings)
+    name, pause = partition_name(settings), Event()
     for _ in range(int((settings.lease + SLACK_S) / RETRY_S)):
         try:
             return storage.open(name)
         except QueueLocked as exc:
             if not _is_dead(exc.holder):
                 break
-            time.sleep(RETRY_S)
+            pause.wait(RETRY_S)
     for number in range(1, NAMES_MAX):
         chosen = name if number == 1 else f"{name}-{number}"
         try:
