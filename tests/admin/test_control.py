@@ -91,7 +91,7 @@ async def test_arguments_are_optional(folder: Path) -> None:
     ],
 )
 async def test_a_request_that_is_not_valid(folder: Path, line: bytes, text: str) -> None:
-    """The answer is an error that says why, and the server goes on."""
+    """The answer is an error that says why, and the server answers the next request."""
     (row,) = await raw(folder, line)
     assert text in row["error"]
     assert await asked(folder, SummaryRequest()) == []

@@ -70,7 +70,7 @@ async def test_audit_of_a_sound_relay(folder: Path) -> None:
 
 
 async def test_audit_while_mail_flows(folder: Path) -> None:
-    """One moment of the queue and the log up to it agree, whatever happens meanwhile."""
+    """A snapshot of the queue agrees with the log up to its moment, while mail is accepted and delivered."""
     async with staged(folder) as stage:
         await stage.receiver("a.example")
         async with relaying(stage.config()) as relay:
@@ -126,8 +126,8 @@ async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None
     )
     result = await go(folder, "queue", "repair", "--json")
     assert result.exit_code == 0, result.output
-    *told, total = rows(result)
-    assert {(r["what"], r["message"]) for r in told} == {
+    *reported, total = rows(result)
+    assert {(r["what"], r["message"]) for r in reported} == {
         ("restored", one), ("removed", two), ("removed", three), ("removed", four),
     }  # fmt: skip
     assert total["lost"] == 0
@@ -140,8 +140,8 @@ async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None
     assert again[:-1] == []
 
 
-async def test_a_damaged_body_is_lost_and_said_so(folder: Path) -> None:
-    """Never delivered in part; the fact and the report name its recipients; the others go on."""
+async def test_a_damaged_body_is_reported_as_lost(folder: Path) -> None:
+    """Never delivered in part; the event and the report name its recipients; other mail is delivered."""
     async with staged(folder) as stage:
         await fill(stage)
         hit, *others = ids(folder)
@@ -180,7 +180,7 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
             data[at] ^= 0x10
         table.write_bytes(data)
     result = await go(folder, "queue", "repair", "--json")
-    *told, total = rows(result)
+    *reported, total = rows(result)
     assert result.exit_code == (1 if total["lost"] else 0), result.output
     store = LevelDBStore(database)
     assert problems(store) == []
@@ -189,7 +189,7 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
     assert audit.exit_code == 0, audit.output
     summary = rows(audit)[0]
     assert summary["queued"] == 12 - int(str(summary["lost"]))
-    assert summary["lost"] == total["lost"] == sum(r["what"] == "lost" for r in told)
+    assert summary["lost"] == total["lost"] == sum(r["what"] == "lost" for r in reported)
 
 
 async def test_repair_keeps_holds_and_the_reports_that_are_owed(folder: Path) -> None:
@@ -216,8 +216,8 @@ async def test_repair_keeps_holds_and_the_reports_that_are_owed(folder: Path) ->
             (keys.deferred_key("default", second, "later2@a.example"), None),
         )
         result = await go(folder, "queue", "repair", "--json")
-        told = {(r.get("what"), r.get("message")) for r in rows(result)}
-        assert {("restored", first), ("restored", second)} <= told, result.output
+        reported = {(r.get("what"), r.get("message")) for r in rows(result)}
+        assert {("restored", first), ("restored", second)} <= reported, result.output
         listed = rows(await go(folder, "queue", "list", "--json"))
         assert {(r["message"], r["state"]) for r in listed} == {(first, "deferred"), (second, "held")}
         change(folder, (keys.deferred_key("default", first, "later1@a.example"), None))

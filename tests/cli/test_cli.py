@@ -48,7 +48,7 @@ def _config(folder: Path, sink_port: int = 9, **extra: str) -> Path:
 
 
 def _fill(directory: Path) -> None:
-    """A queue with a message for two."""
+    """A queue with a message to two recipients."""
 
     async def fill() -> None:
         async with opened(directory, clock.now_ms, store="leveldb") as queue:
@@ -58,7 +58,7 @@ def _fill(directory: Path) -> None:
 
 
 def test_a_queue_moves(folder: Path) -> None:
-    """From LevelDB to files, by two commands; the message is there."""
+    """From LevelDB to the filesystem store, with export and import."""
     old, new, file = folder / "old.yaml", folder / "new.yaml", folder / "queue.export"
     for path, store in ((old, "leveldb"), (new, "filesystem")):
         path.write_text(
@@ -78,7 +78,7 @@ def test_a_queue_moves(folder: Path) -> None:
 
 
 def test_a_relay_that_takes_no_mail(folder: Path) -> None:
-    """A program may have one; a daemon without a listener is a mistake."""
+    """Allowed in a program, an error in ``serve``."""
     path = folder / "z.yaml"
     path.write_text("listeners: []\n")
     assert zonemta("check", "-c", str(path)).returncode == 0
@@ -116,7 +116,7 @@ def test_password() -> None:
 
 
 def test_serve_signals_and_the_queue_tools(folder: Path) -> None:
-    """ready, 111 for the second, SIGHUP, the tools beside it and after it, SIGTERM with 0."""
+    """ready, 111 for a second relay, SIGHUP, the queue commands with and without the relay, SIGTERM with 0."""
     config = _config(folder, free_port())
     relay = CommandProcess(["serve", "-c", str(config)], folder / "log")
     try:

@@ -10,7 +10,7 @@ from zonemta_py.core.codec import from_json
 
 
 def test_records(folder: Path) -> None:
-    """One line a key; long texts in parts of 255."""
+    """One line per key; long texts in parts of 255 bytes."""
     write_key(folder / "r.pem")
     write_key(folder / "e.pem", "ed25519")
     (folder / "z.yaml").write_text(

@@ -64,7 +64,7 @@ async def test_alarm_makes_everything_due(folder: Path) -> None:
 
 
 async def test_hangup_with_an_unreadable_configuration(folder: Path) -> None:
-    """Nothing changes, the log says why, mail flows."""
+    """Nothing changes, the log says why, and mail is delivered."""
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         served = Served(folder, stage)
@@ -92,7 +92,7 @@ async def test_hangup_with_an_unreadable_configuration(folder: Path) -> None:
 
 @pytest.mark.parametrize("grace_s", [20.0, 0.1])
 async def test_stop_in_the_middle_of_large_mail(folder: Path, grace_s: float) -> None:
-    """20 MB on their way in and on their way out: finished within the grace, or whole after the next start."""
+    """20 MB being received and 20 MB being sent: finished within the grace period, or complete after the next start."""
     body = LARGE * (20_000_000 // len(LARGE))
     slow = Rule(Step.DOT, recipient="out@*", stall_s=1.5, times=1)
     async with staged(folder) as stage:

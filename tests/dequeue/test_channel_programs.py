@@ -81,7 +81,7 @@ async def test_unfinished_messages_are_deferred_01(folder: Path) -> None:
 
 
 async def test_messages_of_a_routine_that_raises_are_deferred_02(folder: Path) -> None:
-    """An exception defers its message; the same thread goes on with the others."""
+    """An exception defers its message; the same thread processes the others."""
     seen: list[SimpleNamespace] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -135,8 +135,8 @@ async def test_each_recipient_is_returned_once_04(folder: Path) -> None:
         first = message.next_recipient()
         assert first == message.recipient
         assert first is not None
-        rest = [recipient.address for recipient in message.recipients()]
-        assert [first.address, *rest] == ["a@x.example", "b@x.example", "c@y.example"]
+        others = [recipient.address for recipient in message.recipients()]
+        assert [first.address, *others] == ["a@x.example", "b@x.example", "c@y.example"]
         assert message.next_recipient() is None
         assert message.next_recipient() is None
         await message.finish(Disposition.DELIVERED)
@@ -364,7 +364,7 @@ async def test_limits_of_threads_13(folder: Path, threads: int, per_thread: int)
             most = max(most, running)
             if running == threads:
                 full.set()
-        assert full.wait(scaled(30)), "never so many at once"
+        assert full.wait(scaled(30)), "the limit was never reached"
         message.thread.owner = getattr(message.thread, "owner", threading.get_ident())
         assert message.thread.owner == threading.get_ident()
         with lock:

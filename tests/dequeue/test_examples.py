@@ -55,7 +55,7 @@ async def test_simple(folder: Path) -> None:
 
 
 async def test_batch_smtp(folder: Path) -> None:
-    """Each message once, in one of the files, stuffed; senders who asked hear that it left the world of reports."""
+    """Each message once, in one of the files, dot-stuffed; a requested report says relayed."""
     queue = await filled(folder, 9, SUCCESS)
     (folder / "out").mkdir()
     program("bsmtp", queue, "list", folder / "out")
@@ -67,13 +67,13 @@ async def test_batch_smtp(folder: Path) -> None:
         assert whole.count(b"RCPT TO:<u%d@b.example>" % number) == 1
     assert whole.count(b"\n..stuffed\n.\n") == 9
     async with Queue(queue) as opened:
-        told = await reports(opened)
-        assert [about["Action"] for about in per_recipient(told[0])] == ["relayed", "relayed"]
-        assert len(told) == 9
+        found = await reports(opened)
+        assert [about["Action"] for about in per_recipient(found[0])] == ["relayed", "relayed"]
+        assert len(found) == 9
 
 
 async def test_batch_smtp_that_cannot_be_written(folder: Path) -> None:
-    """Nothing is lost: the first message is deferred, the rest is not touched."""
+    """Nothing is lost: the first message is deferred, the others are not changed."""
     queue = await filled(folder, 30)
     program("bsmtp", queue, "list", folder / "nowhere")
     async with Queue(queue) as opened:
@@ -83,7 +83,7 @@ async def test_batch_smtp_that_cannot_be_written(folder: Path) -> None:
 
 
 async def test_rot13(folder: Path) -> None:
-    """The body is turned, header and envelope are what they were."""
+    """The body is encoded; header and envelope do not change."""
     queue = await filled(folder, 2, SUCCESS)
     program("rot13", queue, "list", "out")
     seen: list[bytes] = []
@@ -103,7 +103,7 @@ async def test_rot13(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_content_filter(folder: Path) -> None:
-    """Good letters arrive, the bad one comes back to its sender."""
+    """Good messages are delivered, the bad one is reported to its sender."""
     assert program("content_filter", folder) == "3 messages checked\n"
     assert sorted(path.name for path in (folder / "mail" / "there.example").iterdir()) == [
         "goodbye",

@@ -1,4 +1,4 @@
-"""Whatever a program does, its messages are delivered, deferred, or waiting: no lease stays."""
+"""Failures of programs: every message is then delivered, deferred or waiting, and no lease is left."""
 
 import asyncio
 import sys
@@ -44,7 +44,7 @@ def broken(recipient: object, attempts: int) -> float:
 
 @pytest.mark.parametrize("backoff", [broken, lambda recipient, attempts: float("inf")])
 async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None:
-    """What was deferred comes again in five minutes; what was delivered is delivered."""
+    """Deferred recipients are tried again after five minutes; delivered ones are not."""
 
     async def routine(message: AsyncMessage) -> None:
         for recipient in message.recipients():
@@ -75,7 +75,7 @@ async def test_a_reason_that_is_an_exception(folder: Path) -> None:
 
 
 async def test_a_mixed_end_that_is_cut_off(folder: Path) -> None:
-    """A time limit falls into the copying of the body: all are deferred, nothing of the copy stays."""
+    """Cancelled while the body is copied: every recipient is deferred, and nothing of the copy is left."""
 
     async def routine(message: AsyncMessage) -> None:
         recipients = list(message.recipients())
@@ -107,7 +107,7 @@ async def test_a_damaged_body_in_a_mixed_end(folder: Path) -> None:
 
 
 async def test_cancelled_before_the_routine(folder: Path) -> None:
-    """Nobody was called with the message: it waits, untried."""
+    """The routine was not called: the message waits, and no attempt is counted."""
     async with opened(folder) as queue:
         await put(queue)
         task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.sleep(100)))
@@ -140,7 +140,7 @@ async def test_a_routine_that_exits(folder: Path) -> None:
 
 
 async def test_a_routine_that_hangs(folder: Path) -> None:
-    """The call comes back after its time; the queue closes; the next start finds the message."""
+    """The call returns after its time limit; the queue closes; the next start finds the message."""
     go_on = threading.Event()
 
     def routine(message: Message) -> None:
@@ -156,7 +156,7 @@ async def test_a_routine_that_hangs(folder: Path) -> None:
 
 
 async def test_a_relay_that_stops(folder: Path) -> None:
-    """Routines at work have the grace of the shutdown; no message is begun any more."""
+    """Running routines have the grace period of the shutdown; no further one is started."""
     begun, go_on = asyncio.Event(), asyncio.Event()
     ended: list[str] = []
 
@@ -183,7 +183,7 @@ async def test_a_relay_that_stops(folder: Path) -> None:
 
 
 async def test_another_thread_from_the_first_call_on(folder: Path) -> None:
-    """Who gets the message from its routine may not even be the first to use it."""
+    """Another thread may not use the message, even before its own thread does."""
     caught: list[BaseException] = []
 
     def routine(message: Message) -> None:
@@ -205,7 +205,7 @@ async def test_another_thread_from_the_first_call_on(folder: Path) -> None:
 
 
 async def test_new_mail_for_a_zone_that_is_not_there(folder: Path) -> None:
-    """Refused before anything is given up for it."""
+    """Refused before anything is stored."""
     problems: list[str] = []
 
     async def routine(message: AsyncMessage) -> None:
@@ -233,7 +233,7 @@ async def test_new_mail_for_a_zone_that_is_not_there(folder: Path) -> None:
 
 
 async def test_header_fields_of_new_mail(folder: Path) -> None:
-    """Once each, in front, whatever is written first."""
+    """Once each, before the first line written."""
     async with opened(folder) as queue:
         new = queue.start("s@a.example", zone=ZONE)
         new.to("u@x.example", field="To")
@@ -259,7 +259,7 @@ async def test_header_fields_of_new_mail(folder: Path) -> None:
 
 
 async def test_the_wrong_kind_of_routine(folder: Path) -> None:
-    """Said, before or with the first message; nothing is lost by it."""
+    """An error, before the first message or with it; no message is lost."""
 
     async def coroutine(message: AsyncMessage) -> None:
         """Never called."""

@@ -22,7 +22,7 @@ LETTER = b"From: a@b.example\nTo: {{email}}\nSubject: Dear {{ name }}\n\nHello {
 
 
 def test_csv_and_json_lines(folder: Path) -> None:
-    """Header names, quotes, UTF-8 with a mark, bad rows that stop nobody."""
+    """Header names, quotes, UTF-8 with a mark, bad rows that do not stop the others."""
     path = folder / "list.csv"
     path.write_text(
         '\ufeffname,Email,email\n"O\'Neil, Zoë",x,zoë@b.example\nbad,y,nobody\nlast,z,A@B.example\n',
@@ -64,7 +64,7 @@ def test_no_list(folder: Path) -> None:
 
 
 def test_merge() -> None:
-    """Values go where they belong, line ends become CRLF, a list writes no header of its own."""
+    """Values are inserted, line ends become CRLF, and a list cannot inject header fields."""
     template = Template(LETTER)
     assert template.personal
     assert template.fields == [b"email", b"name"] or [bytes(f) for f in template.fields] == [
@@ -88,7 +88,7 @@ def test_merge() -> None:
 
 @given(st.text(max_size=300))
 def test_no_value_breaks_out_of_its_header(value: str) -> None:
-    """Whatever the list holds: one field, lines of a length that mail allows, no bare line ends."""
+    """For any value: one header field, lines of a length that mail allows, no bare line ends."""
     value = value.encode("utf-8", "replace").decode()
     header, _ = Template(b"X-Name: {{n}}\nEnd: yes\n\nbody\n").render({"n": value})
     lines = header.split(b"\r\n")
@@ -105,7 +105,7 @@ def test_template_edges() -> None:
 
 
 async def test_journal(folder: Path) -> None:
-    """What was sent is known again; a torn last line, another message, a second user."""
+    """Reads what was sent; a truncated last line, another message, a second process."""
     path = folder / "j"
     journal = Journal(path, "s@x.example", "hash")
     await asyncio.gather(*(journal.sent([f"{n}@x.example"]) for n in range(20)))
@@ -187,7 +187,7 @@ async def test_a_personal_message_each() -> None:
 
 
 async def test_the_relays_limit_on_recipients_is_followed() -> None:
-    """452 after 3: the rest goes in the next transactions."""
+    """452 after 3: the remaining recipients are sent in further transactions."""
 
     class Limit(Script):
         def match(
@@ -206,7 +206,7 @@ async def test_the_relays_limit_on_recipients_is_followed() -> None:
 
 
 async def test_a_relay_that_drops_and_one_that_is_not_there() -> None:
-    """Sessions that break before the dot cost nobody anything; an absent relay ends the run with a word."""
+    """A session lost before the dot loses no recipient; a relay that is down ends the run with an error."""
     sink = Sink(Script([Rule(Step.DATA, drop=True, times=1)]), keep=True)
     port = await sink.start()
     summary = await _submit(_settings(port, PLAIN, connections=2, recipients_per_message=1), _rows(20))
@@ -217,8 +217,8 @@ async def test_a_relay_that_drops_and_one_that_is_not_there() -> None:
     assert "refused" in summary.failure
 
 
-async def test_resume_sends_to_nobody_twice(folder: Path) -> None:
-    """A lost answer is uncertain and left alone, unless it is said otherwise."""
+async def test_resume_sends_to_no_recipient_twice(folder: Path) -> None:
+    """A recipient whose reply was lost is uncertain, and skipped unless --resend-uncertain is given."""
     sink = Sink(
         Script(
             [

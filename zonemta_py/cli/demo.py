@@ -77,7 +77,7 @@ The list
 
 NOTICE = b"""\
 From: Notices <letters@sender.example>
-To: everyone
+To: all readers
 Subject: The office is closed on Friday
 X-Sending-Zone: notices
 
@@ -173,11 +173,10 @@ async def _set_up(directory: Path) -> Testbed:
     }
     port = free_port(*RECEIVERS.values())
     sinks = {}
+    records: dict[str, dict[str, list[str]]] = {}
     for domain, ip in RECEIVERS.items():
         sinks[domain] = Sink(scripts.get(domain), hostname=f"mx.{domain}")
         await sinks[domain].start(ip, port)
-    records: dict[str, dict[str, list[str]]] = {}
-    for domain, ip in RECEIVERS.items():
         records[domain] = {"MX": [f"10 mx.{domain}."]}
         records[f"mx.{domain}"] = {"A": [ip]}
     names = NameServer(records)
@@ -232,14 +231,10 @@ async def _drain(testbed: Testbed, accepted: int) -> None:
     shown = 0
     with progress_bar("delivering", accepted) as advance:
         while monotonic_s() < end_s:
-            got = sum(
-                s.tally.recipients + s.tally.refused
-                for d, s in testbed.sinks.items()
-                if d != "harbour.example"
-            )
-            got += testbed.sinks["harbour.example"].tally.recipients
-            advance(min(got, accepted) - shown)
-            shown = min(got, accepted)
+            done = sum(sink.tally.recipients for sink in testbed.sinks.values())
+            done += testbed.sinks["meadow.example"].tally.refused  # harbour.example only defers
+            advance(min(done, accepted) - shown)
+            shown = min(done, accepted)
             rows = await asyncio.to_thread(
                 lambda: list(ask(testbed.directory / "queue", SummaryRequest()))
             )

@@ -1,4 +1,4 @@
-"""The dispositions of a recipient, and the delivery outcome that each one stands for. Pure.
+"""The dispositions of a recipient, and the delivery outcome of each. Pure.
 
 Source: MTA SDK, mtaDequeueRecipientDisposition.
 """
@@ -24,10 +24,10 @@ class Disposition(IntEnum):
     """The result of a delivery to a recipient. The numbers are those of the MTA SDK."""
 
     DEFERRED = 0  # try again later
-    DELIVERED = 1  # in its mailbox: a report of success if one was asked for
+    DELIVERED = 1  # in its mailbox: a report of success if requested
     FAILED = 2  # permanently: a report of failure
     RELAYED = 3  # passed on together with the DSN parameters: no report
-    RELAYED_FOREIGN = 4  # passed on without them: a "relayed" report if one was asked for
+    RELAYED_FOREIGN = 4  # passed on without them: a report "relayed" if requested
     RETURN = 5  # returned by an operator: a report of failure
     TIMEDOUT = 6  # too old: a report of failure
 

@@ -225,7 +225,7 @@ class Message(_Message):
         self._bridge.wait(self._settle(self._final(disposition, reason)))
 
     def abort(self, reason: str = "the program aborted the message") -> None:
-        """Defer every recipient, whatever its disposition."""
+        """Defer every recipient; dispositions set before have no effect."""
         self.finish(Disposition.DEFERRED, reason)
 
     def start(self, sender: str | None = None, *, zone: str | None = None) -> Outgoing:
