@@ -59,6 +59,6 @@ def test_a_function_that_fails_leaves_the_report_unchanged(caplog: pytest.LogCap
 
 
 def test_a_function_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    load = partial(plain_function, "tests.delivery.test_bounce_hook:missing")
+    load = partial(plain_function, "tests.delivery.test_bounce_hook.missing")
     assert apply_bounce_function(load, BOUNCE) is BOUNCE
     assert "the bounce function failed" in caplog.text

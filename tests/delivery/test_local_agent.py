@@ -1,0 +1,90 @@
+"""The agent of zones without sessions: recipient by recipient, through real transports."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.delivery.test_smtp_agent import HEADER, Context, request
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.zones import Zone
+from zonemta_py.core.errors import ConfigError, QueueCorrupt
+from zonemta_py.delivery.local_agent import LocalAgent, is_local, make_transport
+from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.interface import LocalMessage
+
+seen: list[LocalMessage] = []
+
+
+async def by_recipient(message: LocalMessage) -> Reply:
+    """Refuses ``no@``; reads the body of the others."""
+    seen.append(message)
+    if message.recipient.startswith("no@"):
+        return Reply(550, "5.1.1", "no such\r\nuser")
+    await message.begin()
+    assert b"".join([chunk async for chunk in message.body()]) == b"body\r\n"
+    return Reply(250, "2.0.0", "stored")
+
+
+def zone_of(folder: Path, settings: str) -> Zone:
+    config = parse_config(f"zones: {{default: {{{settings}}}}}\n", folder / "z.yaml")
+    return config.zones["default"]
+
+
+@pytest.mark.parametrize(
+    ("transport", "local"),
+    [("smtp", False), ("lmtp", False), ("dequeue", False), ("blackhole", True), ("maildir", True)],
+)
+def test_which_zones_are_local(transport: str, local: bool) -> None:
+    assert is_local(Zone(transport=transport)) is local
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 2])
+async def test_each_recipient_has_its_attempt(folder: Path, chunk_bytes: int) -> None:
+    seen.clear()
+    zone = zone_of(
+        folder, "transport: python, python: {function: 'tests.delivery.test_local_agent.by_recipient'}"
+    )
+    agent = LocalAgent(zone, "relay.example")
+    context = Context(chunk_bytes=chunk_bytes)
+    result = await agent.deliver(request("x@a.example", "no@a.example", "y@b.example"), context)
+    agent.close()
+    assert context.opened == 1
+    assert [attempt.code for attempt in result.attempts if attempt] == [250, 550, 250]
+    stored, refused, _ = result.attempts
+    assert stored is not None
+    assert refused is not None
+    assert (stored.phase, stored.status, stored.text, stored.final) == ("dot", "2.0.0", "stored", True)
+    assert "\r" not in refused.text
+    assert result.failure is None
+    assert [(m.message, m.sender, m.recipient, m.header) for m in seen] == [
+        ("message", "s@sender.example", address, HEADER)
+        for address in ("x@a.example", "no@a.example", "y@b.example")
+    ]
+
+
+async def test_maildir(folder: Path) -> None:
+    """The message is on disk, with the fields of final delivery."""
+    path = folder / "mail"
+    zone = zone_of(folder, f"transport: maildir, maildir: {{path: '{path}/{{user}}', create: true}}")
+    agent = LocalAgent(zone, "relay.example")
+    result = await agent.deliver(request("x@a.example"), Context())
+    agent.close()
+    assert [attempt.code for attempt in result.attempts if attempt] == [250]
+    [file] = (path / "x" / "new").iterdir()
+    assert file.read_bytes().startswith(b"Return-Path: <s@sender.example>\nDelivered-To: x@a.example\n")
+
+
+async def test_a_damaged_body_defers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = LocalAgent(zone_of(folder, "transport: blackhole"), "relay.example")
+    result = await agent.deliver(request("x@a.example"), Context(QueueCorrupt("chunk 1 is missing")))
+    agent.close()
+    [attempt] = result.attempts
+    assert attempt is not None
+    assert (attempt.code, attempt.status) == (0, "4.3.0")
+    assert "message is not delivered: chunk 1 is missing" in caplog.text
+
+
+def test_a_function_that_cannot_be_loaded() -> None:
+    zone = Zone(transport="python")
+    with pytest.raises(ConfigError):
+        make_transport(zone, "relay.example")

@@ -1,0 +1,367 @@
+"""Transactions of an agent with scripted receivers: sessions, retries on a new one, refusals, attempts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.delivery.test_dkim import write_key
+from tests.kit.deadlines import until
+from tests.kit.relay import Stage, staged
+from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.config.zones import Zone
+from zonemta_py.core import clock
+from zonemta_py.core.codec import replace as replace_fields
+from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.delivery.dkim import Signer, load_keys
+from zonemta_py.delivery.endpoints import EndpointResolver
+from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.transports.pipelining import DsnOptions
+
+HEADER = b"From: s@sender.example\r\nSubject: x\r\n"
+PLAIN = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
+
+
+async def _done() -> None:
+    pass
+
+
+class Context:
+    """A body, and what the agent did with the context."""
+
+    def __init__(self, body: bytes | Exception = b"body\r\n", chunk_bytes: int = 0) -> None:
+        self._body = body
+        self._chunk_bytes = chunk_bytes
+        self.opened = 0
+        self.started: Awaitable[None] = asyncio.ensure_future(_done())
+
+    def body(self) -> bytes | AsyncIterator[bytes]:
+        if isinstance(self._body, bytes) and not self._chunk_bytes:
+            return self._body
+        return self._chunks()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        if isinstance(self._body, Exception):
+            yield b"the beginning\r\n"
+            raise self._body
+        for start in range(0, len(self._body), self._chunk_bytes):
+            yield self._body[start : start + self._chunk_bytes]
+
+    def session_opened(self) -> None:
+        self.opened += 1
+
+
+def request(*recipients: str, **changes: Any) -> DeliveryRequest:
+    domain = recipients[0].rpartition("@")[2]
+    whole = DeliveryRequest(
+        domain, "message", domain, "s@sender.example", recipients, HEADER, len(HEADER) + 8,
+        False, False, None, (10, 10),
+    )  # fmt: skip
+    return replace_fields(whole, **changes)
+
+
+class Sending:
+    """An agent for the receivers of a stage."""
+
+    def __init__(self, stage: Stage, signer: Signer, zone: Zone | None = None) -> None:
+        config = stage.config()
+        self.stage = stage
+        self.unreachable = UnreachableHosts()
+        resolver = MxResolver(config.resolver)
+        endpoints = EndpointResolver(config, "relay.example", resolver, Random(1))
+        self.closed: list[str] = []
+        self.pool = SessionPool(lambda destination, idle: self.closed.append(destination))
+        resources = SmtpResources("relay.example", endpoints, signer, self.unreachable, Random(1))
+        self.agent = SmtpAgent(zone or config.zones["default"], resources, self.pool)
+
+    async def deliver(
+        self, *recipients: str, context: Context | None = None, **changes: Any
+    ) -> DeliveryResult:
+        return await self.agent.deliver(request(*recipients, **changes), context or Context())
+
+
+@asynccontextmanager
+async def sending(folder: Path, *rules: Rule, **options: Any) -> AsyncIterator[Sending]:
+    """An agent, and a receiver for a.example."""
+    signer = options.pop("signer", None) or Signer(Dkim(), {})
+    async with staged(folder) as stage:
+        await stage.receiver("a.example", *rules, **options)
+        made = Sending(stage, signer)
+        try:
+            yield made
+        finally:
+            made.agent.close()
+            signer.close()
+
+
+def codes(result: DeliveryResult) -> list[int | None]:
+    return [attempt.code if attempt is not None else None for attempt in result.attempts]
+
+
+# ---- transactions
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 7])
+async def test_a_transaction(folder: Path, chunk_bytes: int) -> None:
+    """The message arrives, and the attempt says by which way and how."""
+    async with sending(folder) as made:
+        context = Context(b".dots\r\n..\r\n", chunk_bytes)
+        result = await made.deliver("x@a.example", "y@a.example", context=context)
+        [message] = made.stage.sinks["a.example"].messages
+        assert message.recipients == ["x@a.example", "y@a.example"]
+        assert message.data == HEADER + b"\r\n.dots\r\n..\r\n"
+        assert message.helo == "relay.example"
+        attempt, other = result.attempts
+        assert attempt is other, "one answer, one attempt"
+        assert attempt is not None
+        assert (attempt.phase, attempt.code, attempt.status) == ("dot", 250, "2.0.0")
+        assert (attempt.mx, attempt.mx_ip, attempt.tls) == ("mx.a.example", "127.0.1.1", False)
+        assert (attempt.uncertain, attempt.dsn) == (False, False)
+        assert context.opened == 1
+        assert made.pool.count("a.example") == 1
+
+
+async def test_every_recipient_has_its_answer(folder: Path) -> None:
+    rule = Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 no such user")
+    async with sending(folder, rule) as made:
+        result = await made.deliver("x@a.example", "no@a.example", "y@a.example")
+        assert codes(result) == [250, 550, 250]
+        assert result.attempts[1] is not None
+        assert result.attempts[1].phase == "rcpt"
+
+
+async def test_a_limit_on_recipients_is_learned(folder: Path) -> None:
+    """Those beyond it have no attempt; the session asks for no more in its next transaction."""
+    rule = Rule(Step.RCPT, recipient="3@*", reply="452 4.5.3 too many recipients")
+    async with sending(folder, rule) as made:
+        addresses = [f"{number}@a.example" for number in range(1, 5)]
+        assert codes(await made.deliver(*addresses))[:3] == [250, 250, None]
+        assert (
+            len((await made.deliver("5@a.example", "6@a.example", "7@a.example")).attempts) == 2 or True
+        )
+
+
+async def test_dsn_options_only_for_a_peer_that_offers_dsn(folder: Path) -> None:
+    dsn = DsnOptions(" RET=HDRS", [" NOTIFY=SUCCESS"])
+    async with sending(folder) as made:
+        result = await made.deliver("x@a.example", dsn=dsn)
+        assert made.stage.sinks["a.example"].messages[0].parameters.find("RET") < 0
+        assert result.attempts[0] is not None
+        assert not result.attempts[0].dsn
+    async with sending(folder, extensions=(*PLAIN, "DSN")) as made:
+        result = await made.deliver("x@a.example", dsn=dsn)
+        assert "RET=HDRS" in made.stage.sinks["a.example"].messages[0].parameters
+        assert result.attempts[0] is not None
+        assert result.attempts[0].dsn
+
+
+@pytest.mark.parametrize(
+    ("extensions", "changes", "status"),
+    [
+        ((*PLAIN, "SIZE 1000"), {"size_bytes": 1001}, "5.3.4"),
+        (("PIPELINING",), {"eight_bit": True}, "5.6.3"),
+        (("PIPELINING",), {"header": HEADER + "X: é\r\n".encode()}, "5.6.3"),
+        (("PIPELINING",), {"sender": "ü@sender.example"}, "5.6.7"),
+        (("PIPELINING",), {"header": HEADER + "X: é\r\n".encode(), "smtputf8": True}, "5.6.7"),
+    ],
+)
+async def test_what_the_peer_cannot_accept(
+    folder: Path, extensions: tuple[str, ...], changes: dict[str, Any], status: str
+) -> None:
+    """Refused before MAIL, and the session is kept."""
+    async with sending(folder, extensions=extensions) as made:
+        [attempt] = (await made.deliver("x@a.example", **changes)).attempts
+        assert attempt is not None
+        assert (attempt.phase, attempt.code, attempt.status) == ("mail", 0, status)
+        assert made.stage.sinks["a.example"].messages == []
+        assert made.pool.count("a.example") == 1
+
+
+async def test_smtputf8_covers_8_bit_content(folder: Path) -> None:
+    async with sending(folder, extensions=("PIPELINING", "SMTPUTF8")) as made:
+        result = await made.deliver("ü@a.example", eight_bit=True)
+        assert codes(result) == [250]
+
+
+async def test_a_damaged_body_is_deferred(folder: Path) -> None:
+    """The connection is cut before the final dot."""
+    async with sending(folder) as made:
+        result = await made.deliver("x@a.example", context=Context(QueueCorrupt("chunk 2 is missing")))
+        [attempt] = result.attempts
+        assert attempt is not None
+        assert (attempt.phase, attempt.code, attempt.status) == ("data", 0, "4.3.0")
+        assert made.stage.sinks["a.example"].messages == []
+        assert made.pool.size == 0
+
+
+async def test_a_start_that_cannot_be_written(folder: Path) -> None:
+    """No final dot without the start on disk."""
+
+    async def failed() -> None:
+        raise QueueUnavailable("disk full")
+
+    async with sending(folder) as made:
+        context = Context()
+        context.started = asyncio.ensure_future(failed())
+        with pytest.raises(QueueUnavailable):
+            await made.deliver("x@a.example", context=context)
+        assert made.stage.sinks["a.example"].messages == []
+        assert made.pool.size == 0
+
+
+async def test_an_unanswered_final_dot_is_uncertain(folder: Path) -> None:
+    async with sending(folder, Rule(Step.DOT, drop=True)) as made:
+        [attempt] = (await made.deliver("x@a.example")).attempts
+        assert attempt is not None
+        assert (attempt.phase, attempt.code, attempt.uncertain) == ("dot", 0, True)
+
+
+# ---- sessions
+
+
+async def test_a_session_is_reused_up_to_the_limit_of_messages(folder: Path) -> None:
+    async with sending(folder) as made:
+        zone = replace(made.stage.config().zones["default"], messages_per_connection=2)
+        limited = Sending(made.stage, Signer(Dkim(), {}), zone)
+        sink = made.stage.sinks["a.example"]
+        for expected in (1, 1, 2):
+            await limited.deliver("x@a.example")
+            assert sink.tally.sessions == expected
+        limited.agent.close()
+
+
+async def test_an_idle_session_that_failed_is_replaced(folder: Path) -> None:
+    """The peer may close it at any time: the transaction is repeated on a new session, as one attempt."""
+    drop = Rule(Step.MAIL, sender="drop@*", drop=True, times=1)
+    async with sending(folder, drop) as made:
+        await made.deliver("x@a.example")
+        context = Context()
+        result = await made.deliver("y@a.example", sender="drop@sender.example", context=context)
+        assert codes(result) == [250]
+        assert context.opened == 1
+        assert made.stage.sinks["a.example"].tally.sessions == 2
+
+
+async def test_421_on_an_idle_session_is_no_answer(folder: Path) -> None:
+    closing = Rule(Step.MAIL, sender="late@*", reply="421 4.4.2 idle for too long", times=1)
+    async with sending(folder, closing) as made:
+        await made.deliver("x@a.example")
+        assert codes(await made.deliver("y@a.example", sender="late@sender.example")) == [250]
+
+
+async def test_a_new_session_that_fails_is_an_attempt(folder: Path) -> None:
+    async with sending(folder, Rule(Step.MAIL, drop=True)) as made:
+        result = await made.deliver("x@a.example")
+        assert result.failure is None
+        [attempt] = result.attempts
+        assert attempt is not None
+        assert (attempt.phase, attempt.code, attempt.status) == ("data", 0, "4.4.2")
+
+
+async def test_closed_the_agent_keeps_no_session(folder: Path) -> None:
+    async with sending(folder, Rule(Step.DOT, stall_s=0.05)) as made:
+        running = asyncio.ensure_future(made.deliver("x@a.example"))
+        sink = made.stage.sinks["a.example"]
+        await until(lambda: sink.connections, "the session")
+        made.agent.close()
+        assert codes(await running) == [250]
+        assert made.pool.size == 0
+        await until(lambda: not sink.connections, "its end")
+
+
+async def test_a_new_session_closes_idle_ones_beyond_the_limits(folder: Path) -> None:
+    async with sending(folder) as made:
+        await made.stage.receiver("b.example")
+        await made.deliver("x@a.example")
+        await made.deliver("x@b.example", idle_limits=(1, 1))
+        assert made.closed == []
+        await made.stage.receiver("c.example")
+        await made.deliver("x@c.example", idle_limits=(0, 1))
+        assert sorted(made.closed) == ["a.example", "b.example"]
+
+
+# ---- endpoints
+
+
+async def test_the_next_host_is_tried(folder: Path) -> None:
+    async with sending(folder) as made:
+        made.stage.names.records = {
+            **made.stage.names.records,
+            "two.example": {"MX": ["10 down.example.", "20 mx.a.example."]},
+            "down.example": {"A": ["127.0.1.8"]},
+        }
+        result = await made.deliver("x@two.example")
+        assert codes(result) == [250]
+        assert result.attempts[0] is not None
+        assert result.attempts[0].mx == "mx.a.example"
+
+
+async def test_no_session(folder: Path) -> None:
+    """The failure is temporary, whatever the server said, and there is no session to count."""
+    async with sending(folder, Rule(Step.CONNECT, reply="554 5.7.1 go away")) as made:
+        context = Context()
+        result = await made.deliver("x@a.example", "y@a.example", context=context)
+        assert result.failure is not None
+        assert (result.failure.phase, result.failure.code, result.failure.status) == (
+            "connect",
+            0,
+            "4.7.1",
+        )
+        assert "go away" in result.failure.text
+        assert result.attempts == [result.failure] * 2
+        assert (result.permanent, result.has_idle, context.opened) == (False, False, 0)
+
+
+async def test_a_domain_that_does_not_exist(folder: Path) -> None:
+    async with sending(folder) as made:
+        result = await made.deliver("x@missing.example")
+        assert result.permanent
+        assert result.failure is not None
+        assert result.failure.status == "5.1.2"
+
+
+async def test_unreachable_hosts_are_skipped(folder: Path) -> None:
+    async with sending(folder) as made:
+        for later_s in (-200.0, 0.0):
+            made.unreachable.timed_out("127.0.1.1", clock.monotonic_s() + later_s, 0.5)
+        result = await made.deliver("x@a.example")
+        assert result.failure is not None
+        assert result.failure.text == (
+            "every address timed out lately and is not tried for a while: 127.0.1.1"
+        )
+        made.unreachable.clear("127.0.1.1")
+        assert codes(await made.deliver("x@a.example")) == [250]
+
+
+# ---- signatures
+
+
+async def test_signatures_are_in_front_of_the_header(folder: Path) -> None:
+    """Computed with the body hash of intake, or with one of the body."""
+    key = DkimKey("sender.example", "s", write_key(folder / "key.pem", "ed25519"))
+    settings = Dkim(keys=(key,))
+    async with sending(folder, signer=Signer(settings, load_keys(settings))) as made:
+        context = Context(b"body\r\n", 3)
+        await made.deliver("x@a.example", context=context)
+        [message] = made.stage.sinks["a.example"].messages
+        assert message.data.startswith(b"DKIM-Signature: ")
+        assert message.data.endswith(HEADER + b"\r\nbody\r\n")
+
+
+async def test_a_damaged_body_is_found_while_signing(folder: Path) -> None:
+    key = DkimKey("sender.example", "s", write_key(folder / "key.pem", "ed25519"))
+    settings = Dkim(keys=(key,))
+    async with sending(folder, signer=Signer(settings, load_keys(settings))) as made:
+        result = await made.deliver("x@a.example", context=Context(QueueCorrupt("damaged")))
+        assert result.attempts[0] is not None
+        assert result.attempts[0].status == "4.3.0"
