@@ -64,6 +64,8 @@ async def test_a_header_from_a_client(tmp_path: Path) -> None:
 
 
 def test_not_before_tls(tmp_path: Path) -> None:
-    text = "listeners: [{tls: {mode: implicit, certificate_file: c, key_file: k}, proxies: [10.0.0.0/8]}]"
+    text = (
+        "listeners: [{tls: {mode: implicit, certificate_file: c, key_file: k}, proxies: [10.0.0.0/8]}]"
+    )
     with pytest.raises(ConfigError, match="proxies: do not work with"):
         parse_config(text, tmp_path / "z.yaml")

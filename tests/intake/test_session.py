@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import until
-from tests.kit.listener import listening
 from tests.intake.dialogue import BEGIN, connected
+from tests.kit.listener import listening
 from zonemta_py.core.errors import QueueUnavailable
 
 pytestmark = pytest.mark.usefixtures("queue_client")
@@ -88,4 +87,3 @@ async def test_a_full_disk_and_an_unwritable_queue(tmp_path: Path) -> None:
         assert (await reader.readline()).startswith(b"451 4.3.0")
         relay.queue.commits.failure = None
         writer.close()
-

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
 from zonemta_py.intake.context import ListenerContext
-from zonemta_py.intake.state import TRANSITIONS, Pause, State
+from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
 from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._deadline = clock.Deadline(context.loop, self._timed_out)
         self._timeout_s = context.settings.idle_timeout
-        self._state = State.COMMAND
+        self._state = COMMAND
         self._pauses: set[Pause] = set()
         self._reading_paused = False  # in the transport
         self._eof = False  # the client sends no more
@@ -90,14 +90,14 @@ class Connection(asyncio.Protocol):
             return
         self._deadline.set(self._timeout_s)
         if self._context.is_proxy(self._client_ip):
-            self._enter(State.PROXY)
+            self._enter(PROXY)
         else:
             self._reply(f"220 {self.hostname} ESMTP")
             self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session, whatever its state."""
-        self._enter(State.CLOSED)
+        self._enter(CLOSED)
         self._out.clear()
         self._deadline.cancel()
         self._context.sessions.discard(self)
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, or keep them during a pause."""
-        if self._state is State.CLOSED:
+        if self._state is CLOSED:
             return
         self._deadline.set(self._timeout_s)
         if self._pauses:
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
             if len(self._unread) > UNREAD_MAX and self.transport is not None:
                 self._reading_paused = True
                 self.transport.pause_reading()
-        elif self._state is State.DATA and not self._unread:
+        elif self._state is DATA and not self._unread:
             self._run(self._message_data, data)  # not copied
         else:
             self._unread += data
@@ -140,14 +140,14 @@ class Connection(asyncio.Protocol):
 
     def goodbye(self) -> None:
         """The relay is stopping: end the session unless a transaction is open."""
-        if self._state is State.TLS:
+        if self._state is TLS:
             self.abort()
-        elif self._state is not State.CLOSED and not self.busy:
+        elif self._state is not CLOSED and not self.busy:
             self._reply("421 4.3.2 The relay is stopping")
             self._end()
 
     def _timed_out(self) -> None:
-        if self._state is State.TLS:
+        if self._state is TLS:
             self.abort()  # a reply would not be understood
         elif self.transport is not None:
             self._reply("421 4.4.2 Timed out waiting for you")
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Send the last replies and close; abort if the client does not read them."""
-        self._enter(State.CLOSED)
+        self._enter(CLOSED)
         self._deadline.cancel()
         self._context.sessions.discard(self)
         self._abandon()
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
     def resume(self, step: Callable[..., None] | None = None, *arguments: Any) -> None:
         """End a pause: call ``step``, then handle what the client has sent meanwhile."""
         self._pauses.discard(Pause.RESULT)
-        if self._state is State.CLOSED:
+        if self._state is CLOSED:
             return
         self._deadline.set(self._timeout_s)
         self._run(step, *arguments)
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
     @property
     def _handling(self) -> bool:
         """Whether bytes from the client are handled as they come."""
-        return not self._pauses and self._state is not State.CLOSED
+        return not self._pauses and self._state is not CLOSED
 
     # ---- bytes to lines to commands to replies
 
@@ -241,18 +241,18 @@ class Connection(asyncio.Protocol):
         """Until no more can be handled, or a pause. Raises CloseConnection."""
         while not self._pauses:
             state = self._state
-            if state is State.COMMAND or state is State.AUTH:
+            if state is COMMAND or state is AUTH:
                 line = self._next_line()
                 if line is None:
                     break
-                self._call(self._command if state is State.COMMAND else self._auth_answered, line)
-            elif state is State.DATA:
+                self._call(self._command if state is COMMAND else self._auth_answered, line)
+            elif state is DATA:
                 if not self._unread:
                     break
                 data = bytes(self._unread)
                 self._unread.clear()
                 self._call(self._message_data, data)
-            elif state is State.CLOSED:
+            elif state is CLOSED:
                 return
             elif not self._read_proxy_header():
                 break
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
             raise CloseConnection
 
     def _next_line(self) -> str | None:
-        """The next whole line without its end, None when there is none. Raises CloseConnection."""
+        """The next whole line without its end; None until it is complete. Raises CloseConnection."""
         unread = self._unread
         while (end := unread.find(b"\n")) >= 0:
             raw = unread[: end + 1]
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
             return False
         del self._unread[: header.size]
         self._client_ip = header.client_ip or self._client_ip
-        self._enter(State.COMMAND)
+        self._enter(COMMAND)
         self._reply(f"220 {self.hostname} ESMTP")
         return True
 

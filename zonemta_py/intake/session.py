@@ -15,7 +15,7 @@ from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, AcceptResult, MessageReceiver
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
-from zonemta_py.intake.state import State
+from zonemta_py.intake.state import COMMAND, DATA
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.idempotency import KeyLookup, digest_of
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
@@ -194,7 +194,7 @@ class Session(SecureConnection):
         self._receiver = MessageReceiver(context.queue, context.rules, envelope, claim)
         self._decoder = DotDecoder()
         self._data_end_s = clock.monotonic_s() + context.settings.message_timeout
-        self._enter(State.DATA)
+        self._enter(DATA)
         self._reply("354 End data with <CR><LF>.<CR><LF>")
 
     def _protocol(self) -> str:
@@ -209,7 +209,7 @@ class Session(SecureConnection):
         data = decoder.feed(block)
         wait_for = receiver.feed(data) if data else None
         if decoder.done:
-            self._enter(State.COMMAND)
+            self._enter(COMMAND)
             self._unread += decoder.trailing
             self.wait_for(receiver.finish(), self._message_end, receiver)
             return

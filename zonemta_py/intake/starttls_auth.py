@@ -8,7 +8,7 @@ import logging
 
 from zonemta_py.intake.connection import CloseConnection, Connection
 from zonemta_py.intake.context import ListenerContext
-from zonemta_py.intake.state import State
+from zonemta_py.intake.state import AUTH, COMMAND, TLS
 from zonemta_py.smtp import sasl
 from zonemta_py.smtp.commands import Refused
 
@@ -45,7 +45,7 @@ class SecureConnection(Connection):
             raise CloseConnection
         assert self.transport is not None
         self.pause()
-        self._enter(State.TLS)
+        self._enter(TLS)
         self.transport.pause_reading()  # the first bytes of TLS are for the new transport
         self._reply("220 Ready to start TLS")
         self._flush()
@@ -69,8 +69,8 @@ class SecureConnection(Connection):
             plain.abort()
             self.connection_lost(None)  # asyncio does not call it after a failed handshake
             return
-        if self._state is State.TLS:
-            self._enter(State.COMMAND)
+        if self._state is TLS:
+            self._enter(COMMAND)
             self._encrypted = True
         self.resume(self._reset_session)
 
@@ -96,11 +96,11 @@ class SecureConnection(Connection):
         """The client answered a challenge."""
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
-        self._enter(State.COMMAND)
+        self._enter(COMMAND)
         self._continue_exchange(exchange, line)
 
     def _continue_exchange(self, exchange: sasl.Exchange, answer: str | None) -> None:
-        """Send the next challenge, or verify the password. Raises Refused when there is none."""
+        """Send the next challenge, or verify the password. Raises Refused for an incomplete exchange."""
         try:
             challenge = exchange.send(answer)
         except StopIteration as end:
@@ -110,7 +110,7 @@ class SecureConnection(Connection):
         else:
             self._reply(f"334 {challenge}")
             self._exchange = exchange
-            self._enter(State.AUTH)
+            self._enter(AUTH)
 
     def _verify(self, name: str, password: str) -> None:
         users = self._context.users

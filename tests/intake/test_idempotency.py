@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.listener import In, listening, settings_of
+from tests.kit.listener import ListenerUnderTest, listening, settings_of
 from tests.kit.queue import events
 from tests.kit.relay import Stage
-from tests.kit.smtp_client import Raw
+from tests.kit.smtp_client import RawClient
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
@@ -18,15 +18,17 @@ from zonemta_py.config.units import Seconds
 from zonemta_py.core import faults
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 
+pytestmark = pytest.mark.usefixtures("queue_client")
+
 BODY = b"\r\nhello\r\n.\r\n"
 
 
-def waiting(which: In) -> list[str]:
+def waiting(which: ListenerUnderTest) -> list[str]:
     return sorted(parse_recipient(k)[2] for k in which.queue.store.keys(WAITING, end_of(WAITING)))
 
 
-async def client_of(which: In) -> Raw:
-    client = await Raw.connect(which.address.port)
+async def client_of(which: ListenerUnderTest) -> RawClient:
+    client = await RawClient.connect(which.address.port)
     await client.ehlo()
     return client
 
@@ -35,8 +37,8 @@ async def client_of(which: In) -> Raw:
     "header",
     [b"X-Submission-Key: run 7\r\n", b"X-Listmonk-Campaign: c\r\nX-Listmonk-Subscriber: s\r\n"],
 )
-async def test_a_repeat_by_header(folder: Path, header: bytes) -> None:
-    async with listening(folder) as which, await client_of(which) as client:
+async def test_a_repeat_by_header(tmp_path: Path, header: bytes) -> None:
+    async with listening(tmp_path) as which, await client_of(which) as client:
         first = await client.message(header + BODY, "a@x.example", "b@x.example")
         message = first.rpartition(" ")[2]
         again = await client.message(header + BODY, "a@x.example", "b@x.example")
@@ -54,17 +56,17 @@ async def test_a_repeat_by_header(folder: Path, header: bytes) -> None:
         assert [(e["message"], e["recipients"]) for e in repeated] == [(message, 2), (message, 2)]
 
 
-async def test_half_a_pair_is_no_key(folder: Path) -> None:
-    async with listening(folder) as which, await client_of(which) as client:
+async def test_one_field_of_a_pair(tmp_path: Path) -> None:
+    async with listening(tmp_path) as which, await client_of(which) as client:
         for _ in range(2):
             assert "duplicate" not in await client.message(
                 b"X-Listmonk-Campaign: c\r\n" + BODY, "a@x.example"
             )
 
 
-async def test_a_repeat_by_envid(folder: Path) -> None:
-    """Known at MAIL for who waits; who does not sends a body that is read and discarded."""
-    async with listening(folder) as which, await client_of(which) as client:
+async def test_a_repeat_by_envid(tmp_path: Path) -> None:
+    """MAIL names the first message; the body of a client that does not wait is read and discarded."""
+    async with listening(tmp_path) as which, await client_of(which) as client:
         mail = "MAIL FROM:<s@s.example> ENVID=submission-key-42"
         for turn in range(2):
             reply = await client.command(mail)
@@ -77,21 +79,25 @@ async def test_a_repeat_by_envid(folder: Path) -> None:
         assert (await client.command("MAIL FROM:<s@s.example> ENVID=42")) == "250 2.1.0 Ok"
 
 
-async def test_a_concurrent_repeat_waits_its_turn(folder: Path) -> None:
-    """450 while the first is under way, by ENVID and by header; the first one's end frees the key."""
-    async with listening(folder) as which, await client_of(which) as one, await client_of(which) as two:
+async def test_a_concurrent_repeat(tmp_path: Path) -> None:
+    """450 while the first is under way; its end releases the key."""
+    async with (
+        listening(tmp_path) as which,
+        await client_of(which) as one,
+        await client_of(which) as two,
+    ):
         mail = "MAIL FROM:<s@s.example> ENVID=submission-key-42"
         assert (await one.command(mail)).startswith("250")
         await one.command("RCPT TO:<a@x.example>")
         assert (await one.command("DATA")).startswith("354")
         assert (await two.command(mail)).startswith("450 4.3.0")
         one.reset()
-        await until(lambda: not which.queue.idempotency_keys._under_way, "the key to be free")
+        await until(lambda: not which.queue.idempotency_keys._under_way, "the key to be released")
         assert (await two.command(mail)) == "250 2.1.0 Ok"
 
 
-async def test_the_window_ends(folder: Path) -> None:
-    async with listening(folder) as which, await client_of(which) as client:
+async def test_the_window_ends(tmp_path: Path) -> None:
+    async with listening(tmp_path) as which, await client_of(which) as client:
         settings_of(which, submission_key=SubmissionKey(window=Seconds(0)))
         for _ in range(2):
             assert "duplicate" not in await client.message(
@@ -99,33 +105,33 @@ async def test_the_window_ends(folder: Path) -> None:
             )
 
 
-async def test_a_refused_message_leaves_no_key(folder: Path) -> None:
-    async with listening(folder) as which, await client_of(which) as client:
+async def test_a_refused_message_leaves_no_key(tmp_path: Path) -> None:
+    async with listening(tmp_path) as which, await client_of(which) as client:
         key = b"X-Submission-Key: k\r\n"
         assert (await client.message(key + b"\r\nbare\nline\r\n.\r\n", "a@x.example")).startswith("554")
         assert "duplicate" not in await client.message(key + BODY, "a@x.example")
 
 
 @pytest.mark.crash
-async def test_a_retry_after_a_lost_250(folder: Path) -> None:
+async def test_a_retry_after_a_lost_250(tmp_path: Path) -> None:
     """The relay dies with the message on disk and its 250 unsent; the client's retry is not a second message."""
-    stage = Stage(folder)
+    stage = Stage(tmp_path)
     port = free_port()
     stage.config(listeners=[{"address": f"127.0.0.1:{port}"}], resolver={"nameservers": ["127.0.0.1:9"]})
-    arguments = ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"]
+    arguments = ["serve", "-c", str(tmp_path / "zonemta.yaml"), "--log-level", "warning"]
     data = b"X-Submission-Key: k\r\n" + BODY
-    relay = CommandProcess(arguments, folder / "log", environment={faults.VARIABLE: "reply.unsent:1"})
+    relay = CommandProcess(arguments, tmp_path / "log", environment={faults.VARIABLE: "reply.unsent:1"})
     try:
         relay.wait_ready()
-        async with await Raw.connect(port) as client:
+        async with await RawClient.connect(port) as client:
             await client.ehlo()
             assert await client.message(data, "a@x.example") == ""
         relay.kill()
-        relay = CommandProcess(arguments, folder / "log")
+        relay = CommandProcess(arguments, tmp_path / "log")
         relay.wait_ready()
-        async with await Raw.connect(port) as client:
+        async with await RawClient.connect(port) as client:
             await client.ehlo()
             assert "duplicate" in await client.message(data, "a@x.example")
-        assert len(list(ask(folder / "queue", ListRequest()))) == 1
+        assert len(list(ask(tmp_path / "queue", ListRequest()))) == 1
     finally:
         relay.kill()

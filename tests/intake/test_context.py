@@ -1,0 +1,87 @@
+"""What sessions share: settings, TLS files, the number of sessions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kit.listener import certificate, make_config, users_file
+from tests.kit.queue import opened
+from zonemta_py.config.hooks import NO_HOOKS
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.intake.admission import DiskRoom
+from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings, make_tls_context
+from zonemta_py.routing import make_router
+
+
+class Stub:
+    """A session that does nothing."""
+
+    def goodbye(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def settings(directory: Path, listener: str = "", rest: str = "") -> SessionSettings:
+    config = make_config(directory, listener, rest)
+    return load_settings(config.listeners[0], "relay.example", config, make_router(config), NO_HOOKS)
+
+
+def test_files_and_functions_are_loaded(tmp_path: Path) -> None:
+    cert, key, _ = certificate(tmp_path)
+    users = users_file(tmp_path)
+    loaded = settings(
+        tmp_path,
+        f"    tls: {{mode: starttls, certificate_file: {cert}, key_file: {key}}}\n    auth: {{users_file: {users}}}",
+        "policies: [zonemta_py.policies.split_by_domain]",
+    )
+    assert loaded.tls_context is not None
+    assert loaded.users is not None
+    assert [policy.__name__ for policy in loaded.rules.policies] == ["split_by_domain"]
+    assert loaded.rules.hostname == "relay.example"
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("not a certificate")
+    config = make_config(
+        tmp_path, "    tls: {mode: implicit, certificate_file: cert.pem, key_file: cert.pem}"
+    )
+    with pytest.raises(ConfigError, match=r"cert\.pem.*cannot be used for TLS"):
+        make_tls_context(config.listeners[0])
+
+
+async def test_admission(tmp_path: Path) -> None:
+    """Up to max_sessions, and none once the listener stops."""
+    async with opened(tmp_path / "queue", store="memory") as queue:
+        loaded = settings(tmp_path, "    max_sessions: 2\n    trusted_networks: [192.0.2.0/24]")
+        context = ListenerContext(loaded, queue, DiskRoom(tmp_path, 1))
+        one, two, three = Stub(), Stub(), Stub()
+        assert [context.admit(each) for each in (one, two, three)] == [True, True, False]
+        context.sessions.discard(one)
+        assert context.admit(three)
+        context.sessions.clear()
+        context.stopping = True
+        assert not context.admit(one)
+        assert context.trusts("192.0.2.1")
+        assert not context.trusts("127.0.0.1")
+        assert not context.is_proxy("127.0.0.1")
+
+
+async def test_apply(tmp_path: Path) -> None:
+    """A reload changes limits, users and TLS under open sessions."""
+    async with opened(tmp_path / "queue", store="memory") as queue:
+        loaded = settings(tmp_path)
+        context = ListenerContext(loaded, queue, DiskRoom(tmp_path, 1))
+        assert context.starttls_context is None
+        cert, key, _ = certificate(tmp_path)
+        context.apply(
+            settings(
+                tmp_path,
+                f"    max_errors: 3\n    proxies: [127.0.0.0/8]\n    tls: {{mode: starttls, certificate_file: {cert}, key_file: {key}}}",
+            )
+        )
+        assert context.settings.max_errors == 3
+        assert context.is_proxy("127.0.0.1")
+        assert context.starttls_context is not None
+        context.apply(replace(loaded, users=None))
+        assert context.starttls_context is None

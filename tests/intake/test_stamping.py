@@ -1,0 +1,121 @@
+"""What is added to a header, what is removed, and the zones of recipients."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import ListenerSettings
+from zonemta_py.core.codec import replace
+from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.stamping import (
+    LOOP,
+    MESSAGE_ID_MAX,
+    MessageContent,
+    MessageEnvelope,
+    MessageRules,
+    first_value,
+    make_rules,
+    stamp,
+)
+from zonemta_py.queue.accept import NewMessage, NewRecipient
+from zonemta_py.queue.format.records import Origin
+from zonemta_py.routing import make_router
+from zonemta_py.smtp.commands import Rcpt
+from zonemta_py.smtp.headers import scan
+
+CONFIG = parse_config(
+    """
+zones: {default: {}, bulk: {}, local: {}}
+routing:
+  - header: X-Sending-Zone
+  - {recipient_domain: "*.local", zone: local}
+  - {sender_domain: "news.*", zone: bulk}
+""",
+    Path("zonemta.yaml"),
+)
+RULES = make_rules(CONFIG, ListenerSettings(max_hops=3), "relay.example", make_router(CONFIG), [])
+ORIGIN = Origin("127.0.0.1:2525", "192.0.2.1", "client.example", "", "ESMTP")
+ENVELOPE = MessageEnvelope("a@b.example", [Rcpt("c@d.example", 4, "rfc822;x")], ORIGIN, False)
+
+
+def stamped(
+    header: bytes, envelope: MessageEnvelope = ENVELOPE, rules: MessageRules = RULES
+) -> NewMessage:
+    fields, end = scan(header)
+    assert end == len(header)
+    return stamp(rules, envelope, MessageContent(header, fields, True, b"hash"), "id1", None)
+
+
+def test_received_and_missing_fields() -> None:
+    """Received, then Message-ID and Date, then the header as it was."""
+    new = stamped(b"Subject: x\r\n")
+    assert re.fullmatch(
+        r"Received: from client\.example \(\[192\.0\.2\.1\]\)\r\n\tby relay\.example with ESMTP id id1\r\n"
+        r"\tfor <c@d\.example>;\r\n\t(?P<date>.+)\r\n"
+        r"Message-ID: <id1@relay\.example>\r\nDate: (?P=date)\r\nSubject: x\r\n",
+        new.header.decode(),
+    )
+    assert new.message_id == "<id1@relay.example>"
+    assert (new.eight_bit, new.body_hash, new.smtputf8) == (True, b"hash", False)
+
+
+def test_fields_that_are_there() -> None:
+    header = b"Date: then\r\nmessage-id:  <mine@b> \r\n"
+    new = stamped(header)
+    assert new.header.endswith(b"\r\n" + header)
+    assert new.header.count(b"ate: ") == new.header.count(b"id: ") == 1
+    assert new.message_id == "<mine@b>"
+
+
+def test_a_long_message_id() -> None:
+    """The header keeps it; events hold its beginning."""
+    new = stamped(b"Message-ID: " + b"x" * 5000 + b"\r\n")
+    assert new.message_id == "x" * MESSAGE_ID_MAX
+    assert b"x" * 5000 in new.header
+
+
+def test_several_recipients_are_not_named() -> None:
+    two = replace(ENVELOPE, recipients=[Rcpt("c@d.example"), Rcpt("e@d.example")])
+    assert b"for <" not in stamped(b"", two).header
+
+
+def test_control_characters_in_helo() -> None:
+    spoiled = replace(ENVELOPE, origin=ORIGIN._replace(helo="a\r\nX-Evil: \x1b"))
+    assert stamped(b"", spoiled).header.startswith(b"Received: from a??X-Evil:?? (")
+    silent = replace(ENVELOPE, origin=ORIGIN._replace(helo=""))
+    assert stamped(b"", silent).header.startswith(b"Received: from unknown (")
+
+
+@pytest.mark.parametrize(
+    ("header", "sender", "recipient", "zone"),
+    [
+        (b"", "a@b.example", "c@d.example", "default"),
+        (b"X-Sending-Zone: bulk\r\n", "a@b.example", "c@d.example", "bulk"),
+        (b"X-Sending-Zone: none\r\n", "a@b.example", "c@d.example", "default"),
+        (b"x-sending-zone: LOCAL\r\nX-Sending-Zone: bulk\r\n", "a@b.example", "c@d.example", "local"),
+        (b"", "a@news.example", "c@d.example", "bulk"),
+        (b"", "a@b.example", "c@x.local", "local"),
+    ],
+)
+def test_zones(header: bytes, sender: str, recipient: str, zone: str) -> None:
+    """The first rule that matches; routing fields are removed from the header."""
+    envelope = replace(ENVELOPE, sender=sender, recipients=[Rcpt(recipient, 4, "rfc822;x")])
+    new = stamped(b"Subject: x\r\n" + header, envelope)
+    domain = recipient.partition("@")[2]
+    assert new.recipients == [NewRecipient(recipient, domain, zone, 4, "rfc822;x")]
+    assert b"sending-zone" not in new.header.lower()
+    assert new.header.endswith(b"Subject: x\r\n")
+
+
+def test_a_mail_loop() -> None:
+    assert stamped(b"Received: x\r\n" * 3)
+    with pytest.raises(NotAccepted, match=re.escape(LOOP)):
+        stamped(b"Received: x\r\n" * 4)
+
+
+def test_first_value() -> None:
+    header = b"X: 1\r\nx: 2\r\nY: a\r\n b\r\n"
+    fields, _ = scan(header)
+    assert [first_value(header, fields, name) for name in (b"x", b"y", b"z")] == ["1", "a b", ""]

@@ -1,0 +1,91 @@
+"""STARTTLS, implicit TLS and AUTH, with a real client."""
+
+import asyncio
+import smtplib
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deadlines import until
+from tests.kit.listener import certificate, listening, users_file
+from tests.kit.queue import everything
+
+pytestmark = pytest.mark.usefixtures("queue_client")
+
+MESSAGE = b"Subject: hi\r\n\r\nbody\r\n"
+
+
+async def test_starttls_and_auth(tmp_path: Path) -> None:
+    """AUTH appears with TLS, PLAIN and LOGIN work, a wrong password does not, and untrusted mail needs it."""
+    cert, key, context = certificate(tmp_path)
+    users = users_file(tmp_path)
+    extra = f"    trusted_networks: []\n    tls: {{mode: starttls, certificate_file: {cert}, key_file: {key}}}\n    auth: {{users_file: {users}}}"
+    async with listening(tmp_path, extra) as relay:
+
+        def dialogue() -> None:
+            with smtplib.SMTP("127.0.0.1", relay.address.port) as client:
+                client.ehlo()
+                assert client.has_extn("starttls")
+                assert not client.has_extn("auth")
+                assert client.docmd("AUTH", "PLAIN AG5ld3MAc2VjcmV0")[0] == 538
+                assert client.mail("a@b.example")[0] == 530
+                client.starttls(context=context)
+                client.ehlo()
+                assert client.has_extn("auth")
+                assert client.mail("a@b.example")[0] == 530
+                with pytest.raises(smtplib.SMTPAuthenticationError):
+                    client.login("news", "wrong")
+                with pytest.raises(smtplib.SMTPAuthenticationError):
+                    client.login("nobody", "secret")
+                assert client.docmd("AUTH", "CRAM-MD5")[0] == 504
+                assert client.docmd("AUTH", "PLAIN !!!")[0] == 501
+                client.docmd("AUTH", "LOGIN")
+                assert client.docmd("*")[0] == 501
+                assert client.noop()[0] == 250
+                client.user, client.password = "news", "secret"
+                client.auth("LOGIN", client.auth_login)
+                client.sendmail("a@b.example", ["c@d.example"], MESSAGE)
+            with smtplib.SMTP("127.0.0.1", relay.address.port) as client:
+                client.starttls(context=context)
+                client.login("news", "secret")
+                client.sendmail("a@b.example", ["c@d.example"], MESSAGE)
+
+        await asyncio.to_thread(dialogue)
+        held = relay.queue.lease("default", "d.example", 1)
+        assert held is not None
+        assert held.active.meta.origin.user == "news"
+        assert held.active.meta.origin.protocol == "ESMTPSA"
+
+
+async def test_implicit_tls(tmp_path: Path) -> None:
+    cert, key, context = certificate(tmp_path)
+    async with listening(
+        tmp_path, f"    tls: {{mode: implicit, certificate_file: {cert}, key_file: {key}}}"
+    ) as relay:
+
+        def dialogue() -> None:
+            with smtplib.SMTP_SSL("localhost", relay.address.port, context=context) as client:
+                client.sendmail("a@b.example", ["c@d.example"], MESSAGE)
+
+        await asyncio.to_thread(dialogue)
+        assert len(everything(relay.queue.store)) == 4
+
+
+async def test_what_follows_starttls_is_not_believed(tmp_path: Path) -> None:
+    """Plain text in the segment of STARTTLS ends the connection; nothing of it is obeyed."""
+    cert, key, _ = certificate(tmp_path)
+    async with listening(
+        tmp_path, f"    tls: {{mode: starttls, certificate_file: {cert}, key_file: {key}}}"
+    ) as relay:
+        reader, writer = await asyncio.open_connection(*relay.address)
+        writer.write(b"EHLO c.example\r\nSTARTTLS\r\nMAIL FROM:<evil@b.example>\r\n")
+        answer = await reader.read()
+        assert b"554 5.5.1" in answer
+        assert b"2.1.0" not in answer
+        writer.close()
+        reader, writer = await asyncio.open_connection(*relay.address)
+        writer.write(b"EHLO c.example\r\nSTARTTLS\r\n")
+        await reader.readuntil(b"220 Ready")
+        writer.write(b"this is no handshake\r\n" * 50)
+        await until(lambda: not relay.listener.context.sessions, "the session to end")
+        writer.close()
