@@ -24,7 +24,7 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
-from zonemta_py.schedule.scheduler import Scheduler, TokenBucket
+from zonemta_py.schedule.scheduler import LIMIT_S, SUSPENDED_MAX_S, Scheduler, TokenBucket
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
@@ -237,3 +237,53 @@ def test_a_function_that_raises() -> None:
         guarded(from_backoff(broken), errors.append)(RetryContext(0, 1, 5, 0)) == 5 + FALLBACK_S * 1000
     )
     assert "KeyError" in errors[0]
+
+
+def test_a_learned_limit_holds_for_a_while() -> None:
+    """A refusal while others work is the peer's connection limit; later one more session is tried."""
+    scheduler = Scheduler(Zone(connections=10, connections_per_domain=5), 0.0)
+    scheduler.ready("a")
+    a = scheduler.next(0.0)
+    assert a is not None
+    a.working = 1
+    assert scheduler.leased(a, more=True)
+    assert scheduler.next(0.0) is a
+    scheduler.leased(a, more=True)
+    a.limit_reached(0.0)
+    scheduler.ended(a, has_mail=True)
+    assert scheduler.next(LIMIT_S - 1) is None
+    scheduler.ready("a")
+    assert scheduler.next(LIMIT_S) is a
+
+
+def test_an_operator_ends_suspensions() -> None:
+    """One or all; each destination may be probed at once."""
+    scheduler = Scheduler(Zone(), 0.0)
+    for name in ("a", "b"):
+        scheduler.ready(name)
+        destination = scheduler.next(0.0)
+        assert destination is not None
+        assert scheduler.failed(destination, 10**6, 0.0, "refused") == SUSPENDED_MAX_S
+        scheduler.ended(destination, has_mail=True)
+    assert scheduler.resume("a") == ["a"]
+    assert scheduler.resume(None) == ["a", "b"]
+    assert scheduler.resume("c") == []
+    scheduler.ready("a")  # a destination that is suspended leaves the ring
+    scheduler.ready("b")
+    probed = {scheduler.next(1.0), scheduler.next(1.0)}
+    assert {each.name for each in probed if each} == {"a", "b"}
+
+
+def test_urgent_mail_is_next() -> None:
+    """Its destination is first in the ring, and a worker of another makes room after each lease."""
+    scheduler = Scheduler(Zone(connections=1), 0.0)
+    scheduler.ready("a")
+    a = scheduler.next(0.0)
+    assert a is not None
+    scheduler.ready("b")
+    scheduler.ready("c", urgent=True)
+    assert scheduler.should_yield(a, 1)
+    scheduler.ended(a, has_mail=True)
+    c = scheduler.next(0.0)
+    assert c is not None and c.name == "c"
+    assert not scheduler.should_yield(c, 1)

@@ -25,7 +25,7 @@ zones:
 {dkim}
 """
 SETTLE_TIMEOUT_S = 300.0
-TLS = ", tls: {mode: implicit, certificate: tls.pem, key: tls.key}"
+TLS = ", tls: {mode: implicit, certificate_file: tls.pem, key_file: tls.key}"
 DKIM = "dkim: {keys: [{domain: source.example, selector: bench, key_file: dkim.pem}]}"
 
 

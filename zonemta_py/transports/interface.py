@@ -26,7 +26,7 @@ class LocalMessage(NamedTuple):
     begin: Callable[[], Awaitable[None]]
 
 
-Parcel = LocalMessage  # deprecated: the name until version 0.1
+Parcel = LocalMessage  # deprecated: the old name
 
 
 class LocalTransport(Protocol):
