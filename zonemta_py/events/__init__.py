@@ -1,1 +1,1 @@
-"""Every fact about accepted mail: its schema, its segments on disk, its exporter."""
+"""The events about accepted mail: their schema, segments on disk, history of recipients, audit."""

@@ -15,7 +15,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Mark, Meta, Note, read_mark, read_meta, read_note
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.storage.interface import View
+from zonemta_py.storage.interface import Store, View
 
 OVERHEAD_BYTES = 600  # of one entry, without its header and body
 EVICT_LOOK = 16  # old entries examined to make room for one
@@ -90,6 +90,16 @@ class ActiveMessages:
         if self._entries.get(entry.id) is entry:
             del self._entries[entry.id]
             self._size_bytes -= entry.size_bytes
+
+    def load(self, store: Store, message: str) -> ActiveMessage:
+        """Read an entry, with one lease. Raises QueueCorrupt."""
+        with store.frozen() as view:  # one moment: a wake between two reads would be counted nowhere
+            meta, mark = read_message(view, message)
+            remaining, notes = count_remaining(view, message, meta.zones)
+        entry = ActiveMessage(message, meta, mark, None, remaining, notes)
+        entry.leases = 1
+        self.add(entry)
+        return entry
 
     def set_body(self, entry: ActiveMessage, body: bytes) -> None:
         """Keep the body of ``entry`` in memory while it is leased."""

@@ -22,7 +22,7 @@ from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.events.schema import Event
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
-from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease, count_remaining, read_message
+from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
 from zonemta_py.queue.batch import CommitFuture, DoneCallback, GroupCommit, WriteBatch
 from zonemta_py.queue.chunks import BodyCheck, MessageWriter, Upload, read_body
 from zonemta_py.queue.deferral import Deferral
@@ -193,15 +193,7 @@ class Queue:
         if active is not None:
             active.leases += 1
             return active
-        with (
-            self.store.frozen() as view
-        ):  # one moment: a wake between two reads would be counted nowhere
-            meta, mark = read_message(view, message)
-            remaining, notes = count_remaining(view, message, meta.zones)
-        active = ActiveMessage(message, meta, mark, None, remaining, notes)
-        active.leases = 1
-        self._active.add(active)
-        return active
+        return self._active.load(self.store, message)
 
     def release_message(self, active: ActiveMessage) -> None:
         """A lease of ``active`` has ended and its commit is on disk."""
@@ -215,7 +207,7 @@ class Queue:
         return self.commits.submit(batch)
 
     def next_transaction(self) -> int:
-        """A number that no other transaction of this boot has."""
+        """A number unique among the transactions of this boot."""
         self._transactions += 1
         return self._transactions
 
