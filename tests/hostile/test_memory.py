@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from tests.hostile.test_submitters import ENDS, OK, SMUGGLED
+from tests.hostile.test_submitted_messages import ENDS, OK, SMUGGLED
 from tests.kit.attacks import item
 from tests.kit.deadlines import until
 from tests.kit.relay import staged
