@@ -43,7 +43,7 @@ class PlannedEnvelope:
 
 
 def envelope_of(row: Mapping[str, Any]) -> PlannedEnvelope:
-    """An envelope from a row of ``schema.ENVELOPE`` as Arrow returns it."""
+    """An envelope from a row of ``tables.ENVELOPE`` as Arrow returns it."""
     return PlannedEnvelope(
         row["key"], [(each["address"], dict(each["fields"] or ())) for each in row["recipients"]]
     )

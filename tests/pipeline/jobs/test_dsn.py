@@ -59,16 +59,16 @@ MAIL = [
 
 def ledger_of(spark: "SparkSession", folder: Path) -> str:
     """A plan that was submitted: k1 to a and b, k2 to c."""
-    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.spark import tables
 
     manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
-    spark.createDataFrame([manifest], schema.MANIFEST).write.parquet(f"{folder}/manifest")
+    spark.createDataFrame([manifest], tables.MANIFEST).write.parquet(f"{folder}/manifest")
     rows = [
         ("june", key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, 1)
         for key, names in (("k1", "ab"), ("k2", "c"))
         for name in names
     ]
-    spark.createDataFrame(rows, schema.LEDGER).write.parquet(f"{folder}/ledger/run=1")
+    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{folder}/ledger/run=1")
     return str(folder)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress
+from tests.pipeline.campaigns import no_progress, plan, write_list
 from tests.pipeline.segments import accepted, delivered, write_segment
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.scenarios import scenarios
@@ -43,7 +43,6 @@ def test_accepted_mail_is_simulated(spark: "SparkSession", tmp_path: Path) -> No
 
 
 def test_a_plan_is_simulated(spark: "SparkSession", tmp_path: Path) -> None:
-    from tests.pipeline.test_plan import plan, write_list
     from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
 
     listed = write_list(tmp_path / "list.csv", [[f"u{n}@d{n % 3}.example"] for n in range(300)], head=("email",))  # fmt: skip

@@ -26,7 +26,7 @@ def test_recorded_load(spark: "SparkSession", tmp_path: Path) -> None:
 
 def test_planned_load(spark: "SparkSession") -> None:
     """``turn`` determines the time within the whole time of the submission."""
-    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.spark import tables
     from zonemta_py.pipeline.transforms.load import planned_load
     from zonemta_py.pipeline.transforms.pack import TURNS
 
@@ -35,7 +35,7 @@ def test_planned_load(spark: "SparkSession") -> None:
             ("k1", 0, 0, "default", "", [("a@x.example", {})]),
             ("k2", 0, TURNS // 2, "default", "", [("b@x.example", {}), ("c@y.example", {})]),
         ],
-        schema.ENVELOPE,
+        tables.ENVELOPE,
     )
     rows = envelopes.transform(planned_load(30, 10.0)).orderBy("arrival_ms", "destination").collect()
     assert [(r["arrival_ms"], r["destination"], r["recipients"]) for r in rows] == [

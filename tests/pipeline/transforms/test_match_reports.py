@@ -17,7 +17,7 @@ NOTICES = (  # id, recipient, by_verp, key
 
 
 def test_methods(spark: "SparkSession") -> None:
-    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.spark import tables
     from zonemta_py.pipeline.transforms.match_reports import match_reports
 
     ledger = spark.createDataFrame(
@@ -28,7 +28,7 @@ def test_methods(spark: "SparkSession") -> None:
             )
             for name in names
         ],
-        schema.LEDGER_RUNS,
+        tables.LEDGER_RUNS,
     )  # fmt: skip
     notices = spark.createDataFrame(
         [

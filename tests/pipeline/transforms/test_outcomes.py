@@ -9,10 +9,10 @@ ADDRESSES = ("delivered", "bounced", "waiting", "refused", "deferred", "retried"
 
 
 def envelopes(spark: "SparkSession") -> "DataFrame":
-    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.spark import tables
 
     recipients = [(f"{name}@x.example", {}) for name in ADDRESSES]
-    return spark.createDataFrame([("k", 0, 0, "default", "x", recipients)], schema.ENVELOPE)
+    return spark.createDataFrame([("k", 0, 0, "default", "x", recipients)], tables.ENVELOPE)
 
 
 def row(name: str, state: str, messages: list[str], run: int = 1) -> tuple[object, ...]:
@@ -33,7 +33,7 @@ def row(name: str, state: str, messages: list[str], run: int = 1) -> tuple[objec
 
 def test_outcomes(spark: "SparkSession") -> None:
     """A final event wins over the ledger; of several runs the last that is not deferred counts."""
-    from zonemta_py.pipeline.spark import schema
+    from zonemta_py.pipeline.spark import tables
     from zonemta_py.pipeline.spark.events import event_schema
     from zonemta_py.pipeline.transforms.outcomes import plan_outcomes
 
@@ -45,7 +45,7 @@ def test_outcomes(spark: "SparkSession") -> None:
             row("retried", "deferred", [], 1),
             row("retried", "accepted", ["m2"], 2),
         ],
-        schema.LEDGER_RUNS,
+        tables.LEDGER_RUNS,
     )
     fields = event_schema().names
     events = [

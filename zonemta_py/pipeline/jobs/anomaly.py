@@ -6,8 +6,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies
 from zonemta_py.pipeline.transforms.rates import attempt_rows

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.errors import error_line, spark_errors
 from zonemta_py.pipeline.spark.events import IDENTITY, event_schema
+from zonemta_py.pipeline.spark.exceptions import error_line, spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 
 FILES_PER_BATCH = 2000

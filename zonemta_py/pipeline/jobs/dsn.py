@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
-from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import analysed, spark_errors
+from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.mail import read_mail
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.match_reports import (
@@ -57,7 +57,7 @@ def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -
     mail = read_mail(spark, request.mail[0])
     for path in request.mail[1:]:
         mail = mail.unionByName(read_mail(spark, path))
-    ledger = spark.createDataFrame([], schema.LEDGER_RUNS)
+    ledger = spark.createDataFrame([], tables.LEDGER_RUNS)
     for plan in request.plans:
         of_plan = read_ledger(spark, plan)
         ledger = ledger if of_plan is None else ledger.unionByName(of_plan)

@@ -19,8 +19,8 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.suppression import SuppressionList
-from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import spark_errors
+from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.classify import (
@@ -63,7 +63,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanManifest:
-    """The row of ``schema.MANIFEST``."""
+    """The row of ``tables.MANIFEST``."""
 
     version: int
     campaign: str
@@ -121,9 +121,9 @@ def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> 
     )
     if "://" not in request.output:
         shutil.rmtree(f"{request.output}/{CLASSIFIED}")
-    _write_row(spark, f"{request.output}/message", (request.message,), schema.MESSAGE)
-    values = tuple(getattr(manifest, name) for name in schema.MANIFEST.names)
-    _write_row(spark, f"{request.output}/manifest", values, schema.MANIFEST)
+    _write_row(spark, f"{request.output}/message", (request.message,), tables.MESSAGE)
+    values = tuple(getattr(manifest, name) for name in tables.MANIFEST.names)
+    _write_row(spark, f"{request.output}/manifest", values, tables.MANIFEST)
     return manifest
 
 
@@ -187,7 +187,7 @@ def _write_envelopes(
         .sortWithinPartitions("slot", "turn")
         .write.parquet(path)
     )
-    return spark.read.schema(schema.ENVELOPE).parquet(path)
+    return spark.read.schema(tables.ENVELOPE).parquet(path)
 
 
 def _write_left_out(request: PlanRequest, classified: DataFrame) -> None:
@@ -216,7 +216,7 @@ def _write_row(spark: SparkSession, path: str, row: tuple[Any, ...], kind: Struc
 def read_manifest(spark: SparkSession, plan: str) -> PlanManifest:
     """The manifest of ``plan``. Raises LocalError when there is none, or one of another version."""
     try:
-        row = spark.read.schema(schema.MANIFEST).parquet(f"{plan}/manifest").collect()[0]
+        row = spark.read.schema(tables.MANIFEST).parquet(f"{plan}/manifest").collect()[0]
     except (AnalysisException, IndexError) as exc:
         raise LocalError(f"{plan}: there is no plan here; make one with: zonemta pipeline plan") from exc
     if row["version"] != VERSION:
@@ -227,7 +227,7 @@ def read_manifest(spark: SparkSession, plan: str) -> PlanManifest:
 def read_message(spark: SparkSession, plan: str) -> bytes:
     """The message of a plan, header and body."""
     message: bytearray = (
-        spark.read.schema(schema.MESSAGE).parquet(f"{plan}/message").collect()[0]["octets"]
+        spark.read.schema(tables.MESSAGE).parquet(f"{plan}/message").collect()[0]["octets"]
     )
     return bytes(message)
 

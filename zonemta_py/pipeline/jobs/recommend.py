@@ -10,8 +10,8 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.pipeline.rules.advice import ProviderStats, Recommendation, advise, as_yaml
-from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.provider_stats import provider_stats
 from zonemta_py.pipeline.transforms.rates import attempt_rows

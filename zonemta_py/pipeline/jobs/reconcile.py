@@ -7,9 +7,9 @@ from pyspark.sql import SparkSession
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
-from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import spark_errors
+from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.outcomes import OUTCOMES, plan_outcomes
 
@@ -29,7 +29,7 @@ def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress
     manifest = read_manifest(spark, plan)
     progress("matching plan, ledger and events")
     found = (
-        spark.read.schema(schema.ENVELOPE)
+        spark.read.schema(tables.ENVELOPE)
         .parquet(f"{plan}/envelopes")
         .transform(plan_outcomes(read_ledger(spark, plan), read_events(spark, events)))
     )

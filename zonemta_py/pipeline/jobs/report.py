@@ -18,8 +18,8 @@ from zonemta_py.pipeline.jobs import compact
 from zonemta_py.pipeline.jobs.report_page import page
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.rules.warmup import WarmupSchedule
-from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms import rates
 from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies

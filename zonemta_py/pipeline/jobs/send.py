@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.pipeline.jobs.plan import read_manifest
-from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import analysed, spark_errors
+from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
-from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.submission import (
     ACCEPTED,
     DEFERRED,
@@ -53,7 +53,7 @@ def send_plan(spark: SparkSession, plan: str, options: SubmitOptions, progress: 
     """Submit the recipients that have no final row in the ledger. Raises LocalError."""
     manifest = read_manifest(spark, plan)
     ledger = read_ledger(spark, plan)
-    envelopes = spark.read.schema(schema.ENVELOPE).parquet(f"{plan}/envelopes")
+    envelopes = spark.read.schema(tables.ENVELOPE).parquet(f"{plan}/envelopes")
     if ledger is not None:
         envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED)))
     run = 1 if ledger is None else 1 + _last_run(ledger)
@@ -69,7 +69,7 @@ def send_plan(spark: SparkSession, plan: str, options: SubmitOptions, progress: 
             envelopes.repartitionByRange(manifest.slots, "slot")
             .sortWithinPartitions("slot", "turn")
             .select("key", "recipients")
-            .mapInArrow(_submit_batches(manifest.campaign, options), schema.LEDGER)
+            .mapInArrow(_submit_batches(manifest.campaign, options), tables.LEDGER)
             .write.option("maxRecordsPerFile", ROWS_PER_FILE)
             .parquet(path)
         )
@@ -106,9 +106,9 @@ def send_counts(spark: SparkSession, plan: str) -> SendCounts:
 
 
 def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
-    """The rows of ``schema.LEDGER_RUNS``, or None before the first run."""
+    """The rows of ``tables.LEDGER_RUNS``, or None before the first run."""
     try:
-        return analysed(spark.read.schema(schema.LEDGER_RUNS).parquet(f"{plan}/ledger"))
+        return analysed(spark.read.schema(tables.LEDGER_RUNS).parquet(f"{plan}/ledger"))
     except AnalysisException:
         return None
 
@@ -151,7 +151,7 @@ def _submit_batches(
                     (campaign, r.key, r.relay, r.address, r.state, r.code, r.reply, list(r.messages), r.repeated, r.time_ms)
                     for r in results
                 ]  # fmt: skip
-                yield record_batch(rows, schema.LEDGER)
+                yield record_batch(rows, tables.LEDGER)
             runner.run(submitter.aclose())
 
     return submit

@@ -24,11 +24,11 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.rules.simulation import LIMITS, SHARES, PeerModel, SimulatedMessage, simulate
-from zonemta_py.pipeline.spark import schema
-from zonemta_py.pipeline.spark.errors import spark_errors
+from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.pipeline.transforms.load import peer_answers, peer_model, planned_load, recorded_load
 
 COUNTS = ("delivered", "bounced", "expired", "deferrals", "transactions", "backlog_peak")
@@ -97,7 +97,7 @@ def _load(spark: SparkSession, request: SimulateRequest, events: DataFrame) -> D
     if request.plan is None:
         return events.transform(recorded_load)
     manifest = read_manifest(spark, request.plan)
-    envelopes = spark.read.schema(schema.ENVELOPE).parquet(f"{request.plan}/envelopes")
+    envelopes = spark.read.schema(tables.ENVELOPE).parquet(f"{request.plan}/envelopes")
     return envelopes.transform(planned_load(manifest.planned, request.per_s))
 
 

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
-from zonemta_py.pipeline.spark.errors import spark_errors
 from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.transforms.bounces import (
     complaints,

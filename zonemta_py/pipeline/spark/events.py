@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.schema import EVENTS
-from zonemta_py.pipeline.spark.errors import analysed, error_line
+from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 
 IDENTITY = ("node", "seq", "position")
 _TYPES: dict[object, DataType] = {int: LongType(), str: StringType(), bool: BooleanType()}

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import ConfigError, LocalError
-from zonemta_py.pipeline.spark.errors import analysed, error_line
+from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS
 
 CELL_MAX = 1 << 20  # characters of a CSV cell

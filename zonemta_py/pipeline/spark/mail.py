@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.errors import analysed, error_line
-from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.spark.exceptions import analysed, error_line
+from zonemta_py.pipeline.spark.tables import record_batch
 
 TABLES = (".parquet", ".jsonl", ".jsonl.zst", ".jsonl.gz")
 FILES_PER_TASK = 5000

@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.errors import error_line
+from zonemta_py.pipeline.spark.exceptions import error_line
 from zonemta_py.pipeline.spark.source import ZonemtaSource
 
 CONF_DIR = Path(__file__).parent / "conf"  # log4j2.properties

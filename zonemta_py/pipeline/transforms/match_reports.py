@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from zonemta_py.pipeline.rules.reasons import reason_of
-from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.spark.tables import record_batch
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.reports import read_notices
 

@@ -23,7 +23,7 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 def pack_envelopes(campaign: str, slots: int, per_envelope: int | None, sizes: DataFrame) -> Transform:
-    """Rows of ``schema.ENVELOPE`` from planned rows (``address``, ``zone``, ``provider``, ``fields``).
+    """Rows of ``tables.ENVELOPE`` from planned rows (``address``, ``zone``, ``provider``, ``fields``).
 
     ``per_envelope``: recipients of an envelope; None: one, with its ``fields``, which are not needed otherwise.
     ``sizes``: the number of rows (``size``) of each ``provider``.

@@ -9,7 +9,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from zonemta_py.pipeline.rules.reasons import reason_of
 from zonemta_py.pipeline.rules.templates import MASKS, mine_templates
-from zonemta_py.pipeline.spark.schema import record_batch
+from zonemta_py.pipeline.spark.tables import record_batch
 
 KIND_MAX = 200  # characters of a masked reply
 REPLY = ("code", "status", "kind")  # what determines a reason
