@@ -1,7 +1,10 @@
-"""An agent that follows a script instead of connecting, and the results it gives."""
+"""Both sides of an agent: an agent that follows a script, and a request with its context."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 
@@ -58,3 +61,44 @@ async def read(context: RequestContext) -> bytes:
     if isinstance(body, bytes):
         return body
     return b"".join([chunk async for chunk in body])
+
+
+HEADER = b"From: s@sender.example\r\nSubject: x\r\n"
+
+
+async def _done() -> None:
+    pass
+
+
+class Context:
+    """A body, and what the agent did with the context."""
+
+    def __init__(self, body: bytes | Exception = b"body\r\n", chunk_bytes: int = 0) -> None:
+        self._body = body
+        self._chunk_bytes = chunk_bytes
+        self.opened = 0
+        self.started: Awaitable[None] = asyncio.ensure_future(_done())
+
+    def body(self) -> bytes | AsyncIterator[bytes]:
+        if isinstance(self._body, bytes) and not self._chunk_bytes:
+            return self._body
+        return self._chunks()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        if isinstance(self._body, Exception):
+            yield b"the beginning\r\n"
+            raise self._body
+        for start in range(0, len(self._body), self._chunk_bytes):
+            yield self._body[start : start + self._chunk_bytes]
+
+    def session_opened(self) -> None:
+        self.opened += 1
+
+
+def request(*recipients: str, **changes: Any) -> DeliveryRequest:
+    domain = recipients[0].rpartition("@")[2]
+    whole = DeliveryRequest(
+        domain, "message", domain, "s@sender.example", recipients, HEADER, len(HEADER) + 8,
+        False, False, None, (10, 10),
+    )  # fmt: skip
+    return replace(whole, **changes)

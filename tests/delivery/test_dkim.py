@@ -1,13 +1,11 @@
 """Signing: real keys, and verification by dkimpy of what a receiver got."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import dkim as dkimpy
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from tests.kit.dkim import verified, write_key
 from tests.kit.relay import ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
@@ -15,33 +13,6 @@ from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.smtp.dkim import BodyHash
 
 BODY = b"A line.  Two  spaces, a tab\tand an end \r\n\r\n.dot\r\n\r\n\r\n"
-
-
-def write_key(path: Path, kind: str = "rsa", bits: int = 2048) -> Path:
-    key = {
-        "rsa": lambda: rsa.generate_private_key(65537, bits),
-        "ed25519": ed25519.Ed25519PrivateKey.generate,
-        "ec": lambda: ec.generate_private_key(ec.SECP256R1()),
-    }[kind]()
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return path
-
-
-def dns(*keys: Key) -> Callable[..., bytes]:
-    records = {f"{name}.".encode(): text.encode() for name, text in (key.record() for key in keys)}
-    return lambda name, timeout=5: records.get(name, b"")
-
-
-def verified(message: bytes, *keys: Key) -> list[bool]:
-    checker = dkimpy.DKIM(message)
-    count = message.lower().count(b"dkim-signature:")
-    return [checker.verify(idx=index, dnsfunc=dns(*keys)) for index in range(count)]
 
 
 async def test_both_kinds_of_key(folder: Path) -> None:
@@ -102,7 +73,7 @@ def test_keys_that_cannot_be_used(folder: Path) -> None:
     (folder / "text.pem").write_text("hello")
     with pytest.raises(ConfigError, match="PEM"):
         load_keys(entry(folder / "text.pem"))
-    with pytest.raises(ConfigError, match="RSA or Ed25519"):
+    with pytest.raises(ConfigError, match="allowed for DKIM: RSA, Ed25519"):
         load_keys(entry(write_key(folder / "ec.pem", "ec")))
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.delivery.test_smtp_agent import HEADER, Context, request
+from tests.delivery.agents import HEADER, Context, request
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError, QueueCorrupt

@@ -1,7 +1,7 @@
 """Transactions of an agent with scripted receivers: sessions, retries on a new one, refusals, attempts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,64 +10,25 @@ from typing import Any
 
 import pytest
 
-from tests.delivery.test_dkim import write_key
+from tests.delivery.agents import HEADER, Context, request
 from tests.kit.deadlines import until
+from tests.kit.dkim import write_key
 from tests.kit.relay import Stage, staged
 from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
-from zonemta_py.core.codec import replace as replace_fields
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.transports.pipelining import DsnOptions
 
-HEADER = b"From: s@sender.example\r\nSubject: x\r\n"
 PLAIN = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
-
-
-async def _done() -> None:
-    pass
-
-
-class Context:
-    """A body, and what the agent did with the context."""
-
-    def __init__(self, body: bytes | Exception = b"body\r\n", chunk_bytes: int = 0) -> None:
-        self._body = body
-        self._chunk_bytes = chunk_bytes
-        self.opened = 0
-        self.started: Awaitable[None] = asyncio.ensure_future(_done())
-
-    def body(self) -> bytes | AsyncIterator[bytes]:
-        if isinstance(self._body, bytes) and not self._chunk_bytes:
-            return self._body
-        return self._chunks()
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        if isinstance(self._body, Exception):
-            yield b"the beginning\r\n"
-            raise self._body
-        for start in range(0, len(self._body), self._chunk_bytes):
-            yield self._body[start : start + self._chunk_bytes]
-
-    def session_opened(self) -> None:
-        self.opened += 1
-
-
-def request(*recipients: str, **changes: Any) -> DeliveryRequest:
-    domain = recipients[0].rpartition("@")[2]
-    whole = DeliveryRequest(
-        domain, "message", domain, "s@sender.example", recipients, HEADER, len(HEADER) + 8,
-        False, False, None, (10, 10),
-    )  # fmt: skip
-    return replace_fields(whole, **changes)
 
 
 class Sending:
