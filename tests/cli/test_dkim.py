@@ -4,7 +4,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from tests.delivery.test_dkim import write_key
+from tests.kit.dkim import write_key
 from zonemta_py.cli.main import main
 from zonemta_py.core.codec import from_json
 

@@ -243,3 +243,10 @@ class Rounds:
             for task in self.load._tasks:
                 task.cancel()
         await self._stack.aclose()
+
+
+def assert_nothing_lost(verdict: Verdict) -> None:
+    assert verdict.lost == []
+    assert verdict.unnamed == []
+    assert verdict.problems == []
+    assert verdict.acknowledged > 100

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.rounds import POINTS, Rounds, Verdict
-
-
-def assert_nothing_lost(verdict: Verdict) -> None:
-    assert verdict.lost == []
-    assert verdict.unnamed == []
-    assert verdict.problems == []
-    assert verdict.acknowledged > 100
+from tests.crash.rounds import POINTS, Rounds, assert_nothing_lost
 
 
 @pytest.mark.crash

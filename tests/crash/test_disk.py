@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.disk import Disk, needs_compiler
-from tests.crash.rounds import Rounds
-from tests.crash.test_crash import assert_nothing_lost
+from tests.crash.rounds import Rounds, assert_nothing_lost
 from tests.kit.deadlines import until
 from tests.kit.smtp_client import RawClient
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.kit.listener import ListenerUnderTest, listening
-from tests.smtp.test_proxy import of, second
+from tests.kit.proxy import binary_header, proxy_header
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 
@@ -34,19 +34,19 @@ async def dialogue(relay: ListenerUnderTest, *pieces: bytes) -> bytes:
 async def test_the_client_is_who_the_proxy_names(tmp_path: Path, version: int) -> None:
     """No greeting before the header is complete; trust and Received are about the client."""
     async with listening(tmp_path, BEHIND) as relay:
-        header = of("192.0.2.7", version)
+        header = proxy_header("192.0.2.7", version)
         said = await dialogue(relay, header[:9], header[9:20], header[20:] + MAIL, b"Subject: x\r\n\r\nhi\r\n.\r\nQUIT\r\n")  # fmt: skip
         assert said.startswith(b"220 ")
         assert b"250 2.0.0 Ok: queued" in said
         assert b"192.0.2.7" in b"".join(v for _, v in relay.queue.store.scan(b"", b"\xff"))
-        said = await dialogue(relay, of("198.51.100.1", version) + MAIL)
+        said = await dialogue(relay, proxy_header("198.51.100.1", version) + MAIL)
         assert b"\r\n530 " in said, "the proxy is trusted, its client is not"
 
 
 async def test_a_proxy_without_a_client(tmp_path: Path) -> None:
     """A health check: the proxy's own address counts."""
     async with listening(tmp_path, BEHIND) as relay:
-        said = await dialogue(relay, second(0x20, 0, b"") + MAIL + b".\r\n")
+        said = await dialogue(relay, binary_header(0x20, 0, b"") + MAIL + b".\r\n")
         assert b"354 " in said
 
 
@@ -59,7 +59,7 @@ async def test_no_header(tmp_path: Path, data: bytes) -> None:
 async def test_a_header_from_a_client(tmp_path: Path) -> None:
     """A client that is not a proxy cannot take another address."""
     async with listening(tmp_path) as relay:
-        said = await dialogue(relay, of("192.0.2.7", 1) + MAIL)
+        said = await dialogue(relay, proxy_header("192.0.2.7", 1) + MAIL)
         assert said.endswith(b"421 4.7.0 This is not SMTP\r\n")
 
 

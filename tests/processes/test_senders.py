@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.delivery.test_dkim import verified, write_key
 from tests.kit.deadlines import scaled, until
+from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.faults import VARIABLE

@@ -11,7 +11,7 @@ from tests.kit.deadlines import until
 from tests.kit.queue import accept, make_queue
 from tests.kit.relay import relaying, staged
 from tests.kit.servers import SHARED, queue_settings
-from tests.services.test_takeover import settings
+from tests.kit.shared_relays import shared_settings
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.storage.interface import Store
@@ -101,7 +101,7 @@ async def test_with_an_http_listener(folder: Path) -> None:
         await queue.recover()
         await accept(queue, "u@d.example")
         await queue.close()
-        config = settings(stage, "redis", "two", admin={"address": "127.0.0.1:0", "mail": True})
+        config = shared_settings(stage, "redis", "two", admin={"address": "127.0.0.1:0", "mail": True})
         other = queue_settings(folder / "queue", "redis")
         config = replace(config, queue=replace(config.queue, redis=other.redis))
         async with relaying(config):

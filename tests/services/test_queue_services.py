@@ -21,11 +21,11 @@ import pytest
 from tests.kit import dequeue as kit
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import ZONE, opened, per_recipient, reports, rows, run, stored
+from tests.kit.local_transport import delivered
 from tests.kit.queue import everything
 from tests.kit.relay import FAST_RETRY, Stage, empty, logged_events, received, send, staged
 from tests.kit.servers import LOCAL, SHARED
 from tests.kit.smtp_client import RawClient
-from tests.transports.test_local import delivered
 from zonemta_py import Bounce, Envelope, NotAccepted, Parcel, Relay, Reply, RetryContext
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.dequeue import AsyncMessage, Disposition
@@ -200,7 +200,9 @@ async def test_each_recipient_has_its_own_outcome_06(folder: Path, store: str) -
             await relay.flush()
             await gone(relay)
         assert Counter(name for _, name in script.calls) == {"a": 1, "b": 2, "c": 1}
-    deliveries = {event["recipient"][0]: event["attempt"] for event in logged_events(folder, "delivered")}
+    deliveries = {
+        event["recipient"][0]: event["attempt"] for event in logged_events(folder, "delivered")
+    }
     assert (deliveries["a"], deliveries["b"]) == (1, 2)
     assert len(logged_events(folder, "bounced")) == 1
 

@@ -3,45 +3,23 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.kit.deadlines import time_limit, until
+from tests.kit.deadlines import until
 from tests.kit.load import DOMAINS, Load, recipients_of
-from tests.kit.relay import Stage, empty, ledger, relaying, staged
-from tests.kit.servers import SHARED, object_endpoint, part_of, redis_url
+from tests.kit.relay import empty, ledger, relaying, staged
+from tests.kit.servers import SHARED
+from tests.kit.shared_relays import shared_settings
 from zonemta_py import Queue
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.bench.process import CommandProcess, free_port
-from zonemta_py.config.schema import Config
 from zonemta_py.events.accounting import read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
 from zonemta_py.storage.open import open_shared_storage
-
-
-def shared_storage(folder: Path, kind: str) -> dict[str, Any]:
-    """The settings of the Redis or bucket that the relays of a test share."""
-    if kind == "redis":
-        return {"store": "redis", "redis": {"url": redis_url(), "prefix": part_of(folder)}}
-    return {
-        "store": "s3",
-        "s3": {"bucket": "queues", "prefix": part_of(folder), "endpoint": object_endpoint()},
-    }
-
-
-def settings(stage: Stage, kind: str, name: str, **changes: Any) -> Config:
-    """The configuration of one relay; its partition is ``name``."""
-    queue = {
-        "directory": name,
-        "min_free_disk": "1MiB",
-        "shared": {"name": name, "lease": time_limit(2), "poll": "200ms"},
-        **shared_storage(stage.folder, kind),
-    }
-    return stage.config(queue=queue, processes={}, **changes)
 
 
 @pytest.mark.crash
@@ -58,7 +36,9 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
         relays, ports = [], []
         for name in ("one", "two"):
             ports.append(free_port())
-            config = settings(stage, kind, name, listeners=[{"address": f"127.0.0.1:{ports[-1]}"}])
+            config = shared_settings(
+                stage, kind, name, listeners=[{"address": f"127.0.0.1:{ports[-1]}"}]
+            )
             path = folder / f"{name}.yaml"
             path.write_text(config.text)
             relays.append(
@@ -82,7 +62,7 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
             refused = {address for address in expected if ".no@" in address}
             wanted = (expected - refused) | {f"{a.partition('.')[0]}@senders.example" for a in refused}
             await until(lambda: wanted <= set(arrived(sinks)), "everything to arrive", 60)
-            shared = open_shared_storage(settings(stage, kind, "three").queue)
+            shared = open_shared_storage(shared_settings(stage, kind, "three").queue)
             assert shared is not None
             await until(
                 lambda: "given back" in (folder / "two.log").read_text(), "the end of the takeover"
@@ -123,8 +103,8 @@ async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) 
     """A program submits mail and ends; a relay with the same shared storage delivers it."""
     async with staged(folder) as stage:
         sink = await stage.receiver("d.example")
-        async with relaying(settings(stage, kind, "one")) as relay:
-            async with Queue(settings(stage, kind, "program", listeners=[])) as queue:
+        async with relaying(shared_settings(stage, kind, "one")) as relay:
+            async with Queue(shared_settings(stage, kind, "program", listeners=[])) as queue:
                 for number in range(3):
                     text = b"Subject: x\n\n%d\n" % number
                     await queue.enqueue("s@a.example", [f"u{number}@d.example"], text + b"y\n" * 50_000)

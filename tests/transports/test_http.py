@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from tests.transports.test_local import delivered
+from tests.kit.local_transport import delivered, local_message
 from zonemta_py.smtp.http_mapping import decode_address
 from zonemta_py.transports.http import HttpTransport
 
@@ -105,9 +105,7 @@ async def test_no_response() -> None:
 
 
 async def delivered_or_not(transport: HttpTransport) -> str:
-    from tests.transports.test_local import parcel
-
-    reply = await transport.deliver(parcel(b"x"))
+    reply = await transport.deliver(local_message(b"x"))
     assert reply.code == 0
     return f"{reply.status} {reply.text}"
 

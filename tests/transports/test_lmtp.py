@@ -1,6 +1,6 @@
 """LMTP: LHLO, and an answer to the final dot for each recipient."""
 
-from tests.transports.test_smtp import _mail, _nothing, _open, peer
+from tests.kit.smtp_peer import no_wait, open_to, peer, transaction
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 
@@ -16,12 +16,14 @@ async def test_each_recipient_has_its_answer() -> None:
         "250 2.0.0 taken\r\n452 4.2.2 full\r\n", "*MAIL", "*RCPT", "*DATA", "250 ok\r\n250 ok\r\n354 go\r\n", ".",
         "250 2.0.0 taken\r\n", "*QUIT",
     ) as (port, _):  # fmt: skip
-        session = await _open(port, lmtp=True)
-        result = await session.transact(_mail("a@d.example", "b@d.example", "c@d.example"), _nothing())
+        session = await open_to(port, lmtp=True)
+        result = await session.transact(
+            transaction("a@d.example", "b@d.example", "c@d.example"), no_wait()
+        )
         assert result.answers == [
             (Phase.DOT, TAKEN), (Phase.RCPT, Reply(550, "5.1.1", "no")), (Phase.DOT, FULL)
         ]  # fmt: skip
-        again = await session.transact(_mail("a@d.example"), _nothing())
+        again = await session.transact(transaction("a@d.example"), no_wait())
         assert again.answers == [(Phase.DOT, TAKEN)]
         session.close()
 
@@ -31,8 +33,10 @@ async def test_a_peer_that_leaves_between_its_answers() -> None:
     async with peer(
         "220 hi\r\n", *LHLO, *THREE, "250 ok\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 2.0.0 taken\r\n", "!"
     ) as (port, _):  # fmt: skip
-        session = await _open(port, lmtp=True)
-        result = await session.transact(_mail("a@d.example", "b@d.example", "c@d.example"), _nothing())
+        session = await open_to(port, lmtp=True)
+        result = await session.transact(
+            transaction("a@d.example", "b@d.example", "c@d.example"), no_wait()
+        )
         first, *others = result.answers
         assert first == (Phase.DOT, TAKEN)
         assert [answer and answer[1].code for answer in others] == [0, 0]

@@ -11,43 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
+from tests.kit.local_transport import STORED, delivered, local_message
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import BlackholeTransport
-from zonemta_py.transports.interface import LocalMessage, LocalTransport, lines, parts
+from zonemta_py.transports.interface import LocalMessage, lines, parts
 from zonemta_py.transports.maildir import MaildirTransport
 from zonemta_py.transports.pipe import PipeTransport, verdict_of
 from zonemta_py.transports.python import PythonTransport
-
-HEADER = b"Subject: x\r\n"
-STORED = b"Return-Path: <s@a.example>\nDelivered-To: joe@b.example\nSubject: x\n\n"
-
-
-class Begun:
-    """Counts the calls of ``begin``."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    async def __call__(self) -> None:
-        self.times += 1
-
-
-def parcel(*chunks: bytes, recipient: str = "joe@b.example", begin: Begun | None = None) -> LocalMessage:
-    async def body() -> AsyncIterator[bytes]:
-        for chunk in chunks:
-            yield chunk
-
-    return LocalMessage("0" * 24, "s@a.example", recipient, HEADER, body, begin or Begun())
-
-
-async def delivered(
-    transport: LocalTransport, *chunks: bytes, recipient: str = "joe@b.example"
-) -> Reply:
-    begin = Begun()
-    reply = await transport.deliver(parcel(*chunks, recipient=recipient, begin=begin))
-    assert begin.times == 1 or reply.code >= 400
-    return reply
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5))
@@ -57,7 +28,7 @@ def test_line_ends(body: bytes, cuts: list[int]) -> None:
     chunks = [body[a:b] for a, b in pairwise(places)]
 
     async def joined() -> bytes:
-        return b"".join([piece async for piece in lines(parcel(*chunks))])
+        return b"".join([piece async for piece in lines(local_message(*chunks))])
 
     assert asyncio.run(joined()) == STORED + body.replace(b"\r\n", b"\n")
 
@@ -107,7 +78,7 @@ async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
 
     transport = MaildirTransport(str(tmp_path), create=True, hostname="h")
     with pytest.raises(ValueError, match="damaged"):
-        await transport.deliver(parcel()._replace(body=damaged))
+        await transport.deliver(local_message()._replace(body=damaged))
     assert list((tmp_path / "tmp").iterdir()) == list((tmp_path / "new").iterdir()) == []
 
 
@@ -206,7 +177,7 @@ async def test_functions() -> None:
     with pytest.raises(ConfigError, match="no function"):
         PythonTransport("tests.nothing.here", 5.0)
     with pytest.raises(ConfigError, match="is not a function"):
-        PythonTransport(f"{__name__}.HEADER", 5.0)
+        PythonTransport(f"{__name__}.calls", 5.0)
 
 
 async def test_the_black_hole() -> None:

@@ -2,110 +2,21 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import certificate
+from tests.kit.smtp_peer import EHLO, FAST, no_wait, open_to, peer, transact, transaction
 from zonemta_py.config.units import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
-from zonemta_py.transports.pipelining import SmtpSession, Transaction, TransactionResult
-
-FAST = Timeouts(*(Seconds(scaled(2)),) * 5)
-EHLO = ["*EHLO ", "250-mx\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 SIZE 1000\r\n"]
-
-Step = str | Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
-
-
-@asynccontextmanager
-async def peer(
-    *script: Step, context: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[int, list[str]]]:
-    """A server that plays ``script`` to each connection.
-
-    ``*TEXT`` reads one line, which must begin with TEXT; ``.`` reads to the final dot; ``STARTTLS``
-    encrypts; ``!`` closes; a callable is called; anything else is sent. Yields its port and what
-    went wrong.
-    """
-    wrong: list[str] = []
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        tasks.add(task)
-        try:
-            for step in script:
-                if callable(step):
-                    step(reader, writer)
-                elif step.startswith("*"):
-                    line = (await reader.readline()).decode()
-                    if not line.startswith(step[1:]):
-                        wrong.append(f"expected {step[1:]!r}, got {line!r}")
-                elif step == ".":
-                    await reader.readuntil(b"\r\n.\r\n")
-                elif step == "STARTTLS":
-                    assert context
-                    await writer.start_tls(context)
-                elif step == "!":
-                    break
-                else:
-                    writer.write(step.encode())
-            else:
-                await reader.read()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
-            pass
-        finally:
-            writer.close()
-            tasks.discard(task)
-
-    server = await asyncio.start_server(play, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1], wrong
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-    assert wrong == []
-
-
-async def _open(port: int, **changes: object) -> SmtpSession:
-    options = SessionOptions("me.example", None, "opportunistic", FAST)
-    for name, value in changes.items():
-        object.__setattr__(options, name, value)
-    return await open_session(Target("mx.example", "127.0.0.1", port), options)
-
-
-def _nothing() -> asyncio.Future[None]:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    done.set_result(None)
-    return done
-
-
-def _mail(
-    *recipients: str, chunks: Sequence[bytes] = (b"body\r\n",), header: bytes = b"Subject: x\r\n"
-) -> Transaction:
-    return Transaction(
-        "a@b.example", recipients or ("c@d.example",), header, _each(chunks), 100, False, False
-    )
-
-
-async def _each(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-
-
-async def _transact(port: int, mail: Transaction) -> tuple[SmtpSession, TransactionResult]:
-    session = await _open(port)
-    return session, await session.transact(mail, _nothing())
-
+from zonemta_py.transports.pipelining import Transaction
 
 DATA = ["*MAIL FROM:<a@b.example> SIZE=100", "*RCPT TO:<c@d.example>", "*DATA"]
 
@@ -114,7 +25,7 @@ async def test_one_transaction() -> None:
     async with peer(
         "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 2.0.0 taken\r\n", "*QUIT"
     ) as (port, _):
-        session, result = await _transact(port, _mail())
+        session, result = await transact(port, transaction())
         assert result.answers == [(Phase.DOT, Reply(250, "2.0.0", "taken"))]
         assert session.usable
         session.close()
@@ -130,7 +41,7 @@ async def test_each_recipient_has_its_own_verdict() -> None:
         ".",
         "250 ok\r\n",
     ) as (port, _):
-        session, result = await _transact(port, _mail("a@d.example", "b@d.example", "c@d.example"))
+        session, result = await transact(port, transaction("a@d.example", "b@d.example", "c@d.example"))
         assert [answer and answer[1].code for answer in result.answers] == [250, 550, 451]
         session.abort()
 
@@ -148,7 +59,7 @@ async def test_the_peers_limit_is_not_a_verdict() -> None:
         ".",
         "250 ok\r\n",
     ) as (port, _):
-        session, result = await _transact(port, _mail("a@d.example", "b@d.example"))
+        session, result = await transact(port, transaction("a@d.example", "b@d.example"))
         assert result.answers[1] is None
         assert session.recipients_max == 1
         session.abort()
@@ -164,10 +75,10 @@ async def test_refusals() -> None:
         *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "250 ok\r\n",
     ]  # fmt: skip
     async with peer("220 hi\r\n", *EHLO, *script) as (port, _):
-        session = await _open(port)
+        session = await open_to(port)
         got = []
         for _i in range(5):
-            answer = (await session.transact(_mail(), _nothing())).answers[0]
+            answer = (await session.transact(transaction(), no_wait())).answers[0]
             assert answer
             got.append((answer[0], answer[1].code))
         assert got == [
@@ -185,7 +96,7 @@ async def test_354_without_recipients() -> None:
     async with peer(
         "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n550 5.1.1 no\r\n354 go\r\n", "*.", "250 ok?\r\n"
     ) as (port, _):
-        session, result = await _transact(port, _mail())
+        session, result = await transact(port, transaction())
         assert result.answers == [(Phase.RCPT, Reply(550, "5.1.1", "no"))]
         assert not session.usable
         session.close()
@@ -209,10 +120,10 @@ async def test_without_pipelining() -> None:
         "451 later\r\n",
     ]
     async with peer("220 hi\r\n", *script) as (port, _):
-        session = await _open(port)
-        result = await session.transact(_mail("a@d.example", "b@d.example"), _nothing())
+        session = await open_to(port)
+        result = await session.transact(transaction("a@d.example", "b@d.example"), no_wait())
         assert [answer and answer[1].code for answer in result.answers] == [550, 250]
-        result = await session.transact(_mail("a@d.example", "b@d.example"), _nothing())
+        result = await session.transact(transaction("a@d.example", "b@d.example"), no_wait())
         assert [answer and answer[0] for answer in result.answers] == [Phase.MAIL, Phase.MAIL]
         session.abort()
 
@@ -233,7 +144,7 @@ async def test_helo_where_ehlo_is_not_known() -> None:
         ".",
         "250 ok\r\n",
     ) as (port, _):
-        session, result = await _transact(port, _mail())
+        session, result = await transact(port, transaction())
         assert result.answers[0] and result.answers[0][1].code == 250
         session.abort()
 
@@ -255,9 +166,9 @@ async def test_an_early_refusal_is_read_while_the_body_is_written() -> None:
         "*Subject",
         "552 5.3.4 too big\r\n",
     ) as (port, _):
-        session = await _open(port)
+        session = await open_to(port)
         mail = Transaction("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 1, False, False)
-        result = await session.transact(mail, _nothing())
+        result = await session.transact(mail, no_wait())
         assert result.answers == [(Phase.DATA, Reply(552, "5.3.4", "too big"))]
         assert not session.usable
         session.close()
@@ -282,8 +193,8 @@ async def test_the_dot_waits_for_the_queue() -> None:
     async with peer(
         "220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", invited, ".", at_end, "250 ok\r\n"
     ) as (port, _):
-        session = await _open(port)
-        await session.transact(_mail(), before())
+        session = await open_to(port)
+        await session.transact(transaction(), before())
         assert seen == ["durable", "dot"]
         session.abort()
 
@@ -291,7 +202,7 @@ async def test_the_dot_waits_for_the_queue() -> None:
 async def test_a_lost_answer_is_uncertain() -> None:
     """The dot went out and the connection broke: it may have been taken."""
     async with peer("220 hi\r\n", *EHLO, *DATA, "250 ok\r\n250 ok\r\n354 go\r\n", ".", "!") as (port, _):
-        _, result = await _transact(port, _mail())
+        _, result = await transact(port, transaction())
         assert result.uncertain
         answer = result.answers[0]
         assert answer and answer[0] is Phase.DOT and answer[1].code == 0
@@ -308,7 +219,7 @@ async def test_a_lost_answer_is_uncertain() -> None:
 )
 async def test_what_was_said_before_leaving_counts(said: str, codes: list[int]) -> None:
     async with peer("220 hi\r\n", *EHLO, "*MAIL", "*RCPT", "*RCPT", "*DATA", said, "!") as (port, _):
-        session, result = await _transact(port, _mail("a@d.example", "b@d.example"))
+        session, result = await transact(port, transaction("a@d.example", "b@d.example"))
         assert [answer and answer[1].code for answer in result.answers] == codes
         assert not session.usable
 
@@ -316,18 +227,18 @@ async def test_what_was_said_before_leaving_counts(said: str, codes: list[int]) 
 async def test_a_peer_that_leaves_without_a_reply() -> None:
     async with peer("220 hi\r\n", *EHLO, "*MAIL", "!") as (port, _):
         with pytest.raises(SessionLost):
-            await _transact(port, _mail())
+            await transact(port, transaction())
 
 
 async def test_a_silent_peer_times_out() -> None:
     slow = Timeouts(*(Seconds(scaled(0.3)),) * 5)
     async with peer("220 hi\r\n", *EHLO, "*MAIL") as (port, _):
-        session = await _open(port, timeouts=slow)
+        session = await open_to(port, timeouts=slow)
         with pytest.raises(SessionLost, match="timed out"):
-            await session.transact(_mail(), _nothing())
+            await session.transact(transaction(), no_wait())
     async with peer() as (port, _):
         with pytest.raises(DestinationFailed):
-            await _open(port, timeouts=slow)
+            await open_to(port, timeouts=slow)
 
 
 async def test_unasked_replies_end_the_session() -> None:
@@ -340,7 +251,7 @@ async def test_unasked_replies_end_the_session() -> None:
         ".",
         "250 ok\r\n250 more\r\n" + "250 flood\r\n" * 5000,
     ) as (port, _):
-        session, result = await _transact(port, _mail())
+        session, result = await transact(port, transaction())
         assert result.answers[0] and result.answers[0][1].code == 250
         await until(lambda: not session.usable, "the session to be given up")
 
@@ -367,10 +278,10 @@ async def test_a_chunk_iterator_that_fails_leaves_no_finished_message() -> None:
         port,
         _,
     ):
-        session = await _open(port)
+        session = await open_to(port)
         mail = Transaction("a@b.example", ["c@d.example"], b"Subject: x\r\n", body(), 100, False, False)
         with pytest.raises(RuntimeError, match="damaged"):
-            await session.transact(mail, _nothing())
+            await session.transact(mail, no_wait())
         assert not session.usable
     assert all(not data.endswith(b"\r\n.\r\n") for data in ended)
 
@@ -387,7 +298,7 @@ async def test_a_chunk_iterator_that_fails_leaves_no_finished_message() -> None:
 async def test_no_session(script: list[str], text: str) -> None:
     async with peer(*script) as (port, _):
         with pytest.raises(DestinationFailed, match=text) as caught:
-            await _open(port)
+            await open_to(port)
         assert caught.value.status[0] in "45"
 
 
@@ -395,9 +306,9 @@ async def test_a_closed_port() -> None:
     async with peer() as (port, _):
         pass
     with pytest.raises(DestinationFailed, match="refused"):
-        await _open(port)
+        await open_to(port)
     with pytest.raises(DestinationFailed, match="not on this machine"):
-        await _open(port, source="192.0.2.1")
+        await open_to(port, source="192.0.2.1")
 
 
 async def test_starttls(folder: Path) -> None:
@@ -415,33 +326,33 @@ async def test_starttls(folder: Path) -> None:
         *EHLO,
     ]
     async with peer(*offer, context=server) as (port, _):
-        session = await _open(port)
+        session = await open_to(port)
         assert session.secure
         assert session.offers("pipelining")
         session.abort()
         with pytest.raises(TlsFailed):
-            await _open(port, tls="required")
+            await open_to(port, tls="required")
         options = SessionOptions("me.example", None, "required", FAST)
         session = await open_session(Target("localhost", "127.0.0.1", port), options, context=trusting)
         assert session.secure
         session.abort()
     async with peer("220 hi\r\n", *EHLO) as (port, _):
         with pytest.raises(DestinationFailed, match="offers no TLS"):
-            await _open(port, tls="required")
+            await open_to(port, tls="required")
         with pytest.raises(DestinationFailed, match="password is not sent"):
-            await _open(port, credentials=("me", "secret"))
+            await open_to(port, credentials=("me", "secret"))
     async with peer(
         "220 hi\r\n", "*EHLO", "250-mx\r\n250 STARTTLS\r\n", "*STARTTLS", "454 not now\r\n"
     ) as (port, _):
         with pytest.raises(TlsFailed):
-            await _open(port)
+            await open_to(port)
 
 
 async def test_auth() -> None:
     offer = ["220 hi\r\n", "*EHLO", "250-mx\r\n250 AUTH PLAIN\r\n", "*AUTH PLAIN AG1lAHNlY3JldA=="]
     async with peer(*offer, "235 ok\r\n") as (port, _):
-        session = await _open(port, tls="off", credentials=("me", "secret"))
+        session = await open_to(port, tls="off", credentials=("me", "secret"))
         session.abort()
     async with peer(*offer, "535 5.7.8 no\r\n") as (port, _):
         with pytest.raises(DestinationFailed, match=r"535 5\.7\.8"):
-            await _open(port, tls="off", credentials=("me", "secret"))
+            await open_to(port, tls="off", credentials=("me", "secret"))
