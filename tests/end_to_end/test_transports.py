@@ -104,14 +104,14 @@ async def test_large_and_small_through_a_pipe(folder: Path) -> None:
     [
         ("transport: lmtp", "needs a smarthost"),
         ("transport: maildir", "needs a path"),
-        ("transport: maildir, maildir: {path: '/m/{usr}'}", "a placeholder is one of"),
+        ("transport: maildir, maildir: {path: '/m/{usr}'}", "placeholders: "),
         ("transport: pipe", "needs either a command or a preset"),
         (
             "transport: pipe, pipe: {command: [x], preset: maildrop}",
             "needs either a command or a preset",
         ),
-        ("transport: pipe, pipe: {command: [x, '{0}']}", "a placeholder is one of"),
-        ("transport: pipe, pipe: {command: [x, '{sender.x}']}", "a placeholder is one of"),
+        ("transport: pipe, pipe: {command: [x, '{0}']}", "placeholders: "),
+        ("transport: pipe, pipe: {command: [x, '{sender.x}']}", "placeholders: "),
         ("transport: python", "needs a function"),
         ("transport: http", "expected http:// or https://"),
         ("tls: dane", "not available in this version"),
