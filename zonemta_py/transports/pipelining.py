@@ -127,15 +127,11 @@ class SmtpSession(Dialogue):
         return [accepted]
 
     @staticmethod
-    def _answer(
-        answers: _Answers, accepted: Sequence[int], phase: Phase, reply: Reply
-    ) -> None:
+    def _answer(answers: _Answers, accepted: Sequence[int], phase: Phase, reply: Reply) -> None:
         for index in accepted:
             answers[index] = (phase, reply)
 
-    async def _envelope(
-        self, mail: Transaction
-    ) -> tuple[_Answers, list[int], Reply | None]:
+    async def _envelope(self, mail: Transaction) -> tuple[_Answers, list[int], Reply | None]:
         """Send MAIL, RCPT and DATA. Returns answers, accepted indexes and the reply to DATA, None if not sent."""
         commands = [self._mail_command(mail), *_rcpt_commands(mail)]
         reset = [b"RSET\r\n"] if self._dirty else []
@@ -167,9 +163,7 @@ class SmtpSession(Dialogue):
         except SessionLost as exc:
             return self._cut_short(mail, replies, exc), [], None
 
-    def _cut_short(
-        self, mail: Transaction, replies: Sequence[Reply], lost: SessionLost
-    ) -> _Answers:
+    def _cut_short(self, mail: Transaction, replies: Sequence[Reply], lost: SessionLost) -> _Answers:
         """The answers when the connection is lost after ``replies``. Raises ``lost`` if all of those are 2xx."""
         self.usable = False
         if all(reply.completed for reply in replies):
@@ -179,9 +173,7 @@ class SmtpSession(Dialogue):
         answers += [None] * (len(mail.recipients) - len(answers))
         return [answer or (Phase.RCPT, default) for answer in answers]
 
-    def _judge(
-        self, count: int, replies: Sequence[Reply]
-    ) -> tuple[_Answers, list[int]]:
+    def _judge(self, count: int, replies: Sequence[Reply]) -> tuple[_Answers, list[int]]:
         mail, *rcpts = replies
         if not mail.completed:
             return [(Phase.MAIL, mail)] * count, []
