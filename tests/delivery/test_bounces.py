@@ -1,4 +1,4 @@
-"""Reports in the batch of a settle: which are composed, to whom, and with how much of the message."""
+"""Reports in the batch of a settle: which are composed, their recipients, and how much of the message they contain."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -139,7 +139,7 @@ async def test_a_message_that_ends_without_a_settle(reporting: Reporting) -> Non
     assert b"other.example" in text(only(again.reports))
 
 
-# ---- to whom
+# ---- the recipient of a report
 
 
 async def test_a_failed_report_is_a_double_bounce(reporting: Reporting) -> None:

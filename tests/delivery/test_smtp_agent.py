@@ -162,7 +162,7 @@ async def test_a_damaged_body_is_deferred(folder: Path) -> None:
         assert attempt is not None
         assert (attempt.phase, attempt.code, attempt.status) == ("data", 0, "4.3.0")
         assert made.stage.sinks["a.example"].messages == []
-        assert made.pool.size == 0
+        assert made.pool.count("a.example") == 0
 
 
 async def test_a_start_that_cannot_be_written(folder: Path) -> None:
@@ -177,7 +177,7 @@ async def test_a_start_that_cannot_be_written(folder: Path) -> None:
         with pytest.raises(QueueUnavailable):
             await made.deliver("x@a.example", context=context)
         assert made.stage.sinks["a.example"].messages == []
-        assert made.pool.size == 0
+        assert made.pool.count("a.example") == 0
 
 
 async def test_an_unanswered_final_dot_is_uncertain(folder: Path) -> None:
@@ -236,7 +236,7 @@ async def test_closed_the_agent_keeps_no_session(folder: Path) -> None:
         await until(lambda: sink.connections, "the session")
         made.agent.close()
         assert codes(await running) == [250]
-        assert made.pool.size == 0
+        assert made.pool.count("a.example") == 0
         await until(lambda: not sink.connections, "its end")
 
 

@@ -28,8 +28,8 @@ class _IdleSession:
 class SessionPool:
     """The idle sessions of one zone.
 
-    ``size`` counts them. ``on_closed(destination, idle)`` is called when the pool has closed a session
-    with ``destination``, with the number of those that are left.
+    ``on_closed(destination, idle)`` is called when the pool has closed a session with ``destination``;
+    ``idle`` is the number of those that remain.
     """
 
     def __init__(self, on_closed: OnClosed = ignore_closed) -> None:
@@ -38,14 +38,12 @@ class SessionPool:
         self._timer: asyncio.TimerHandle | None = None
         self._by_destination: Counter[str] = Counter()
         self._on_closed = on_closed
-        self.size = 0
 
     def count(self, destination: str) -> int:
         """The number of idle sessions with ``destination``."""
         return self._by_destination[destination]
 
     def _add_to_count(self, destination: str, change: int) -> None:
-        self.size += change
         self._by_destination[destination] += change
         if not self._by_destination[destination]:
             del self._by_destination[destination]

@@ -172,6 +172,8 @@ class ZoneWorkers:
                 continue
             result = await self._deliver(lease, destination)
             match decide_next(result, suspended=destination.failing):
+                case Next.CONTINUE:
+                    pass
                 case Next.LEARN_LIMIT:
                     destination.limit_reached(clock.monotonic_s())
                     return True
