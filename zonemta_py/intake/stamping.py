@@ -100,7 +100,18 @@ def stamp(
     routing = [field for field in fields if field.name in rules.router.headers]
     message_id = first_value(header, fields, b"message-id")
     date = clock.mail_date(clock.now_ms())
-    block = [_received(rules, envelope, message, date)]
+    origin, recipients = envelope.origin, envelope.recipients
+    block = [
+        received(
+            helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
+            client_ip=origin.client_ip,
+            by=rules.hostname,
+            protocol=origin.protocol,
+            message_id=message,
+            recipient=recipients[0].address if len(recipients) == 1 else "",
+            date=date,
+        )
+    ]
     if not message_id:
         message_id = f"<{message}@{rules.hostname}>"
         block.append(f"Message-ID: {message_id}\r\n".encode())
@@ -114,7 +125,7 @@ def stamp(
         sender=envelope.sender,
         header=b"".join(block),
         recipients=_route(rules.router, envelope, zone_names),
-        origin=envelope.origin,
+        origin=origin,
         message_id=message_id[:MESSAGE_ID_MAX],
         eight_bit=content.eight_bit,
         smtputf8=envelope.smtputf8,
@@ -122,19 +133,6 @@ def stamp(
         envid=envelope.envid,
         key=key,
         body_hash=content.body_hash,
-    )
-
-
-def _received(rules: MessageRules, envelope: MessageEnvelope, message: str, date: str) -> bytes:
-    origin, recipients = envelope.origin, envelope.recipients
-    return received(
-        helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
-        client_ip=origin.client_ip,
-        by=rules.hostname,
-        protocol=origin.protocol,
-        message_id=message,
-        recipient=recipients[0].address if len(recipients) == 1 else "",
-        date=date,
     )
 
 
