@@ -36,7 +36,7 @@ async def test_starttls_and_auth(tmp_path: Path) -> None:
                 with pytest.raises(smtplib.SMTPAuthenticationError):
                     client.login("news", "wrong")
                 with pytest.raises(smtplib.SMTPAuthenticationError):
-                    client.login("nobody", "secret")
+                    client.login("unknown", "secret")
                 assert client.docmd("AUTH", "CRAM-MD5")[0] == 504
                 assert client.docmd("AUTH", "PLAIN !!!")[0] == 501
                 client.docmd("AUTH", "LOGIN")
