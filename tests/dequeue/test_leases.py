@@ -89,7 +89,7 @@ async def test_a_mixed_end_that_is_cut_off(folder: Path) -> None:
         message = await put(queue, "a@x.example", "b@x.example", body=BODY + b"line\r\n" * 500_000)
         await run(queue, routine)
         await until(lambda: stored(queue) == {message}, "the copy to go")
-        assert [row["state"] for row in rows(queue)] == ["deferred"] * 2
+        await until(lambda: [row["state"] for row in rows(queue)] == ["deferred"] * 2, "the deferral")
         assert in_flight(queue) == []
 
 
@@ -103,7 +103,7 @@ async def test_a_damaged_body_in_a_mixed_end(folder: Path) -> None:
         inner = queue.channels.context.queue
         inner.store.write(inner.store.batch([(keys.chunk_key(message, 1), b"?")], sync=True))
         await run(queue, routine)
-        assert [row["state"] for row in rows(queue)] == ["deferred"] * 2
+        await until(lambda: [row["state"] for row in rows(queue)] == ["deferred"] * 2, "the deferral")
 
 
 async def test_cancelled_before_the_routine(folder: Path) -> None:
