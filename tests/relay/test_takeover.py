@@ -67,7 +67,7 @@ async def test_a_partition_is_released(folder: Path, kind: str, how: str) -> Non
 
     storage = await with_mail(folder, kind)
     recovery = OrphanRecovery(storage, queue_settings(folder, kind).shared, make_relay)
-    recovery.start()
+    await recovery.start()
     await until(lambda: opened and not recovery.names, "the partition to be released")
     await asyncio.to_thread(lambda: storage.open("one").close())
     assert opened == ["one"]
@@ -87,7 +87,7 @@ async def test_mail_for_programs_is_left(folder: Path, kind: str) -> None:
     exported = [(key, None) for key in store.keys(b"outbox/", b"outbox/\xff")]
     store.write(store.batch(exported, sync=True))
     store.close()
-    recovery.start()
+    await recovery.start()
     await until(lambda: "one" in recovery._skipped_until, "the partition to be skipped")
     assert opened == []
     await recovery.close()
