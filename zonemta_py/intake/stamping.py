@@ -118,9 +118,8 @@ def stamp(
     if not any(field.name == b"date" for field in fields):
         block.append(f"Date: {date}\r\n".encode())
     block.append(without(header, routing) if routing else header)
-    zone_names: dict[str, str] = {}
-    for field in routing:
-        zone_names.setdefault(field.name.decode(), field_value(header, field))
+    # Reversed: of several fields with one name the first counts.
+    zone_names = {field.name.decode(): field_value(header, field) for field in reversed(routing)}
     return NewMessage(
         sender=envelope.sender,
         header=b"".join(block),
