@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.kit")
 
-from tests.kit.deadlines import eventually, scale, slowness, until  # noqa: E402
-
-__all__ = ["eventually", "until"]
+from tests.kit.deadlines import scale, slowness  # noqa: E402 - after the line above
 
 settings.register_profile(
     "dev", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]

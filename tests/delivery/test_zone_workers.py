@@ -19,7 +19,7 @@ from tests.delivery.agents import (
     all_delivered,
     no_session,
 )
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.queue import accept, events, everything, opened
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.units import Rate, Seconds
@@ -284,7 +284,7 @@ async def test_closing_cancels_what_exceeds_the_grace(folder: Path) -> None:
         await accept(stage.queue, "x@a.example")
         agent = stage.workers._agent
         assert isinstance(agent, HangingAgent)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             await agent.started.wait()
             await stage.workers.close(0.05)
         assert agent.closed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from zonemta_py.core.codec import unpacker
 from zonemta_py.processes.child import ChildProcess
 
@@ -37,13 +37,13 @@ FAILING = STUBBORN.replace("await asyncio.sleep(0)", "raise ValueError('a defect
 
 def test_a_task_that_ignores_cancellation() -> None:
     """It once kept a sender running for hours after its relay was killed."""
-    done = subprocess.run([sys.executable, "-c", STUBBORN], timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", STUBBORN], timeout=scaled(30), check=False)
     assert done.returncode == 0
 
 
 def test_a_defect_ends_the_process_with_a_log_line() -> None:
     command = [sys.executable, "-c", FAILING]
-    done = subprocess.run(command, timeout=30, check=False, capture_output=True)
+    done = subprocess.run(command, timeout=scaled(30), check=False, capture_output=True)
     assert done.returncode == 1
     assert b"this process failed" in done.stderr
     assert b"a defect" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.processes.test_child import EchoChild
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError
@@ -95,7 +95,7 @@ async def test_available_while_there_is_a_child() -> None:
         assert pool.supervisor.available.is_set()
         pool.kill(0)
         await until(lambda: not pool.supervisor.available.is_set(), "the loss of the only child")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             await pool.supervisor.available.wait()
     finally:
         await pool.supervisor.close()

@@ -6,9 +6,8 @@ from zonemta_py import __version__
 from zonemta_py.cli.audit import audit
 from zonemta_py.cli.bench import bench
 from zonemta_py.cli.check import check
+from zonemta_py.cli.credentials import dkim, password
 from zonemta_py.cli.demo import demo
-from zonemta_py.cli.dkim import dkim
-from zonemta_py.cli.password import password
 from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.queue.group import queue
 from zonemta_py.cli.serve import serve

@@ -1,4 +1,4 @@
-"""``zonemta dkim``."""
+"""``zonemta dkim`` and ``zonemta password``."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import click
 
 from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
 from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.intake.users import hash_password
 
 
 @click.command()
@@ -31,3 +32,20 @@ def dkim(config_path: Path, as_json: bool) -> None:
                 click.echo(f"{name}. TXT {parts}")
     if not config.dkim.keys and not as_json:
         click.echo(f"{config_path} has no DKIM keys (dkim.keys)")
+
+
+@click.command()
+@click.argument("name")
+@click.password_option(help="The password; prompted for when not given.")
+def password(name: str, password: str) -> None:
+    """Print a line for the users file of a listener: the name and the Argon2 hash of the password.
+
+    \b
+    Example:
+      zonemta password newsletter >> config/users
+    """
+    if not name or ":" in name or name.startswith("#") or not password:
+        raise click.UsageError(
+            "NAME must not be empty, contain ':' or begin with '#'; the password must not be empty"
+        )
+    click.echo(f"{name}:{hash_password(password)}")
