@@ -66,7 +66,7 @@ async def test_a_damaged_chunk_is_never_delivered(folder: Path) -> None:
             held = lease(queue, "x.example")
             got = b""
             with pytest.raises(QueueCorrupt):
-                for chunk in queue.body(held.active):
+                for chunk in queue.bodies.read(held.active):
                     got += chunk
             assert len(got) < 150_000
             await settle(queue, held, OutcomeKind.BOUNCED)

@@ -71,7 +71,7 @@ async def test_line_ends(tmp_path: Path) -> None:
         await enqueue(our.injector(), "", ["a@x.example"], message())
         lease = our.queue.lease("default", "x.example", 10)
         assert lease is not None
-        body = b"".join(our.queue.body(lease.active))
+        body = b"".join(our.queue.bodies.read(lease.active))
         assert body == b"hello\r\nworld\r\n\r\n"
 
 

@@ -46,7 +46,7 @@ async def test_accepted_and_delivered_leaves_nothing(folder: Path) -> None:
         held = lease(queue, "b.example")
         await queue.start(held)
         assert keys.INFLIGHT in b"".join(everything(queue.store))
-        assert b"".join(queue.body(held.active)) == b"body\r\n"
+        assert b"".join(queue.bodies.read(held.active)) == b"body\r\n"
         await settle(queue, held, OutcomeKind.DELIVERED)
         assert everything(queue.store) == []
         assert [e["event"] for e in events(queue.store)] == ["accepted", "delivered"]
@@ -95,7 +95,7 @@ async def test_large_body_in_chunks(folder: Path) -> None:
         sizes = [len(queue.store.get(keys.chunk_key(writer.id, n)) or b"") for n in range(1, 5)]
         assert sizes == [65_536, 65_536, 65_536, len(body) - 3 * 65_536]
         held = lease(queue, "x.example")
-        assert b"".join(queue.body(held.active)) == body
+        assert b"".join(queue.bodies.read(held.active)) == body
         await settle(queue, held, OutcomeKind.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
@@ -104,7 +104,7 @@ async def test_empty_body_has_no_chunk(folder: Path) -> None:
     async with opened(folder) as queue:
         message = await accept(queue, "a@x.example", body=b"")
         assert queue.store.get(keys.chunk_key(message, 1)) is None
-        assert list(queue.body(lease(queue, "x.example").active)) == []
+        assert list(queue.bodies.read(lease(queue, "x.example").active)) == []
         assert problems(queue.store) == []
 
 
@@ -114,7 +114,7 @@ async def test_chunk_boundary_is_exact(folder: Path) -> None:
         for size in (65_535, 65_536, 65_537, 131_072):
             await accept(queue, f"a{size}@x.example", body=b"q" * size)
             held = lease(queue, "x.example")
-            assert sum(map(len, queue.body(held.active))) == size
+            assert sum(map(len, queue.bodies.read(held.active))) == size
         assert problems(queue.store) == []
 
 
@@ -224,7 +224,7 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
         assert found[1:] == [("bounced", held.active.id), ("accepted", report.message)]
         waiting = lease(queue, "sender.example")
         assert waiting.active.meta.report_for == held.active.id
-        assert sum(map(len, queue.body(waiting.active))) == 70_000
+        assert sum(map(len, queue.bodies.read(waiting.active))) == 70_000
 
 
 async def test_delete(folder: Path) -> None:
@@ -252,7 +252,7 @@ async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
             queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
             got: list[bytes] = []
             with pytest.raises(QueueCorrupt, match=r"missing|damaged"):
-                got.extend(queue.body(lease(queue, "x.example").active))
+                got.extend(queue.bodies.read(lease(queue, "x.example").active))
             assert sum(map(len, got)) < 150_000
         assert any("missing" in p for p in problems(queue.store))
         assert any("damaged" in p for p in problems(queue.store))

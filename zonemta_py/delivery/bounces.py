@@ -51,7 +51,7 @@ async def settle_effects(
         failed = active.notes or any(outcome.kind in _FAILURES for outcome in outcomes)
         if failed and not _headers_only(active, zone.bounce):
             with suppress(QueueCorrupt):  # then the report does not contain the body
-                await context.queue.prefetch(active, zone.bounce.max_bytes)
+                await context.queue.bodies.prefetch(active, zone.bounce.max_bytes)
         return _settle_effects(context, zone, active, outcomes)
     except Exception:
         log.exception("no report about %s could be composed", active.id)
@@ -243,7 +243,7 @@ def _original(queue: Queue, active: ActiveMessage, bounce: BounceSettings) -> by
     if active.mark.size + len(active.meta.header) > bounce.max_bytes:
         return None
     try:
-        return b"".join(queue.body(active))
+        return b"".join(queue.bodies.read(active))
     except QueueCorrupt:
         return None  # a report without the body is better than none
 
@@ -252,7 +252,7 @@ def _beginning(queue: Queue, active: ActiveMessage, max_bytes: int) -> bytes:
     """The first chunks of the body, until they exceed ``max_bytes`` or a damaged one."""
     found = b""
     try:
-        for chunk in queue.body(active):
+        for chunk in queue.bodies.read(active):
             found += chunk
             if len(found) > max_bytes:
                 break

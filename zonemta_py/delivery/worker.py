@@ -55,8 +55,8 @@ class LeaseContext:
 
     def body(self) -> bytes | AsyncIterator[bytes]:
         """The body, whole when it is small. Raises QueueCorrupt."""
-        small = self._queue.small_body(self._active)
-        return small if small is not None else self._queue.stream(self._active)
+        small = self._queue.bodies.small(self._active)
+        return small if small is not None else self._queue.bodies.stream(self._active)
 
     def session_opened(self) -> None:
         """Count the session with the destination, and record the start of the transaction."""

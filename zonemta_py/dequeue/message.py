@@ -5,7 +5,7 @@ message that is not finished is deferred. Source: MTA SDK, mtaDequeue….
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from enum import Enum, auto
 from types import SimpleNamespace
 
@@ -67,12 +67,15 @@ class _Message:
     """
 
     def __init__(
-        self, channel: Channel, lease: Lease, thread: SimpleNamespace, bridge: Bridge | None
+        self,
+        channel: Channel,
+        lease: Lease,
+        thread: SimpleNamespace,
+        body: Callable[[], Iterator[bytes]],
     ) -> None:
         active = lease.active
         self._channel = channel
         self._lease = lease
-        self._bridge = bridge
         self._owner = threading.get_ident()
         self._ending = threading.Lock()
         self._state = _State.RECIPIENTS
@@ -84,7 +87,7 @@ class _Message:
         self._addresses = {recipient.address for recipient in self._recipients}
         self._known = frozenset(self._recipients)
         self._read = 0
-        self._lines = Lines(active.meta.header, active.mark.size > 0, self._chunks)
+        self._lines = Lines(active.meta.header, active.mark.size > 0, body)
         self.thread = thread
         self.sender = active.meta.sender
         origin = active.meta.origin
@@ -147,14 +150,6 @@ class _Message:
         """Whether ``recipient`` is a recipient of this message."""
         return recipient in self._known
 
-    def _chunks(self) -> Iterator[bytes]:
-        chunks = self._channel.queue.body(self._lease.active)
-        if self._bridge is None or self._channel.queue.store.is_remote():
-            yield from chunks
-            return
-        while (chunk := self._bridge.call(lambda: next(chunks, None))) is not None:
-            yield chunk
-
     # ---- its end
 
     def dispose(self, address: str, disposition: int, reason: str = "") -> None:
@@ -211,10 +206,23 @@ class _Message:
         raise WrongOrder(f"{self._info.id} is finished")
 
 
+async def _next_chunk(stream: AsyncIterator[bytes]) -> bytes | None:
+    async for chunk in stream:
+        return chunk
+    return None
+
+
 class Message(_Message):
     """A message for a routine in a thread; only that thread may use it."""
 
-    _bridge: Bridge
+    def __init__(self, channel: Channel, lease: Lease, thread: SimpleNamespace, bridge: Bridge) -> None:
+        self._bridge = bridge
+        super().__init__(channel, lease, thread, self._chunks)
+
+    def _chunks(self) -> Iterator[bytes]:
+        stream = self._channel.queue.bodies.stream(self._lease.active)
+        while (chunk := self._bridge.wait(_next_chunk(stream))) is not None:
+            yield chunk
 
     def finish(self, disposition: int | None = None, reason: str = "") -> None:
         """Settle the message by the dispositions set, or by ``disposition`` for every recipient.

@@ -110,14 +110,15 @@ class CoroutineExecutor:
 
     async def process(self, lease: Lease) -> object:
         """See ``Executor.process``. Raises BadArgument when the routine is a plain function."""
-        message = AsyncMessage(self._channel, lease, self._state, None)
-        try:
-            result = self._routine(message)
-            if not inspect.isawaitable(result):
-                raise BadArgument("the routine is not a coroutine function; use dequeue")
-            return await result
-        finally:
-            await message.leave()
+        async with self._channel.queue.bodies.spooled(lease.active) as body:
+            message = AsyncMessage(self._channel, lease, self._state, body)
+            try:
+                result = self._routine(message)
+                if not inspect.isawaitable(result):
+                    raise BadArgument("the routine is not a coroutine function; use dequeue")
+                return await result
+            finally:
+                await message.leave()
 
     async def close(self) -> None:
         """See ``Executor.close``."""

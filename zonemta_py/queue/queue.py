@@ -9,7 +9,7 @@ the batch is on disk. All that must survive a crash is in the store.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -24,7 +24,8 @@ from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
 from zonemta_py.queue.batch import CommitFuture, DoneCallback, GroupCommit, WriteBatch
-from zonemta_py.queue.chunks import BodyCheck, MessageWriter, Upload, read_body
+from zonemta_py.queue.bodies import Bodies
+from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
@@ -90,6 +91,7 @@ class Queue:
         self.cleanup = Cleanup(store, self.commits)
         self.idempotency_keys = IdempotencyKeys(store, self.commits, now)
         self._active = ActiveMessages(options.body_cache_bytes)
+        self.bodies = Bodies(store, self._active)
         self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
         self._reports = reports
         self.operator = Operator(self)
@@ -300,38 +302,6 @@ class Queue:
             batch.record(event)
         transitions.last(batch, active.id, active.mark.chunks, active.notes)
         return [self._acceptor.add(batch, report) for report in effects.reports]
-
-    # ---- bodies
-
-    def body(self, active: ActiveMessage) -> Iterator[bytes]:
-        """The body in chunks. Raises QueueCorrupt before a damaged one is complete.
-
-        Blocks while chunks are read from a remote store; on the loop, ``prefetch`` first or use ``stream``.
-        """
-        if active.body is not None:
-            return iter((active.body,)) if active.body else iter(())
-        return read_body(self.store, active.id, active.mark)
-
-    async def stream(self, active: ActiveMessage) -> AsyncIterator[bytes]:
-        """The body in chunks, without blocking the loop. Raises QueueCorrupt, see ``body``."""
-        if active.body is not None or not self.store.is_remote():
-            for chunk in self.body(active):
-                yield chunk
-            return
-        check = BodyCheck(active.id, active.mark)
-        for number in range(1, active.mark.chunks + 1):
-            yield check.chunk(await self.store.fetch_chunk(keys.chunk_key(active.id, number)))
-
-    def small_body(self, active: ActiveMessage) -> bytes | None:
-        """The body if it is at most one chunk that is read without waiting, else None. Raises QueueCorrupt."""
-        if active.body is None and (active.mark.chunks > 1 or self.store.is_remote()):
-            return None
-        return b"".join(self.body(active))
-
-    async def prefetch(self, active: ActiveMessage, limit_bytes: int) -> None:
-        """Read a body of at most ``limit_bytes`` from a remote store, so that ``body`` does not block."""
-        if active.body is None and self.store.is_remote() and active.mark.size <= limit_bytes:
-            self._active.set_body(active, b"".join([chunk async for chunk in self.stream(active)]))
 
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""

@@ -23,7 +23,7 @@ async def copy_body(queue: Queue, active: ActiveMessage) -> MessageWriter:
     """A writer with a copy of the body. Raises QueueCorrupt, QueueUnavailable; the copy is then removed."""
     writer = queue.open_message()
     try:
-        async for chunk in queue.stream(active):
+        async for chunk in queue.bodies.stream(active):
             written = writer.write(chunk)
             if written is not None:
                 await written
