@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.conftest import until
+from tests.kit.deadlines import until
 from zonemta_py.config.units import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import SessionLost
