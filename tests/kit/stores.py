@@ -4,15 +4,20 @@ import dataclasses
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from tests.kit.deadlines import Deadline
 from tests.kit.servers import DURABLE, queue_settings, start_objects, start_redis
 from zonemta_py.config.schema import QueueSettings
+from zonemta_py.core.errors import QueueLocked
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
+from zonemta_py.storage.partitions import SharedStorage
+from zonemta_py.storage.remote import RemoteBodyStore
 
 CHUNK = keys.chunk_key("0" * 24, 1)
 MARK = keys.mark_key("0" * 24)  # a key that makes a partition one with mail
@@ -61,3 +66,19 @@ def suspended(process: Process) -> Iterator[None]:
         yield
     finally:
         os.kill(process.pid, signal.SIGCONT)
+
+
+def stop_renewing(store: Store) -> None:
+    """What happens on a machine that hangs."""
+    cast(RemoteBodyStore, store)._lease.stop_renewing()
+
+
+def open_in_time(storage: SharedStorage) -> Store:
+    """The partition ``one``, once its lease has expired."""
+    deadline = Deadline(20)
+    while True:
+        try:
+            return storage.open("one")
+        except QueueLocked:
+            assert not deadline.passed()
+            time.sleep(0.05)

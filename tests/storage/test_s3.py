@@ -8,8 +8,7 @@ import pytest
 
 from tests.kit.deadlines import scaled
 from tests.kit.servers import queue_settings
-from tests.kit.stores import CHUNK, MARK, content, put, replaced
-from tests.storage.test_shared import open_in_time, stop_renewing
+from tests.kit.stores import CHUNK, MARK, content, open_in_time, put, replaced, stop_renewing
 from zonemta_py.config.schema import S3Settings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.storage import s3 as s3_store

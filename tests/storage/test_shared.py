@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from tests.kit.deadlines import Deadline, scaled, until
+from tests.kit.deadlines import scaled, until
 from tests.kit.servers import notice_queue, part_of, queue_settings
-from tests.kit.stores import CHUNK, MARK, content, put, replaced
+from tests.kit.stores import CHUNK, MARK, content, open_in_time, put, replaced, stop_renewing
 from zonemta_py.config.schema import QueueSettings, RedisSettings, S3Settings
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
 from zonemta_py.storage.interface import Store
@@ -22,24 +22,8 @@ from zonemta_py.storage.partitions import SharedStorage
 from zonemta_py.storage.remote import RemoteBodyStore
 
 
-def stop_renewing(store: Store) -> None:
-    """What happens on a machine that hangs."""
-    cast(RemoteBodyStore, store)._lease.stop_renewing()
-
-
 def name_of(store: Store) -> str:
     return cast(RemoteBodyStore, store).name
-
-
-def open_in_time(storage: SharedStorage) -> Store:
-    """The partition ``one``, once its lease has expired."""
-    deadline = Deadline(20)
-    while True:
-        try:
-            return storage.open("one")
-        except QueueLocked:
-            assert not deadline.passed()
-            time.sleep(0.05)
 
 
 async def test_one_relay_per_partition(storage: SharedStorage) -> None:
