@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("tests.kit")
+KIT = Path(__file__).with_name("kit")
+pytest.register_assert_rewrite(*(f"tests.kit.{path.stem}" for path in KIT.glob("[!_]*.py")))
 
 from tests.kit.deadlines import scale, slowness  # noqa: E402 - after the line above
 
