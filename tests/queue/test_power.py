@@ -68,7 +68,7 @@ async def test_what_was_answered_is_there(folder: Path, seed: int) -> None:
             }
             assert known <= there
             while held := after.lease("default", "x.example", 1):
-                assert sum(map(len, after.body(held.active))) == held.active.mark.size
+                assert sum(map(len, after.bodies.read(held.active))) == held.active.mark.size
                 await settle(after, held, OutcomeKind.DELIVERED)
     assert lease(queue, "x.example")
     await queue.close()

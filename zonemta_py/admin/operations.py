@@ -31,7 +31,7 @@ from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_queue
-from zonemta_py.queue.upkeep.inspect import Summary, body_of, message_row, recipient_rows
+from zonemta_py.queue.upkeep.inspect import Summary, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
@@ -114,13 +114,17 @@ class Operations:
 
     async def body(self, request: BodyRequest) -> AsyncIterator[Row]:
         """Rows with ``chunk``. Raises LocalError when there is no such message or it is damaged."""
+        self._require(request.message)
         try:
-            for chunk in body_of(self._queue.store, request.message):
-                yield {"chunk": base64.b64encode(chunk).decode()}
-                await asyncio.sleep(0)
+            active = self._queue.acquire_message(request.message)
+            try:
+                yield _chunk_row(active.meta.header + b"\r\n")
+                async for chunk in self._queue.bodies.stream(active):
+                    yield _chunk_row(chunk)
+                    await asyncio.sleep(0)
+            finally:
+                self._queue.release_message(active)
         except QueueCorrupt as exc:
-            if self._queue.store.get(mark_key(request.message)) is None:
-                raise _no_message(request.message) from exc
             raise LocalError(str(exc)) from exc
 
     async def state(self, request: StateRequest) -> AsyncIterator[Row]:
@@ -214,6 +218,10 @@ class Operations:
             "writable": commits.failure is None,
             "scanning": self._queue.scanning,
         }
+
+
+def _chunk_row(chunk: bytes) -> Row:
+    return {"chunk": base64.b64encode(chunk).decode()}
 
 
 def _no_message(text: str) -> LocalError:

@@ -9,7 +9,6 @@ from typing import Any
 
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.active import read_message, recipients_of
-from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting, read_waiting
 from zonemta_py.storage.interface import View
@@ -119,10 +118,3 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         "transactions": sum(1 for _ in view.keys(inflight, keys.end_of(inflight))),
         "recipients": sorted(recipients, key=lambda row: row["index"]),
     }
-
-
-def body_of(view: View, message: str) -> Iterator[bytes]:
-    """The message as it is sent: header, empty line, body. Raises QueueCorrupt."""
-    meta, mark = read_message(view, message)
-    yield meta.header + b"\r\n"
-    yield from read_body(view, message, mark)
