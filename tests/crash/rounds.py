@@ -116,9 +116,11 @@ class Rounds:
             environment={**(self._disk.environment if self._disk else {}), **environment},
         )
 
-    async def at_point(self, point: str) -> None:
-        """Kill a relay at ``point``, under load."""
-        times = self._rng.randint(1, 3 if point.startswith(("segment", "hold", "delete")) else 20)
+    async def at_point(self, point: str, times: int = 0) -> None:
+        """Kill a relay the ``times``-th time it gets to ``point``, under load; a random number if 0."""
+        times = times or self._rng.randint(
+            1, 3 if point.startswith(("segment", "hold", "delete")) else 20
+        )
         environment = {faults.VARIABLE: f"{point}:{times}"}
         elsewhere = (SENDERS and point == "dot.answered") or (RECEIVERS and point == "reply.unsent")
         if elsewhere:
