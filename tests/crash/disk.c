@@ -3,6 +3,9 @@
  * DISK_FOLDER   only files below this folder are looked at
  * DISK_DIARY    appended to after every fsync or fdatasync: "sync SIZE PATH", and "gone PATH",
  *               "name FROM TO" for unlink and rename. What it does not name, a power cut may take.
+ *               A rename is also announced before, "naming FROM TO": a process that is killed between
+ *               the rename and its line leaves a synced file under a name that no other line has.
+ * DISK_KILLS    while this is set, a process dies at that moment of its first rename.
  * DISK_TROUBLE  while this file exists, calls fail as it says: "write 28" (ENOSPC), "fsync 5" (EIO),
  *               "open 30" (EROFS: also write, rename and unlink, as a read-only remount does).
  */
@@ -11,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +126,9 @@ int open64(const char *path, int flags, ...) {
 
 int rename(const char *from, const char *to) {
     if (below(to)) FAIL_IF("rename", -1);
+    if (below(to)) note("naming %s %s\n", from, to);
     int result = REAL(rename)(from, to);
+    if (below(to) && getenv("DISK_KILLS")) kill(getpid(), SIGKILL);
     if (!result && below(to)) note("name %s %s\n", from, to);
     return result;
 }

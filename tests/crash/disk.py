@@ -54,17 +54,7 @@ class Disk:
 
     def cut_power(self, rng: random.Random) -> None:
         """Remove all or a part of the data that were not synced from the end of each file."""
-        synced: dict[str, int] = {}
-        for line in self._diary.read_text().splitlines():
-            word, _, rest = line.partition(" ")
-            if word == "sync":
-                size, _, path = rest.partition(" ")
-                synced[path] = int(size)
-            elif word == "gone":
-                synced.pop(rest, None)
-            else:
-                source, _, target = rest.partition(" ")
-                synced[target] = synced.pop(source, 0)
+        synced = self._synced()
         for path in [p for name in ("queue", "events") for p in (self.folder / name).glob("**/*")]:
             if path.is_symlink() or not path.is_file():
                 continue
@@ -72,6 +62,27 @@ class Disk:
             if least < end:
                 os.truncate(path, rng.choice([least, rng.randint(least, end)]))
         self.settle()
+
+    def _synced(self) -> dict[str, int]:
+        """How long each file was when it was last synced."""
+        synced: dict[str, int] = {}
+        under_way: dict[str, str] = {}
+        for line in self._diary.read_text().splitlines():
+            word, _, rest = line.partition(" ")
+            first, _, second = rest.partition(" ")
+            if word == "sync":
+                synced[second] = int(first)
+            elif word == "gone":
+                synced.pop(rest, None)
+            elif word == "naming":
+                under_way[first] = second
+            else:
+                under_way.pop(first, None)
+                synced[second] = synced.pop(first, 0)
+        for source, target in under_way.items():
+            if source in synced and not Path(source).exists():  # killed between the rename and its line
+                synced[target] = synced.pop(source)
+        return synced
 
     def settle(self) -> None:
         """Record the present contents as synced."""

@@ -25,3 +25,17 @@ async def test_killed_at_every_point(folder: Path) -> None:
         verdict = await rounds.finish()
     assert_nothing_lost(verdict)
     assert set(verdict.kills) == {*POINTS, "random"}
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+async def test_killed_while_it_finishes_the_export_of_the_life_before(folder: Path, store: str) -> None:
+    """Records are in an open segment and in the outbox; the next starts die before and after they delete keys."""
+    async with Rounds(folder, random.Random(1), store=store) as rounds:
+        for _ in range(2):
+            await rounds.at_point("segment.appended", 2)
+            await rounds.at_point("outbox.unwritten", 1)
+            await rounds.at_point("outbox.written", 1)
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)

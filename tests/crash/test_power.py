@@ -1,6 +1,10 @@
 """Power cuts: data that were not synced are removed, and no acknowledged message is lost."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +36,29 @@ async def test_power_cuts(folder: Path, store: str) -> None:
             await rounds.at_random()
         verdict = await rounds.finish()
     assert_nothing_lost(verdict)
+
+
+WRITER = """
+import os, sys
+with open(sys.argv[1], "wb") as file:
+    file.write(b"whole")
+    file.flush()
+    os.fsync(file.fileno())
+os.rename(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_a_kill_between_a_rename_and_its_line_takes_nothing_that_was_synced(folder: Path) -> None:
+    """A real disk has a synced file whole under one name or the other, never cut under the new one."""
+    needs_compiler()
+    disk = Disk(folder / "relay", folder / "scratch")
+    sealed = disk.folder / "events" / "sealed"
+    sealed.parent.mkdir()
+    writer = subprocess.run(
+        [sys.executable, "-c", WRITER, sealed.with_suffix(".open"), sealed],
+        env={**os.environ, **disk.environment, "DISK_KILLS": "rename"},
+        check=False,
+    )
+    assert writer.returncode == -signal.SIGKILL
+    disk.cut_power(random.Random(1))
+    assert sealed.read_bytes() == b"whole"

@@ -14,7 +14,13 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.schema import EVENTS, Rejected, encode, identify
-from zonemta_py.events.segments import Segment, read_segment, recover, sealed_segments
+from zonemta_py.events.segments import (
+    Segment,
+    read_segment,
+    recover,
+    seal_recovered,
+    sealed_segments,
+)
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 
@@ -71,13 +77,15 @@ def test_a_crash_tears_at_most_the_last_frame(folder: Path, torn: int) -> None:
     segment._file.close()
     data = path.read_bytes()
     path.write_bytes(data[: len(data) - torn])
-    assert recover(folder, "abcdef", NOW_MS) == (6 if torn == 0 else 3)
+    assert [recover(folder, "abcdef") for _ in range(2)] == [6 if torn == 0 else 3] * 2
+    assert sealed_segments(folder) == []
+    seal_recovered(folder, "abcdef", NOW_MS)
     assert [r["seq"] for r in read_segment(sealed_segments(folder)[0])] == list(
         range(1, 7 if torn == 0 else 4)
     )
     assert whole > 0
     path.write_bytes(b"")
-    assert recover(folder, "abcdef", NOW_MS) == 0
+    assert recover(folder, "abcdef") == 0
     assert not path.exists()
 
 
@@ -96,7 +104,7 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
     async def die(last: bytes) -> None:
         raise OSError("the process ends here")
 
-    monkeypatch.setattr(exporter, "_delete_upto", die)
+    monkeypatch.setattr(exporter, "_delete", die)
     with pytest.raises(OSError, match="ends here"):
         await exporter._export()
     assert exporter._segment is not None

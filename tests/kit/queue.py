@@ -22,6 +22,8 @@ from zonemta_py.queue.format.keys import (
     SPILL,
     WAITING,
     end_of,
+    is_chunk,
+    owner_of,
 )
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue, QueueOptions
@@ -158,6 +160,13 @@ def outcomes(
 def everything(store: Store) -> list[bytes]:
     """Every key that is not meta or outbox."""
     return [key for space in SPACES for key in store.keys(space, end_of(space))]
+
+
+def unexplained(store: Store) -> list[bytes]:
+    """As ``everything``, without bodies that are being removed: a stop does not wait for that."""
+    left = everything(store)
+    going = {owner_of(key) for key in left if key.startswith(CLEANUP)}
+    return [k for k in left if not (k.startswith(CLEANUP) or (is_chunk(k) and owner_of(k) in going))]
 
 
 def problems(store: Store) -> list[str]:

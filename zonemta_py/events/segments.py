@@ -55,11 +55,15 @@ class Segment:
 
         Raises OSError.
         """
-        self._file.close()
+        self.leave()
         if not self.size_bytes:
             self._path.unlink()
             return None
         return _publish(self._directory, self._path, self._name, now_ms)
+
+    def leave(self) -> None:
+        """Close the file without sealing it; the next start does that."""
+        self._file.close()
 
 
 def _publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
@@ -81,10 +85,13 @@ def _sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def recover(directory: Path, node: str, now_ms: int) -> int:
-    """Seal files that a crash left open; returns the highest sequence number in them, or 0. Raises OSError."""
+def recover(directory: Path, node: str) -> int:
+    """Cut torn ends off the open segments; returns the highest sequence number in them, or 0. Raises OSError.
+
+    The segments stay open until ``seal_recovered``: after another crash the next start reads them again.
+    """
     last = 0
-    for path in sorted(directory.glob(f".{node}-*.open")):
+    for path in _open_segments(directory, node):
         whole, seq = _whole_frames(path)
         last = max(last, seq)
         if whole == 0:
@@ -93,8 +100,17 @@ def recover(directory: Path, node: str, now_ms: int) -> int:
         with path.open("r+b") as file:
             file.truncate(whole)
             os.fsync(file.fileno())
-        _publish(directory, path, path.name[1 : -len(".open")], now_ms)
     return last
+
+
+def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
+    """Seal what ``recover`` left open. The outbox must not hold their events any more. Raises OSError."""
+    for path in _open_segments(directory, node):
+        _publish(directory, path, path.name[1 : -len(".open")], now_ms)
+
+
+def _open_segments(directory: Path, node: str) -> list[Path]:
+    return sorted(directory.glob(f".{node}-*.open"))
 
 
 def _whole_frames(path: Path) -> tuple[int, int]:

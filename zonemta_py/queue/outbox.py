@@ -2,6 +2,7 @@
 
 A frame is on disk before the ``outbox/`` keys it came from are deleted. After a crash between the two, the
 recovered segment has the highest sequence number that was exported, and those keys are only deleted.
+Recovery reads open segments only, so a segment is sealed after the keys of all its events are deleted.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueUnavailable
-from zonemta_py.events.segments import Segment, recover
+from zonemta_py.events.segments import Segment, recover, seal_recovered
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
@@ -36,19 +37,20 @@ class Exporter:
         self._segment: Segment | None = None
         self._opened_ms = 0
         self._cursor = keys.OUTBOX
+        self._doubtful = False  # the outbox may still hold events that the segment holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-log")
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._observers = tuple(observers)
 
     async def start(self) -> None:
-        """Seal the segment of the previous boot, then export in the background. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        done = await loop.run_in_executor(
-            self._thread, recover, self._settings.directory, self._queue.node, clock.now_ms()
-        )
+        """Delete what the previous boot exported and seal it, then export in the background. Raises OSError."""
+        loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
+        done = await loop.run_in_executor(self._thread, recover, directory, node)
         if done:
-            await self._delete_upto(keys.outbox_key(done))
+            stop = keys.outbox_key(done + 1)
+            await self._delete(list(self._queue.store.keys(keys.OUTBOX, stop)))
+            await loop.run_in_executor(self._thread, seal_recovered, directory, node, clock.now_ms())
         self._task = asyncio.create_task(self._run(), name="event-export")
 
     async def _run(self) -> None:
@@ -70,12 +72,12 @@ class Exporter:
 
     async def _export(self) -> bool:
         """Write the next groups as one frame; returns whether more are waiting."""
+        done: list[bytes] = []
         values: list[bytes] = []
-        first = last = b""
         size, full = 0, False
         for key, value in self._queue.store.scan(self._cursor, keys.end_of(keys.OUTBOX)):
+            done.append(key)
             values.append(value)
-            first, last = first or key, key
             size += len(value)
             full = len(values) >= GROUPS_AT_ONCE or size >= BYTES_AT_ONCE
             if full:
@@ -84,10 +86,10 @@ class Exporter:
             return False
         lines = b"".join(values)
         await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._write, keys.parse_outbox(first), lines
+            self._thread, self._write, keys.parse_outbox(done[0]), lines
         )
         faults.reach("segment.appended")
-        await self._delete_upto(last)
+        await self._delete(done)
         for observer in self._observers:
             observer(lines)
         return full
@@ -107,14 +109,16 @@ class Exporter:
     def _is_empty(self) -> bool:
         return next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None) is None
 
-    async def _delete_upto(self, last: bytes) -> None:
-        """Delete ``outbox/`` keys up to ``last``: their events are in the log."""
+    async def _delete(self, done: list[bytes]) -> None:
+        """Delete the ``outbox/`` keys ``done``. After a failure the keys may be deleted or not."""
         batch = WriteBatch()
         batch.kinds.append("outbox")
-        for key in self._queue.store.keys(self._cursor, last + b"\x00"):
+        for key in done:
             batch.delete(key)
-        self._cursor = last + b"\x00"
+            self._cursor = key + b"\x00"
+        self._doubtful = True
         await self._queue.commits.submit(batch)
+        self._doubtful = False
 
     async def _seal_if_due(self, *, now: bool = False) -> None:
         segment, rotate = self._segment, self._settings.rotate
@@ -127,15 +131,22 @@ class Exporter:
             faults.reach("segment.sealed")
 
     async def close(self) -> None:
-        """Export the remaining events, seal, stop."""
+        """Export what is left, seal, stop. After a ``start`` that failed, only stop."""
         self._stopping.set()
         self._queue.commits.outbox_grew.set()
         if self._task is not None:
             await asyncio.wait([self._task])
+            await self._finish()
+        self._thread.shutdown(wait=False)
+
+    async def _finish(self) -> None:
+        """Export and seal. A doubtful segment stays open, so that the next start reads it."""
         try:
             while self._queue.commits.failure is None and not self._is_empty():
                 await self._export()
-            await self._seal_if_due(now=True)
+            if not self._doubtful:
+                await self._seal_if_due(now=True)
         except Exception as exc:
             log.error("the event log cannot be written, events stay in the queue: %s", exc)
-        self._thread.shutdown(wait=False)
+        if self._segment is not None:
+            self._segment.leave()

@@ -1,5 +1,6 @@
 """What the next life does about the last one's keys."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from tests.kit.queue import (
     everything,
     lease,
     make_queue,
+    make_store,
     opened,
     problems,
     settle,
+    unexplained,
     write,
 )
 from zonemta_py.core.clock import now_ms
@@ -130,6 +133,21 @@ async def test_half_a_body_is_swept(folder: Path, monkeypatch: pytest.MonkeyPatc
         owners = {keys.owner_of(key) for key in everything(again.store) if key.startswith(keys.MESSAGE)}
         assert owners == {kept}
         assert problems(again.store) == []
+
+
+async def test_a_stop_leaves_only_bodies_that_are_being_removed(
+    folder: Path, each_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start removes them."""
+    async with opened(folder) as queue:
+        await accept(queue, "a@x.example", body=b"y" * 200_000)
+        monkeypatch.setattr(queue.cleanup, "add", lambda message: None)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
+    with closing(make_store(folder, each_store)) as store:
+        assert everything(store) != []
+        assert unexplained(store) == []
+    async with opened(folder) as queue:
+        assert everything(queue.store) == []
 
 
 async def test_ids_go_on_after_a_clock_that_went_back(folder: Path) -> None:

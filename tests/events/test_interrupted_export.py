@@ -1,0 +1,138 @@
+"""The export is interrupted at each step, and so is the start after it: each record is in the log once.
+
+The open segment has two frames. A second export of the first frame would get the same file name and
+replace the segment, which hides the repeat.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deadlines import until
+from tests.kit.queue import Clock, accept, opened
+from zonemta_py.config.schema import Events, Rotate
+from zonemta_py.config.units import Seconds, Size
+from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.queue import outbox
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.outbox import Exporter
+from zonemta_py.queue.queue import Queue
+
+STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+DEAD = OSError("the process ends here")
+
+
+def _settings(folder: Path) -> Events:
+    return Events(folder / "events", Rotate(Size(1 << 20), Seconds(3600)))
+
+
+def _records(folder: Path) -> Counter[tuple[int, int]]:
+    sealed = sealed_segments(folder / "events")
+    return Counter((r["seq"], r["position"]) for path in sealed for r in read_segment(path))
+
+
+def _outbox(queue: Queue) -> list[bytes]:
+    return list(queue.store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)))
+
+
+async def _die(*_: object) -> None:
+    raise DEAD
+
+
+def _dead(exporter: Exporter) -> None:
+    """Close the files of ``exporter`` without finishing anything."""
+    if exporter._segment is not None:
+        exporter._segment._file.close()
+    exporter._thread.shutdown()
+
+
+async def _first_life(folder: Path, store: str) -> None:
+    """Two frames are in an open segment; the keys of the second are in the outbox."""
+    async with opened(folder / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(folder))
+        await accept(queue, "a@x.example")
+        await exporter._export()
+        await accept(queue, "b@x.example")
+        exporter._delete = _die  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="ends here"):
+            await exporter._export()
+        _dead(exporter)
+
+
+async def _last_life(folder: Path, store: str, records: int = 3) -> None:
+    """Accept a third message, export, and stop in order."""
+    async with opened(folder / "queue", Clock(), store=store) as queue:
+        await accept(queue, "c@x.example")
+        exporter = Exporter(queue, _settings(folder))
+        await exporter.start()
+        await until(lambda: not _outbox(queue), "the outbox to empty")
+        await exporter.close()
+    assert sorted(_records(folder).values()) == [1] * records
+
+
+@STORES
+@pytest.mark.parametrize("step", ["before the keys are deleted", "before the seal"])
+async def test_the_start_that_finishes_it_ends_too(
+    folder: Path, store: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _first_life(folder, store)
+    async with opened(folder / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(folder))
+        with monkeypatch.context() as patch:
+            if step == "before the seal":
+                patch.setattr(outbox, "seal_recovered", _unable)
+            else:
+                patch.setattr(exporter, "_delete", _die)
+            with pytest.raises(OSError, match="ends here"):
+                await exporter.start()
+        _dead(exporter)
+    await _last_life(folder, store)
+
+
+def _unable(*_: object) -> None:
+    raise DEAD
+
+
+@STORES
+async def test_a_relay_that_cannot_start_exports_nothing_at_its_end(
+    folder: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write the records of the open segment a second time."""
+    await _first_life(folder, store)
+    async with opened(folder / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(folder))
+        monkeypatch.setattr(exporter, "_delete", _die)
+        with pytest.raises(OSError, match="ends here"):
+            await exporter.start()
+        monkeypatch.undo()
+        await exporter.close()
+    await _last_life(folder, store)
+
+
+@STORES
+@pytest.mark.parametrize("doubtful", [True, False])
+async def test_a_queue_that_cannot_be_written_leaves_a_doubtful_segment_open(
+    folder: Path, store: str, doubtful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox may still hold its records, so the next start must read it."""
+    async with opened(folder / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(folder))
+        await exporter.start()
+        await accept(queue, "a@x.example")
+        await until(lambda: exporter._segment and not _outbox(queue), "the first frame")
+        if doubtful:
+            await accept(queue, "b@x.example")
+        monkeypatch.setattr(queue.store, "write", _full)
+        if not doubtful:
+            with pytest.raises(QueueUnavailable):
+                await accept(queue, "b@x.example")
+        await until(lambda: queue.commits.failure, "the failure")
+        await exporter.close()
+        assert (sealed_segments(folder / "events") == []) == doubtful
+    await _last_life(folder, store, 3 if doubtful else 2)
+
+
+def _full(_: object) -> None:
+    raise QueueUnavailable("no space left on the queue's disk")
