@@ -257,7 +257,8 @@ class Rounds:
 
 
 def assert_nothing_lost(verdict: Verdict) -> None:
-    assert verdict.lost == []
-    assert verdict.unnamed == []
-    assert verdict.problems == []
-    assert verdict.acknowledged > ENOUGH
+    """Check that no recipient was lost, or delivered twice without an ``uncertain`` event."""
+    assert verdict.lost == [], verdict
+    assert verdict.unnamed == [], verdict
+    assert verdict.problems == [], verdict
+    assert verdict.acknowledged > 30, verdict  # there was load, also on a slow machine

@@ -48,7 +48,7 @@ def _dead(exporter: Exporter) -> None:
     exporter._thread.shutdown()
 
 
-async def _first_life(folder: Path, store: str) -> None:
+async def _first_boot(folder: Path, store: str) -> None:
     """Two frames are in an open segment; the keys of the second are in the outbox."""
     async with opened(folder / "queue", Clock(), store=store) as queue:
         exporter = Exporter(queue, _settings(folder))
@@ -61,7 +61,7 @@ async def _first_life(folder: Path, store: str) -> None:
         _dead(exporter)
 
 
-async def _last_life(folder: Path, store: str, records: int = 3) -> None:
+async def _last_boot(folder: Path, store: str, records: int = 3) -> None:
     """Accept a third message, export, and stop in order."""
     async with opened(folder / "queue", Clock(), store=store) as queue:
         await accept(queue, "c@x.example")
@@ -77,7 +77,7 @@ async def _last_life(folder: Path, store: str, records: int = 3) -> None:
 async def test_the_start_that_finishes_it_ends_too(
     folder: Path, store: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await _first_life(folder, store)
+    await _first_boot(folder, store)
     async with opened(folder / "queue", Clock(), store=store) as queue:
         exporter = Exporter(queue, _settings(folder))
         with monkeypatch.context() as patch:
@@ -88,7 +88,7 @@ async def test_the_start_that_finishes_it_ends_too(
             with pytest.raises(OSError, match="ends here"):
                 await exporter.start()
         _dead(exporter)
-    await _last_life(folder, store)
+    await _last_boot(folder, store)
 
 
 def _unable(*_: object) -> None:
@@ -100,7 +100,7 @@ async def test_a_relay_that_cannot_start_exports_nothing_at_its_end(
     folder: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would write the records of the open segment a second time."""
-    await _first_life(folder, store)
+    await _first_boot(folder, store)
     async with opened(folder / "queue", Clock(), store=store) as queue:
         exporter = Exporter(queue, _settings(folder))
         monkeypatch.setattr(exporter, "_delete", _die)
@@ -108,7 +108,7 @@ async def test_a_relay_that_cannot_start_exports_nothing_at_its_end(
             await exporter.start()
         monkeypatch.undo()
         await exporter.close()
-    await _last_life(folder, store)
+    await _last_boot(folder, store)
 
 
 @STORES
@@ -131,7 +131,7 @@ async def test_a_queue_that_cannot_be_written_leaves_a_doubtful_segment_open(
         await until(lambda: queue.commits.failure, "the failure")
         await exporter.close()
         assert (sealed_segments(folder / "events") == []) == doubtful
-    await _last_life(folder, store, 3 if doubtful else 2)
+    await _last_boot(folder, store, 3 if doubtful else 2)
 
 
 def _full(_: object) -> None:

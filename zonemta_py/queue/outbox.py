@@ -37,7 +37,7 @@ class Exporter:
         self._segment: Segment | None = None
         self._opened_ms = 0
         self._cursor = keys.OUTBOX
-        self._doubtful = False  # the outbox may still hold events that the segment holds
+        self._in_doubt = False  # the outbox may still hold events that the segment holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-log")
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -46,9 +46,9 @@ class Exporter:
     async def start(self) -> None:
         """Delete what the previous boot exported and seal it, then export in the background. Raises OSError."""
         loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
-        done = await loop.run_in_executor(self._thread, recover, directory, node)
-        if done:
-            stop = keys.outbox_key(done + 1)
+        last_seq = await loop.run_in_executor(self._thread, recover, directory, node)
+        if last_seq:
+            stop = keys.outbox_key(last_seq + 1)
             await self._delete(list(self._queue.store.keys(keys.OUTBOX, stop)))
             await loop.run_in_executor(self._thread, seal_recovered, directory, node, clock.now_ms())
         self._task = asyncio.create_task(self._run(), name="event-export")
@@ -72,11 +72,11 @@ class Exporter:
 
     async def _export(self) -> bool:
         """Write the next groups as one frame; returns whether more are waiting."""
-        done: list[bytes] = []
+        exported: list[bytes] = []
         values: list[bytes] = []
         size, full = 0, False
         for key, value in self._queue.store.scan(self._cursor, keys.end_of(keys.OUTBOX)):
-            done.append(key)
+            exported.append(key)
             values.append(value)
             size += len(value)
             full = len(values) >= GROUPS_AT_ONCE or size >= BYTES_AT_ONCE
@@ -86,10 +86,10 @@ class Exporter:
             return False
         lines = b"".join(values)
         await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._write, keys.parse_outbox(done[0]), lines
+            self._thread, self._write, keys.parse_outbox(exported[0]), lines
         )
         faults.reach("segment.appended")
-        await self._delete(done)
+        await self._delete(exported)
         for observer in self._observers:
             observer(lines)
         return full
@@ -109,16 +109,16 @@ class Exporter:
     def _is_empty(self) -> bool:
         return next(self._queue.store.keys(self._cursor, keys.end_of(keys.OUTBOX)), None) is None
 
-    async def _delete(self, done: list[bytes]) -> None:
-        """Delete the ``outbox/`` keys ``done``. After a failure the keys may be deleted or not."""
+    async def _delete(self, exported: list[bytes]) -> None:
+        """Delete ``outbox/`` keys. After an error they may be deleted or not."""
         batch = WriteBatch()
         batch.kinds.append("outbox")
-        for key in done:
+        for key in exported:
             batch.delete(key)
             self._cursor = key + b"\x00"
-        self._doubtful = True
+        self._in_doubt = True
         await self._queue.commits.submit(batch)
-        self._doubtful = False
+        self._in_doubt = False
 
     async def _seal_if_due(self, *, now: bool = False) -> None:
         segment, rotate = self._segment, self._settings.rotate
@@ -131,7 +131,7 @@ class Exporter:
             faults.reach("segment.sealed")
 
     async def close(self) -> None:
-        """Export what is left, seal, stop. After a ``start`` that failed, only stop."""
+        """Export the remaining events, seal, stop. After a ``start`` that failed, only stop."""
         self._stopping.set()
         self._queue.commits.outbox_grew.set()
         if self._task is not None:
@@ -140,11 +140,11 @@ class Exporter:
         self._thread.shutdown(wait=False)
 
     async def _finish(self) -> None:
-        """Export and seal. A doubtful segment stays open, so that the next start reads it."""
+        """Export and seal. A segment in doubt stays unsealed, so that the next start reads it."""
         try:
             while self._queue.commits.failure is None and not self._is_empty():
                 await self._export()
-            if not self._doubtful:
+            if not self._in_doubt:
                 await self._seal_if_due(now=True)
         except Exception as exc:
             log.error("the event log cannot be written, events stay in the queue: %s", exc)
