@@ -17,7 +17,11 @@ EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded
 
 def test_the_example(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, timeout=scaled(60), check=True
+        [sys.executable, EXAMPLE, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=True,
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 4

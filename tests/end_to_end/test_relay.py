@@ -137,7 +137,10 @@ async def test_a_report_that_fails_is_not_reported(folder: Path) -> None:
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await empty(relay)
-        assert [f["recipient"] for f in logged_events(folder, "bounced")] == ["x@a.example", "s@sender.example"]
+        assert [f["recipient"] for f in logged_events(folder, "bounced")] == [
+            "x@a.example",
+            "s@sender.example",
+        ]
         assert ledger(folder).total("accepted") == 2
 
 
@@ -147,7 +150,13 @@ async def test_too_old_expires_with_a_report(folder: Path) -> None:
         await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.2.1 busy"))
         home = await stage.receiver("sender.example")
         zones = {
-            "default": {"retry": {"delays": ["100ms"], "give_up_after": time_limit(1), "warn_after": time_limit(0.3)}}
+            "default": {
+                "retry": {
+                    "delays": ["100ms"],
+                    "give_up_after": time_limit(1),
+                    "warn_after": time_limit(0.3),
+                }
+            }
         }
         async with relaying(stage.config(zones=zones)) as relay:
             await send(relay, ["x@a.example"])
@@ -219,7 +228,8 @@ async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
             for n in range(5):
                 await send(relay, [f"{n}@dead.example"])
             await until(
-                lambda: relay._delivery.zones["default"].describe("dead.example"), "the destination to rest"
+                lambda: relay._delivery.zones["default"].describe("dead.example"),
+                "the destination to rest",
             )
             assert "refused" in relay._delivery.zones["default"].describe("dead.example")
             back = Sink(keep=True)
@@ -411,7 +421,8 @@ async def test_flush_ends_rests(folder: Path) -> None:
             for n in range(3):
                 await send(relay, [f"{n}@dead.example"])
             await until(
-                lambda: relay._delivery.zones["default"].describe("dead.example"), "the destination to rest"
+                lambda: relay._delivery.zones["default"].describe("dead.example"),
+                "the destination to rest",
             )
             back = Sink(keep=True)
             await back.start("127.0.2.2", stage.port)
@@ -568,7 +579,9 @@ async def test_hold_and_release(folder: Path) -> None:
             assert [row async for row in run] == [{"released": 1}]
             await received(sink, 2)
             await empty(relay)
-    assert [f["event"] for f in (*logged_events(folder, "held"), *logged_events(folder, "released"))] == [
+    assert [
+        f["event"] for f in (*logged_events(folder, "held"), *logged_events(folder, "released"))
+    ] == [
         "held",
         "released",
     ]

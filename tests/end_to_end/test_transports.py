@@ -144,7 +144,10 @@ async def test_mail_from_relay_to_relay_by_http_16(folder: Path) -> None:
         )
         async with relaying(inner) as behind:
             assert behind._intake.http is not None
-            zone = {"transport": "http", "http": {"url": f"http://127.0.0.1:{behind._intake.http.port}/mail"}}
+            zone = {
+                "transport": "http",
+                "http": {"url": f"http://127.0.0.1:{behind._intake.http.port}/mail"},
+            }
             routes = [{"recipient_domain": "d.example", "zone": "web"}]
             async with relaying(stage.config(zones={"web": zone}, routing=routes)) as relay:
                 await send(relay, ["u@d.example", "v@d.example"], b"Subject: x\r\n\r\nhi\r\n", ME)

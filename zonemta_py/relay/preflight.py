@@ -27,7 +27,9 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
         if listener.auth.users_file is not None:
             _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
     for name, zone in config.zones.items():
-        _under(f"zones.{name}.retry.function", partial(make_policy, zone.retry, load=hooks.backoff_function))
+        _under(
+            f"zones.{name}.retry.function", partial(make_policy, zone.retry, load=hooks.backoff_function)
+        )
         if zone.bounce.function is not None:
             _under(f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function))
         if is_local(zone):

@@ -41,7 +41,9 @@ def takes_message(*, required: bool) -> Callable[[Callable[..., None]], Callable
                 raise click.UsageError("Missing argument 'MESSAGE'.")
             command(message=message, **values)
 
-        message_option = click.option("--message", "option", metavar="MESSAGE", help="The same as the argument MESSAGE.")
+        message_option = click.option(
+            "--message", "option", metavar="MESSAGE", help="The same as the argument MESSAGE."
+        )
         message_argument = click.argument(
             "argument", metavar="MESSAGE" if required else "[MESSAGE]", required=False
         )
