@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.intake import admission
-from zonemta_py.intake.admission import DiskRoom, is_trusted
+from zonemta_py.intake.admission import DiskSpace, is_trusted
 
 NETWORKS = [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]
 
@@ -33,22 +33,22 @@ def test_disk_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It follows the file system; a change is logged once."""
-    monkeypatch.setattr(admission, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(admission, "CHECK_INTERVAL_S", 0.0)
     stat = os.statvfs(tmp_path)
-    room = DiskRoom(tmp_path, 1)
-    assert room
+    room = DiskSpace(tmp_path, 1)
+    assert room.is_sufficient()
     room._min_bytes = 2 * stat.f_blocks * stat.f_frsize  # more than the disk has
     with caplog.at_level(logging.WARNING):
-        assert [bool(room), bool(room)] == [False, False]
+        assert [room.is_sufficient(), room.is_sufficient()] == [False, False]
         room._min_bytes = 1
-        assert [bool(room), bool(room)] == [True, True]
+        assert [room.is_sufficient(), room.is_sufficient()] == [True, True]
     refused, accepted = [record.getMessage() for record in caplog.records]
     assert "new mail is refused with 452" in refused
     assert "new mail is accepted" in accepted
 
 
 def test_the_disk_is_not_checked_for_every_message(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path, 1)
-    assert room
+    room = DiskSpace(tmp_path, 1)
+    assert room.is_sufficient()
     room._min_bytes = 1 << 80
-    assert room, "checked a moment ago"
+    assert room.is_sufficient(), "checked a moment ago"

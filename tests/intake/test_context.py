@@ -9,7 +9,7 @@ from tests.kit.listener import certificate, make_config, users_file
 from tests.kit.queue import opened
 from zonemta_py.config.hooks import NO_HOOKS
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import DiskRoom
+from zonemta_py.intake.admission import DiskSpace
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings, make_tls_context
 from zonemta_py.routing import make_router
 
@@ -17,7 +17,7 @@ from zonemta_py.routing import make_router
 class Stub:
     """A session that does nothing."""
 
-    def goodbye(self) -> None: ...
+    def close_if_idle(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -54,7 +54,7 @@ async def test_admission(tmp_path: Path) -> None:
     """Up to max_sessions, and none once the listener stops."""
     async with opened(tmp_path / "queue", store="memory") as queue:
         loaded = settings(tmp_path, "    max_sessions: 2\n    trusted_networks: [192.0.2.0/24]")
-        context = ListenerContext(loaded, queue, DiskRoom(tmp_path, 1))
+        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1))
         one, two, three = Stub(), Stub(), Stub()
         assert [context.admit(each) for each in (one, two, three)] == [True, True, False]
         context.sessions.discard(one)
@@ -71,7 +71,7 @@ async def test_apply(tmp_path: Path) -> None:
     """A reload changes limits, users and TLS under open sessions."""
     async with opened(tmp_path / "queue", store="memory") as queue:
         loaded = settings(tmp_path)
-        context = ListenerContext(loaded, queue, DiskRoom(tmp_path, 1))
+        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1))
         assert context.starttls_context is None
         cert, key, _ = certificate(tmp_path)
         context.apply(

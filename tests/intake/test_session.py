@@ -72,12 +72,12 @@ async def test_stamps_and_routing_header(tmp_path: Path) -> None:
 async def test_a_full_disk_and_an_unwritable_queue(tmp_path: Path) -> None:
     """Both are temporary: 452 and 451."""
     async with listening(tmp_path) as relay:
-        relay.listener.context.disk_room._min_bytes = 1 << 62
-        relay.listener.context.disk_room._checked_s = -10.0
+        relay.listener.context.disk_space._min_bytes = 1 << 62
+        relay.listener.context.disk_space._checked_s = -10.0
         reader, writer = await connected(relay, BEGIN[0])
         assert (await reader.readline()).startswith(b"452 4.3.1")
-        relay.listener.context.disk_room._min_bytes = 1
-        relay.listener.context.disk_room._checked_s = -10.0
+        relay.listener.context.disk_space._min_bytes = 1
+        relay.listener.context.disk_space._checked_s = -10.0
         writer.write(b"".join(BEGIN))
         await reader.readuntil(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         relay.queue.commits.failure = QueueUnavailable("disk")

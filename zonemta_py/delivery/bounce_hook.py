@@ -1,4 +1,4 @@
-"""The operator's function that may change each report. Source: python-slimta's bounce factories."""
+"""A user-defined function that may change or suppress each report. Source: python-slimta's bounce factories."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ BounceFunction = Callable[[Bounce], Bounce | None]
 
 
 def apply_bounce_function(load: Callable[[], BounceFunction | None], bounce: Bounce) -> Bounce | None:
-    """The report that the function returned by ``load`` makes of ``bounce``; None: send no report.
+    """Apply the function that ``load`` returns to ``bounce``; None: send no report.
 
     A function that raises, or returns anything else, leaves the report unchanged.
     """

@@ -49,7 +49,7 @@ class SessionPool:
             del self._by_destination[destination]
 
     def take(self, endpoint: Endpoint) -> SmtpSession | None:
-        """The session with ``endpoint`` used last, if one is still usable. It leaves the pool."""
+        """The most recently used usable session with ``endpoint``, removed from the pool, or None."""
         key = (endpoint.ip, endpoint.port, endpoint.source)
         entries = self._idle.get(key)
         while entries:
@@ -77,7 +77,7 @@ class SessionPool:
             self._timer = self._loop.call_later(idle_s, self._close_expired)
 
     def trim(self, destination: str, zone_limit: int, destination_limit: int) -> None:
-        """Close the longest idle sessions above ``destination_limit``, then above ``zone_limit``.
+        """Close the sessions that have been idle longest, beyond ``destination_limit``, then ``zone_limit``.
 
         A negative limit counts as 0.
         """

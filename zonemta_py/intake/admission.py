@@ -11,37 +11,38 @@ from zonemta_py.routing import matching_networks
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 1.0
+CHECK_INTERVAL_S = 1.0
 
 
 def is_trusted(client_ip: str, networks: Sequence[Network]) -> bool:
-    """Whether ``client_ip`` is in one of ``networks``; an empty one is not."""
+    """Whether ``client_ip`` is in one of ``networks``; an empty address is not."""
     return bool(client_ip) and matching_networks(client_ip.removeprefix("::ffff:"), networks)
 
 
-class DiskRoom:
-    """True while the queue's disk has at least ``min_bytes`` free; checked once per second."""
+class DiskSpace:
+    """The free space of the queue's disk, checked at most once per second."""
 
     def __init__(self, directory: Path, min_bytes: int) -> None:
         self._directory = directory
         self._min_bytes = min_bytes
-        self._checked_s = -CHECK_EVERY_S
-        self._room = True
+        self._checked_s = -CHECK_INTERVAL_S
+        self._sufficient = True
 
-    def __bool__(self) -> bool:
+    def is_sufficient(self) -> bool:
+        """Whether at least ``min_bytes`` are free. Raises OSError."""
         now_s = clock.monotonic_s()
-        if now_s - self._checked_s >= CHECK_EVERY_S:
+        if now_s - self._checked_s >= CHECK_INTERVAL_S:
             self._checked_s = now_s
             stat = os.statvfs(self._directory)
             free = stat.f_bavail * stat.f_frsize
-            had_room, self._room = self._room, free >= self._min_bytes
-            if had_room and not self._room:
+            was_sufficient, self._sufficient = self._sufficient, free >= self._min_bytes
+            if was_sufficient and not self._sufficient:
                 log.warning(
                     "%s has %d bytes free, less than the required %d: new mail is refused with 452",
                     self._directory,
                     free,
                     self._min_bytes,
                 )
-            elif self._room and not had_room:
+            elif self._sufficient and not was_sufficient:
                 log.warning("%s has %d bytes free again: new mail is accepted", self._directory, free)
-        return self._room
+        return self._sufficient

@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
 
     # ---- the end of a session
 
-    def goodbye(self) -> None:
+    def close_if_idle(self) -> None:
         """The relay is stopping: end the session unless a transaction is open."""
         if self._state is TLS:
             self.abort()

@@ -8,7 +8,7 @@ from typing import Protocol
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import DiskRoom, is_trusted
+from zonemta_py.intake.admission import DiskSpace, is_trusted
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.users import Users, load_users
@@ -38,7 +38,7 @@ def load_settings(
 class OpenSession(Protocol):
     """A session, as its listener knows it."""
 
-    def goodbye(self) -> None:
+    def close_if_idle(self) -> None:
         """End it, unless a transaction is open."""
 
     def abort(self) -> None:
@@ -48,10 +48,12 @@ class OpenSession(Protocol):
 class ListenerContext:
     """One listening address as its sessions see it. ``apply`` changes it while they run."""
 
-    def __init__(self, settings: SessionSettings, queue: QueueClient, disk_room: DiskRoom) -> None:
-        self.loop = asyncio.get_running_loop()  # kept: before Python 3.12 each look-up is a system call
+    def __init__(self, settings: SessionSettings, queue: QueueClient, disk_space: DiskSpace) -> None:
+        self.loop = (
+            asyncio.get_running_loop()
+        )  # cached: before Python 3.12 get_running_loop() calls getpid()
         self.queue = queue
-        self.disk_room = disk_room
+        self.disk_space = disk_space
         self.stopping = False
         self.sessions: set[OpenSession] = set()
         self.apply(settings)

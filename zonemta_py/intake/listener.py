@@ -1,4 +1,4 @@
-"""Listeners: they accept connections, and wait for open transactions at the end."""
+"""Listeners: they accept connections, and on shutdown wait for open transactions."""
 
 import asyncio
 import socket
@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
-from zonemta_py.intake.admission import DiskRoom
+from zonemta_py.intake.admission import DiskSpace
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.session import Session
 from zonemta_py.intake.sockets import bound_address
 from zonemta_py.routing import Router
 
-CHECK_EVERY_S = 0.05
+DRAIN_POLL_S = 0.05
 
 
 class Listener:
@@ -45,14 +45,14 @@ class Listener:
 
     def _end_idle_sessions(self) -> None:
         for session in list(self.context.sessions):
-            session.goodbye()
+            session.close_if_idle()
 
     async def drain(self, grace_s: float) -> None:
         """Wait at most ``grace_s`` for open transactions, then abort the remaining sessions."""
         loop = self.context.loop
         end_s = loop.time() + grace_s
         while self.context.sessions and loop.time() < end_s:
-            await asyncio.sleep(CHECK_EVERY_S)
+            await asyncio.sleep(DRAIN_POLL_S)
             self._end_idle_sessions()
         for session in list(self.context.sessions):
             session.abort()
@@ -95,7 +95,7 @@ class Intake:
 
     async def start(self, config: Config, prepared: Sequence[SessionSettings]) -> None:
         """Accept connections."""
-        room = DiskRoom(config.queue.directory, config.queue.min_free_disk)
+        room = DiskSpace(config.queue.directory, config.queue.min_free_disk)
         for settings, sockets in zip(prepared, self._sockets, strict=True):
             self.listeners.append(Listener(ListenerContext(settings, self._queue, room), sockets))
         for listener in self.listeners:

@@ -108,7 +108,7 @@ class Session(SecureConnection):
             raise CloseConnection
         if context.queue.failure is not None:
             raise self._rejected("MAIL", UNWRITABLE)
-        if not context.disk_room:
+        if not context.disk_space.is_sufficient():
             raise self._rejected("MAIL", "452 4.3.1 Not enough disk space, try again later")
         mail = parse_mail(argument, extended=self._extended, max_size=context.settings.max_message_size)
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8

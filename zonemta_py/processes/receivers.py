@@ -151,7 +151,7 @@ class ReceiverChild(ChildProcess):
         upload.chunks += 1
         batch = WriteBatch()
         batch.kinds.append("chunk")
-        batch.patient = True
+        batch.may_wait = True
         for key, value in frame.ops:
             batch.put(key, value)
         self._answer(frame.number, self._queue.commits.submit(batch))

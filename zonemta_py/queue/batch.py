@@ -34,8 +34,8 @@ class CommitFuture:
     """The result of a write: done without a failure once the data are on disk.
 
     Like ``asyncio.Future``, with two differences: a callback is a plain call, made at once and given
-    the failure or None, and cancelling a waiter does not cancel the write. A future and a turn of the
-    loop for each of the three batches of a message took a tenth of its delivery.
+    the failure or None, and cancelling a waiter does not cancel the write. With asyncio futures the
+    three batches of a message took a tenth of its delivery: one turn of the loop for each.
     """
 
     __slots__ = ("_callbacks", "done", "failure")
@@ -82,15 +82,15 @@ class CommitFuture:
 class WriteBatch:
     """The operations of one transition, written together or not at all; ``future`` is their result.
 
-    ``kinds`` are the names that ``faults`` knows the batch by. ``patient``: its result may be delayed
-    while the store compacts (decision 38).
+    ``kinds``: its transitions, as fault injection names them (``core/faults.py``). ``may_wait``: a chunk of
+    a large body, whose future may be completed late, while the store compacts (decision 38).
     """
 
-    __slots__ = ("events", "future", "kinds", "ops", "patient", "size_bytes")
+    __slots__ = ("events", "future", "kinds", "may_wait", "ops", "size_bytes")
 
     def __init__(self) -> None:
         self.future = CommitFuture()
-        self.patient = False
+        self.may_wait = False
         self.ops: list[Op] = []
         self.events: list[bytes] = []
         self.kinds: list[str] = []
@@ -137,7 +137,9 @@ class GroupCommit:
 
     def start(self) -> None:
         """Begin to write; needs a running loop."""
-        self._loop = asyncio.get_running_loop()  # kept: before Python 3.12 each look-up is a system call
+        self._loop = (
+            asyncio.get_running_loop()
+        )  # cached: before Python 3.12 get_running_loop() calls getpid()
         self._thread = Threads(self._loop, "queue-writer")
 
     def submit(self, batch: WriteBatch) -> CommitFuture:
@@ -179,14 +181,14 @@ class GroupCommit:
             self.written_seq = self._next_seq - 1
             self.outbox_grew.set()
         self._write_group()  # the thread writes while the loop runs the callbacks
-        if any(batch.patient for batch in group) and self._store.is_behind():
-            self._delay([batch for batch in group if batch.patient])
-            group = [batch for batch in group if not batch.patient]
+        if any(batch.may_wait for batch in group) and self._store.is_behind():
+            self._delay([batch for batch in group if batch.may_wait])
+            group = [batch for batch in group if not batch.may_wait]
         for batch in group:
             batch.future.set_result()
 
     def _delay(self, batches: list[WriteBatch]) -> None:
-        """Give the results of large bodies when the store has caught up (decision 38)."""
+        """Complete the futures of ``may_wait`` batches once the store has caught up (decision 38)."""
         if not self._delayed:
             self._loop.call_later(CATCH_UP_S, self._end_delay)
         self._delayed += batches

@@ -108,7 +108,7 @@ class MessageWriter:
             raise LocalError("the body has too many chunks")
         batch = WriteBatch()
         batch.kinds.append("chunk")
-        batch.patient = True
+        batch.may_wait = True
         batch.put(chunk_key(self.id, self.chunks), chunk)
         if self.chunks == 1:
             self._register[self.id] = self

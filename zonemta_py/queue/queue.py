@@ -34,7 +34,7 @@ from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.transitions import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
-from zonemta_py.queue.upkeep.recovery import identify, recover
+from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.storage.interface import Store
@@ -73,7 +73,7 @@ class Queue:
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
         try:
-            identity = identify(store)
+            identity = begin_boot(store)
         except LocalError:
             store.close()
             raise

@@ -1,8 +1,8 @@
 """The ready window of a zone: the recipients that may be sent next, in memory, bounded.
 
-Each waiting recipient is in the window, or under a ``spill/`` key of its destination, or ahead of the
-start-up scan. A destination gets a share of the window, so that a blocked one does not fill it; a
-low-volume submitter finds room in it however much the others have submitted (decision 29).
+Each waiting recipient is in the window, or under a ``spill/`` key of its destination, or not yet
+reached by the start-up scan. A destination gets a share of the window, so that a blocked one does not fill it; the
+last quarter is reserved for low-volume submitters (decision 29).
 
 Plain ``def`` throughout: ``windows.py`` reads the store and writes the batches.
 """
@@ -34,7 +34,7 @@ class ReadyWindow:
         self._queues: dict[str, SubmitterQueues] = {}  # by destination
         self._reserved: Counter[tuple[str, str]] = Counter()  # by destination and submitter
         self._by_submitter: Counter[str] = Counter()  # of ``size``
-        # The object of a queued recipient; None for one that is leased or withdrawn and not queued.
+        # By key: the queued recipient, or None while it is leased or withdrawn.
         self._known: dict[bytes, QueuedRecipient | None] = {}
         self._leased: set[bytes] = set()
         self._withdrawn: set[bytes] = set()  # taken by an operator
@@ -178,7 +178,9 @@ class ReadyWindow:
                 self._count(recipient.record.submitter, -1)
                 self._known.pop(recipient.key, None)
             elif recipient.key in self._withdrawn:
-                self._known[recipient.key] = None  # its spill key leads to it if it is restored
+                self._known[recipient.key] = (
+                    None  # if it is restored, a refill finds it by its spill key
+                )
         return evicted
 
     def resume(self, destination: str) -> None:
@@ -197,14 +199,14 @@ class ReadyWindow:
         self.note_starved(destination)
 
     def note_starved(self, destination: str) -> None:
-        """Remember the submitters that have spilled mail for the destination and none in the window."""
+        """Remember the starved submitters of the destination, see ``SpillIndex``."""
         queues = self._queues.get(destination)
         for submitter in self.spilled.submitters(destination):
             if queues is None or not queues.count(submitter):
                 self.spilled.note_starved(destination, submitter)
 
     def next_starved(self) -> str | None:
-        """The destination to refill next, submitters in turn; None without room or need."""
+        """The destination to refill next, round-robin by submitter; None without room or starved mail."""
         if self.size >= self.limit:
             return None
         return self.spilled.next_starved(self._may_enter)
@@ -215,7 +217,7 @@ class ReadyWindow:
             return None
         return self.has_room(destination, submitter)
 
-    def wants_refill(self, destination: str) -> str | None:
+    def refill_from(self, destination: str) -> str | None:
         """The message id to resume at, when a submitter with spilled mail has little in the window."""
         queues = self._queues.get(destination)
         return min(

@@ -122,7 +122,7 @@ class ReadyWindows:
         Reads REFILL_KEYS keys at most; ``spilled.has`` says whether there may be more.
         """
         window = self.zone(zone)
-        began = window.wants_refill(destination)
+        began = window.refill_from(destination)
         if began is None:
             return
         batch = WriteBatch()

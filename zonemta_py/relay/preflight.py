@@ -23,23 +23,27 @@ from zonemta_py.schedule.retry import make_policy
 def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     """Load or test all that ``config`` names. Raises ConfigError that begins with the key."""
     for i, listener in enumerate(config.listeners):
-        _under(f"listeners[{i}].tls", partial(make_tls_context, listener))
+        _prefix_errors(f"listeners[{i}].tls", partial(make_tls_context, listener))
         if listener.auth.users_file is not None:
-            _under(f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file))
+            _prefix_errors(
+                f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file)
+            )
     for name, zone in config.zones.items():
-        _under(
+        _prefix_errors(
             f"zones.{name}.retry.function", partial(make_policy, zone.retry, load=hooks.backoff_function)
         )
         if zone.bounce.function is not None:
-            _under(f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function))
+            _prefix_errors(
+                f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function)
+            )
         if is_local(zone):
-            _under(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
+            _prefix_errors(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
         if zone.smarthost_auth.password_file is not None:
-            _under(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
+            _prefix_errors(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     for function in config.policies:
-        _under("policies", partial(plain_function, function))
-    _under("admin.token_file", partial(read_token, config.admin.token_file))
-    _under("dkim", partial(load_keys, config.dkim))
+        _prefix_errors("policies", partial(plain_function, function))
+    _prefix_errors("admin.token_file", partial(read_token, config.admin.token_file))
+    _prefix_errors("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):
             if entry.address is not None and entry.weight:
@@ -48,13 +52,13 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     _writable("events.directory", config.events.directory)
 
 
-def reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
+def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
     """Raises ConfigError when the change from ``old`` to ``new`` needs a restart."""
     gone = (set(old.zones) - set(new.zones)) & zones_with_mail
     if gone:
         raise ConfigError(
-            f"zones: recipients wait in zone '{min(gone)}', which the new configuration lacks; "
-            "with zone_removed: default a restart moves them"
+            f"zones: the new configuration has no zone '{min(gone)}', for which recipients are waiting; "
+            "add it, or set zone_removed: default and restart"
         )
     before, after = ([listener.address for listener in config.listeners] for config in (old, new))
     fixed: list[tuple[str, object, object]] = [
@@ -90,7 +94,7 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         yield "queue.store is memory: accepted mail is lost when the relay stops. For tests only"
 
 
-def _under(key: str, test: Callable[[], object]) -> None:
+def _prefix_errors(key: str, test: Callable[[], object]) -> None:
     """Call ``test``; a ConfigError gets ``key`` in front."""
     try:
         test()

@@ -28,7 +28,7 @@ from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.delivery_service import DeliveryService
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
-from zonemta_py.relay.preflight import reloadable, verify, warnings
+from zonemta_py.relay.preflight import check_reloadable, verify, warnings
 from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router
 from zonemta_py.schedule.retry import Backoff
@@ -217,7 +217,7 @@ class Relay:
         """
         try:
             config = self._hooks.apply(load())
-            reloadable(self._config, config, zones_on_disk(self._queue.store))
+            check_reloadable(self._config, config, zones_on_disk(self._queue.store))
             verify(config, self._hooks)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()

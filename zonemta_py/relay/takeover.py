@@ -1,7 +1,7 @@
 """Delivers what other relays left: those that died, or stopped with mail in their partition.
 
 A takeover relay is a relay without listeners that runs in this process on another relay's partition, until
-that is empty. Nothing is moved, so every message has one owner whatever a crash leaves (decision 52). The
+the partition is empty. Mail stays in its partition, so each message has one owner, also after a crash (decision 52). The
 limits of this relay apply to each partition separately.
 """
 
@@ -19,7 +19,7 @@ from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.partitions import SharedStorage
 
-WAIT_S = 1.0  # for one notification: a relay that stops waits no longer than that
+WAIT_S = 1.0  # longest wait for a notification, and so for ``close``
 RETRY_S = 60.0  # before a partition that could not be taken over, or still has mail, is tried again
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class TakeoverRelay(Protocol):
 
 
 class OrphanRecovery:
-    """Finds partitions without a relay and delivers them. ``make_relay`` is given their store and name.
+    """Finds partitions without a relay and delivers them. ``make_relay(store, name)`` makes the relay for one.
 
     Mail for the zones in ``dequeue_zones`` is left to the programs that dequeue it.
     """

@@ -1,4 +1,4 @@
-"""A store in memory: for tests, for mail that may be lost with the process, and below other stores.
+"""A store in memory: for tests, for mail that may be lost with the process, and as the base of other stores.
 
 The adapter of sortedcontainers.
 """
@@ -15,7 +15,7 @@ from zonemta_py.storage.interface import Op
 
 _sorted: Any = sortedcontainers  # it has no type annotations
 
-PAGE_KEYS = 256  # read under one lock: a writer waits no longer than for that
+PAGE_KEYS = 256  # read under one lock, which limits how long a writer waits
 
 
 class MemoryStore:
@@ -85,7 +85,7 @@ class MemoryStore:
         return self._size_bytes
 
     def is_behind(self) -> bool:
-        """Return False: nothing is put off."""
+        """Return False: there is no deferred work."""
         return False
 
     def is_remote(self) -> bool:

@@ -18,10 +18,13 @@ from zonemta_py.storage.interface import Store
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5  # between two attempts to acquire a lease that will expire
-SLACK_S = 5.0  # that clocks and servers take beyond it
+SLACK_S = 5.0  # added to the lease for clock skew and the delay of the server
 NAMES_MAX = 100  # tried by a relay whose own partition is being delivered by another
 
-MAIL_PREFIXES = (keys.MESSAGE, keys.OUTBOX)  # where one of them has a key, another relay has work
+MAIL_PREFIXES = (
+    keys.MESSAGE,
+    keys.OUTBOX,
+)  # a partition with a key under one of these has mail or events
 
 
 class SharedStorage(Protocol):
@@ -31,7 +34,7 @@ class SharedStorage(Protocol):
         """Open a partition, new or not. Raises QueueLocked while another relay has its lease."""
 
     def orphans(self) -> list[str]:
-        """Return the names of partitions with mail or events and without a lease. Complete."""
+        """Return the names of partitions with mail or events and without a lease; unlike notifications, all of them."""
 
     def wait_for_notification(self, wait_s: float) -> str | None:
         """Return the name of a partition that was released with mail in it, or None after ``wait_s``.

@@ -1,4 +1,4 @@
-"""The adapter of redis: a client with retries, and the check that its server keeps what it confirms."""
+"""The adapter of redis: a client with retries, and the check that its server is durable."""
 
 import logging
 from collections.abc import Awaitable
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RedisClient:
-    """A client whose event loop runs in a thread of its own. ``label`` begins the texts of its errors.
+    """A client whose event loop runs in a thread of its own. ``label`` is the prefix of its error messages.
 
     ``commands`` has Redis's commands as coroutines, for ``run`` or ``thread.wait``.
     """
@@ -62,7 +62,7 @@ class RedisClient:
             }
         except ResponseError as exc:
             log.warning(
-                "queue.redis: whether Redis writes to disk before it answers is not known: %s", exc
+                "queue.redis: cannot tell whether Redis writes to disk before it answers: %s", exc
             )
             return
         if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):

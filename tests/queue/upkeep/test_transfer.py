@@ -13,7 +13,7 @@ from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep import transfer
-from zonemta_py.queue.upkeep.recovery import identify
+from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
 from zonemta_py.storage import archive
 from zonemta_py.storage.interface import Op, Store
@@ -33,7 +33,7 @@ def everything(store: Store) -> dict[bytes, bytes]:
 
 def filled(store: Store, records: dict[bytes, bytes]) -> Store:
     """A queue with an identity and ``records``."""
-    identify(store)
+    begin_boot(store)
     ops: list[Op] = list(records.items())
     store.write(store.batch(ops, sync=True))
     return store
@@ -104,12 +104,12 @@ def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int) 
         import_queue(other, path, StoppingAfter(after))
     if after > 1:
         with pytest.raises(LocalError, match="import of this queue is not finished"):
-            identify(other)
+            begin_boot(other)
         with pytest.raises(LocalError, match="its import is not finished"):
             export_queue(other, folder / "half", quiet)
     import_queue(other, path, quiet)
     assert everything(other) == everything(one)
-    identify(other)
+    begin_boot(other)
 
 
 def test_a_damaged_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_an_export_of_an_earlier_boot(folder: Path, monkeypatch: pytest.MonkeyPa
     one, path, other = filled(MemoryStore(), RECORDS), folder / "q", MemoryStore()
     with pytest.raises(Stopped):
         export_queue(one, path, StoppingAfter(4))
-    identify(one)
+    begin_boot(one)
     one.write(one.batch([(next(iter(RECORDS)), None)], sync=True))
     export_queue(one, path, quiet)
     import_queue(other, path, quiet)

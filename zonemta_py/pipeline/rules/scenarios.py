@@ -32,7 +32,7 @@ def scenarios(text: str, path: Path, changes: Sequence[str]) -> list[ConfigScena
     names = [name for name, _ in choices]
     combinations = list(product(*(values for _, values in choices)))
     if len(combinations) > SCENARIOS_MAX:
-        raise ConfigError(f"{len(combinations)} combinations: at most {SCENARIOS_MAX} at once")
+        raise ConfigError(f"too many combinations ({len(combinations)}); the limit is {SCENARIOS_MAX}")
     return [
         _scenario(text, path, number, tuple(zip(names, chosen, strict=True)))
         for number, chosen in enumerate(combinations)

@@ -29,7 +29,7 @@ def masked(reply: str) -> str:
 
 
 class ReplyTemplates:
-    """The templates so far; the most frequent replies are to be added first."""
+    """The templates so far; add replies in the order of their frequency."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, list[list[str]]] = {}

@@ -32,13 +32,15 @@ class Identity:
     last_id: str
 
 
-def identify(store: Store) -> Identity:
-    """The identity of this boot, written at once. Raises LocalError for an unknown format."""
+def begin_boot(store: Store) -> Identity:
+    """Write format, node and the new boot count; returns the identity. Raises LocalError for an unknown format."""
     found = store.get(keys.META_FORMAT)
     if found == IMPORTING:
         raise LocalError("the import of this queue is not finished: run zonemta queue import again")
     if found not in FORMATS:
-        raise LocalError(f"the queue has format {found!r}, this version reads {FORMAT_VERSION!r}")
+        raise LocalError(
+            f"the queue has format {found.decode(errors='replace')}; this version reads formats up to {FORMAT_VERSION.decode()}"
+        )
     node = (store.get(keys.META_NODE) or secrets.token_hex(3).encode()).decode()
     boot = int(store.get(keys.META_BOOT) or b"0") + 1
     last_id = (store.get(keys.META_IDS) or b"").decode()
@@ -53,8 +55,8 @@ def identify(store: Store) -> Identity:
 
 async def recover(
     store: Store, commits: GroupCommit, cleanup: Cleanup, poison_after: int, now_ms: int
-) -> int:
-    """Handle the keys that the previous boot left; returns how many transactions were uncertain.
+) -> None:
+    """Handle the keys that the previous boot left.
 
     Raises QueueUnavailable, QueueCorrupt.
     """
@@ -72,5 +74,6 @@ async def recover(
             await cleanup.remove_chunks(message)
     count = interrupted.transactions
     if count:
-        log.warning("%d transactions were interrupted; their recipients are sent to again", count)
-    return count
+        log.warning(
+            "%d transactions were interrupted; delivery to their recipients is attempted again", count
+        )
