@@ -30,7 +30,7 @@ from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.upkeep.check import check_queue
+from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.inspect import Summary, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
 from zonemta_py.schedule.unreachable import UnreachableHosts
@@ -181,13 +181,22 @@ class Operations:
     async def check(self, request: CheckRequest) -> AsyncIterator[Row]:
         """Rows with ``problem``, then one with ``problems``, their number."""
         problems = 0
-        for problem in check_queue(self._queue.store):
+        async for problem in self._problems():
+            problems += 1
+            yield {"problem": problem}
+        yield {"problems": problems}
+
+    async def _problems(self) -> AsyncIterator[str]:
+        store = self._queue.store
+        for problem in check_queue(store, bodies=not store.is_remote()):
             if problem:
-                problems += 1
-                yield {"problem": problem}
+                yield problem
             else:
                 await asyncio.sleep(0)
-        yield {"problems": problems}
+        if store.is_remote():
+            async for problem in check_bodies(store):
+                if problem:
+                    yield problem
 
     async def audit(self, request: AuditRequest) -> AsyncIterator[Row]:
         """``seq`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.

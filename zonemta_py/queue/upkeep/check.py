@@ -6,11 +6,12 @@ the store, so that a running relay causes no false alarm. ``check_queue`` yields
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.chunks import BodyCheck
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     Mark,
@@ -44,15 +45,19 @@ class _Found:
     indexes: list[int] = field(default_factory=list)
 
 
-def check_queue(store: Store) -> Iterator[str]:
-    """Problems, one text each; an empty text is a pause."""
+def check_queue(store: Store, *, bodies: bool = True) -> Iterator[str]:
+    """Problems, one text each; an empty text is a pause. Without ``bodies`` no chunk is read."""
     after = ""
     while True:
         problems: list[str] = []
         with store.frozen() as view:
-            found, upto = _messages(view, after, problems)
+            found, upto = _messages(view, after, problems, bodies=bodies)
             _recipients(view, found, after, upto, problems)
-            problems += [text for message, one in found.items() for text in _judge(view, message, one)]
+            problems += [
+                text
+                for message, one in found.items()
+                for text in _judge(view, message, one, bodies=bodies)
+            ]
         yield from problems
         yield ""
         if upto is None:
@@ -76,13 +81,33 @@ def _reporting(key: bytes, problems: list[str]) -> Iterator[None]:
         problems.append(f"{key!r}: {exc}")
 
 
-def _messages(view: View, after: str, problems: list[str]) -> tuple[dict[str, _Found], str | None]:
+async def check_bodies(store: Store) -> AsyncIterator[str]:
+    """Problems of bodies, and "" after each message; does not block the loop on a remote store."""
+    for key in store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)):
+        if not key.endswith(b"#"):
+            continue
+        message = keys.owner_of(key)
+        try:
+            mark = read_mark(store.get(key) or b"")
+            check = BodyCheck(message, mark)
+            for number in range(1, mark.chunks + 1):
+                check.chunk(await store.fetch_chunk(keys.chunk_key(message, number)))
+        except QueueCorrupt as exc:
+            if store.get(key) is not None:  # else the message ended during the check
+                yield str(exc)
+        yield ""
+
+
+def _messages(
+    view: View, after: str, problems: list[str], *, bodies: bool
+) -> tuple[dict[str, _Found], str | None]:
     """The messages after id ``after``, and the last id of the slice; None at the end of the range."""
     found: dict[str, _Found] = {}
     start = keys.end_of(keys.message_prefix(after)) if after else keys.MESSAGE
     size, message, one = 0, "", _Found()
     try:
-        for key, value in view.scan(start, keys.end_of(keys.MESSAGE)):
+        stop = keys.end_of(keys.MESSAGE)
+        for key, value in view.scan(start, stop) if bodies else _without_chunks(view, start, stop):
             owner = key[_ID].decode("ascii", "replace")
             if owner != message:
                 if len(found) >= SLICE_MESSAGES or size >= SLICE_BYTES:
@@ -95,6 +120,11 @@ def _messages(view: View, after: str, problems: list[str]) -> tuple[dict[str, _F
         problems.append(str(exc))
         return found, message or None
     return found, None
+
+
+def _without_chunks(view: View, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key in view.keys(start, stop):
+        yield key, b"" if keys.is_chunk(key) else view.get(key) or b""
 
 
 def _take(one: _Found, part: bytes, value: bytes) -> None:
@@ -138,7 +168,7 @@ def _recipients(
                         dues.add(due)
 
 
-def _judge(view: View, message: str, one: _Found) -> Iterator[str]:
+def _judge(view: View, message: str, one: _Found, *, bodies: bool) -> Iterator[str]:
     leaving = (
         view.get(keys.open_key(message)) is not None or view.get(keys.cleanup_key(message)) is not None
     )
@@ -157,7 +187,7 @@ def _judge(view: View, message: str, one: _Found) -> Iterator[str]:
         yield f"{message}: more chunks than its marker says"
     elif one.gap or one.chunks < one.mark.chunks:
         yield f"{message}: {one.chunks} of {one.mark.chunks} chunks, the others are missing"
-    elif (one.size, one.crc) != (one.mark.size, one.mark.crc):
+    elif bodies and (one.size, one.crc) != (one.mark.size, one.mark.crc):
         yield f"{message}: the body is damaged (size {one.size} of {one.mark.size})"
     if not one.indexes:
         yield f"{message}: it has no recipient"
