@@ -343,10 +343,12 @@ async def test_a_rate_is_kept(folder: Path) -> None:
     async with staged(folder) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(zones={"default": {"rate": "20/s"}})) as relay:
+            began_s = monotonic_s()
             for n in range(22):
                 await send(relay, [f"{n}@a.example"])
             await received(sink, 22)
-            assert sink.tally.last_s - sink.tally.first_s >= 0.75  # the first one also opens a session
+            # From the submission, not from the first delivery: that may be late on a busy machine.
+            assert sink.tally.last_s - began_s >= 0.75
 
 
 async def test_a_lost_answer_is_named(folder: Path) -> None:

@@ -78,7 +78,7 @@ def _report(spark: "SparkSession", found: dict[str, Any], folder: Path) -> None:
     gone, later = COUNT // 6, COUNT // 6
     campaigns = {
         r["value"]: r
-        for r in spark.read.parquet(f"{output}/rates").spark_cluster("dimension = 'campaign'").collect()
+        for r in spark.read.parquet(f"{output}/rates").where("dimension = 'campaign'").collect()
     }
     june = campaigns["june"]
     assert (june["delivered"], june["bounced"], june["deferred"]) == (COUNT - gone, gone, later)
