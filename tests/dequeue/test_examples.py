@@ -106,7 +106,7 @@ def test_content_filter(folder: Path) -> None:
     """Good messages are delivered, the bad one is reported to its sender."""
     assert program("content_filter", folder) == "3 messages checked\n"
     assert sorted(path.name for path in (folder / "mail" / "there.example").iterdir()) == [
-        "close_if_idle",
+        "goodbye",
         "hello",
     ]
     (report,) = (folder / "mail" / "here.example" / "ann" / "new").iterdir()
