@@ -103,7 +103,7 @@ async def test_what_is_refused(folder: Path, change: dict[str, Any], status: int
             assert answer.status == status
             assert answer.headers.get("X-Smtp-Reply", "").startswith(reply)
             assert b"Traceback" not in await answer.read()
-        assert everything(relay.queue.store) == []
+        await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
 async def test_a_client_that_leaves(folder: Path) -> None:
@@ -158,7 +158,7 @@ async def test_far_too_much(folder: Path) -> None:
         except aiohttp.ClientError:
             pass  # it may still be writing when the connection ends
         assert sent < 100 << 20
-        assert everything(relay.queue.store) == []
+        await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
 async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
