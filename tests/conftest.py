@@ -26,7 +26,7 @@ os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     """A directory of this test's own."""
     return tmp_path
 

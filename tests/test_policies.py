@@ -77,7 +77,7 @@ def test_splitting_keeps_every_recipient(addresses: list[str]) -> None:
 
 
 def test_lookups() -> None:
-    """An alias, a message of one's own with VERP and fields; the rest stays together."""
+    """An alias, a separate message with VERP and fields; the others stay together."""
     book = {
         "a@x.example": {"alias": "b@y.example"},
         "v@x.example": {"verp": "bounces.example"},
@@ -98,9 +98,9 @@ def split(one: Envelope) -> Iterable[Envelope]:
 
 
 @pytest.mark.parametrize("receivers", [0, 1])
-async def test_split_through_a_relay(folder: Path, receivers: int) -> None:
+async def test_split_through_a_relay(directory: Path, receivers: int) -> None:
     """Large bodies whole in each, in the relay's process and in a receiver's."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         config = stage.config(
             policies=[f"{__name__}.split"], processes={"receivers": receivers, "senders": 0}
@@ -111,12 +111,12 @@ async def test_split_through_a_relay(folder: Path, receivers: int) -> None:
             await empty(relay)
         assert len(sink.messages) == 3
         assert all(message.data.endswith(body.partition(b"\r\n\r\n")[2]) for message in sink.messages)
-    assert len(logged_events(folder, "accepted")) == 3
+    assert len(logged_events(directory, "accepted")) == 3
 
 
-async def test_a_repeat_under_policies(folder: Path) -> None:
+async def test_a_repeat_under_policies(directory: Path) -> None:
     """The same key is the same submission, however many messages it became; a larger one adds the new."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         config = stage.config(policies=[f"{__name__}.split"], processes={})
         async with relaying(config) as relay:
@@ -142,9 +142,9 @@ async def empty_but_keys(relay: Relay) -> None:
     await until(lambda: not list(store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE))))
 
 
-async def test_functions_that_cannot_be(folder: Path) -> None:
+async def test_functions_that_cannot_be(directory: Path) -> None:
     """A name that leads nowhere; a function of this program for another process."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         with pytest.raises(ConfigError, match=r"policies: no function 'nowhere\.at_all'"):
             Relay(stage.config(policies=["nowhere.at_all"]))
         with pytest.raises(ConfigError, match=r"bounce\.function"):
@@ -153,13 +153,13 @@ async def test_functions_that_cannot_be(folder: Path) -> None:
             Relay(stage.config(processes={"receivers": 1, "senders": 0}), policies=[split_by_domain])
 
 
-async def test_refused_by_a_program(folder: Path) -> None:
+async def test_refused_by_a_program(directory: Path) -> None:
     """``enqueue`` raises what SMTP would have answered."""
 
     def never(one: Envelope) -> None:
         raise NotAccepted("550 5.7.1 not today")
 
-    async with staged(folder) as stage, Relay(stage.config(processes={}), policies=[never]) as relay:
+    async with staged(directory) as stage, Relay(stage.config(processes={}), policies=[never]) as relay:
         with pytest.raises(NotAccepted, match=r"550 5\.7\.1 not today"):
             await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nbody\n")
         await empty(relay)
@@ -189,9 +189,9 @@ async def replies_of(relay: Relay, *to: Iterable[str]) -> list[str]:
     return found
 
 
-async def test_a_repeat_that_leads_to_the_same(folder: Path) -> None:
+async def test_a_repeat_that_leads_to_the_same(directory: Path) -> None:
     """New recipients that policies lead where the message already went: a duplicate, and the reply says so."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         async with relaying(stage.config(policies=[f"{__name__}.all_to_one"], processes={})) as relay:
             replies = await replies_of(relay, "u", "uv", "uv", "u")
@@ -201,8 +201,8 @@ async def test_a_repeat_that_leads_to_the_same(folder: Path) -> None:
         assert [message.recipients for message in sink.messages] == [["all@d.example"]]
 
 
-async def test_what_policies_add_is_sent_once(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_what_policies_add_is_sent_once(directory: Path) -> None:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         async with relaying(stage.config(policies=[f"{__name__}.copied"], processes={})) as relay:
             await replies_of(relay, "u", "uv", "uv", "vw", "w")
@@ -214,9 +214,9 @@ async def test_what_policies_add_is_sent_once(folder: Path) -> None:
         assert got == ["archive", "u", "v", "w"]
 
 
-async def test_a_loop_gives_its_key_back(folder: Path) -> None:
+async def test_a_loop_gives_its_key_back(directory: Path) -> None:
     """A message that is refused at the last moment does not keep later ones out."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("d.example")
         async with relaying(stage.config(processes={})) as relay:
             client = await RawClient.connect(relay.addresses[0].port)
@@ -243,9 +243,9 @@ def spoil(one: Envelope) -> None:
 
 
 @pytest.mark.parametrize("name", ["text", "open", "body", "sender"])
-async def test_an_envelope_that_cannot_be_stored(folder: Path, name: str) -> None:
+async def test_an_envelope_that_cannot_be_stored(directory: Path, name: str) -> None:
     """A policy's defect is answered as one, and nothing of the message stays."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("d.example")
         async with relaying(stage.config(policies=[f"{__name__}.spoil"], processes={})) as relay:
             (reply,) = await replies_of(relay, [name])
@@ -267,13 +267,13 @@ async def test_an_envelope_that_cannot_be_stored(folder: Path, name: str) -> Non
     ],
 )
 async def test_a_name_that_is_no_policy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
 ) -> None:
     """Said when the relay is made, in one line."""
-    (folder / "broken_policies.py").write_text("1 / 0\n")
-    (folder / "importing_policies.py").write_text("import nosuchmodule\n")
-    monkeypatch.syspath_prepend(str(folder))
-    async with staged(folder) as stage:
+    (directory / "broken_policies.py").write_text("1 / 0\n")
+    (directory / "importing_policies.py").write_text("import nosuchmodule\n")
+    monkeypatch.syspath_prepend(str(directory))
+    async with staged(directory) as stage:
         with pytest.raises(ConfigError, match=problem):
             Relay(stage.config(policies=[name]))
         with pytest.raises(ConfigError, match="a list of functions"):

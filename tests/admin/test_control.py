@@ -19,14 +19,14 @@ from zonemta_py.queue.queue import Queue
 
 
 @pytest.fixture
-async def queue(folder: Path) -> AsyncIterator[Queue]:
-    async with opened(folder / "stored") as queue:
+async def queue(directory: Path) -> AsyncIterator[Queue]:
+    async with opened(directory / "stored") as queue:
         yield queue
 
 
 @pytest.fixture
-async def server(folder: Path, queue: Queue) -> AsyncIterator[ControlServer]:
-    server = ControlServer(folder, Operations(queue, {}))
+async def server(directory: Path, queue: Queue) -> AsyncIterator[ControlServer]:
+    server = ControlServer(directory, Operations(queue, {}))
     await server.start()
     try:
         yield server
@@ -34,16 +34,16 @@ async def server(folder: Path, queue: Queue) -> AsyncIterator[ControlServer]:
         await server.close()
 
 
-async def asked(folder: Path, request: Request) -> list[dict[str, Any]]:
-    return await asyncio.to_thread(lambda: list(ask(folder, request)))
+async def asked(directory: Path, request: Request) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(lambda: list(ask(directory, request)))
 
 
-async def raw(folder: Path, line: bytes) -> list[dict[str, Any]]:
+async def raw(directory: Path, line: bytes) -> list[dict[str, Any]]:
     """Send ``line`` as it is; the lines of the answer."""
 
     def talk() -> bytes:
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(folder / SOCKET_NAME))
+            sock.connect(str(directory / SOCKET_NAME))
             sock.sendall(line)
             sock.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: sock.recv(65_536), b""))
@@ -52,26 +52,26 @@ async def raw(folder: Path, line: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("server")
-async def test_an_answer(folder: Path, queue: Queue) -> None:
+async def test_an_answer(directory: Path, queue: Queue) -> None:
     message = await accept(queue, "x@a.example", "y@b.example")
-    assert [row["recipient"] for row in await asked(folder, ListRequest())] == [
+    assert [row["recipient"] for row in await asked(directory, ListRequest())] == [
         "x@a.example",
         "y@b.example",
     ]
-    assert await asked(folder, DeleteRequest(message)) == [{"deleted": 2, "in_flight": 0}]
-    assert await asked(folder, SummaryRequest()) == []
+    assert await asked(directory, DeleteRequest(message)) == [{"deleted": 2, "in_flight": 0}]
+    assert await asked(directory, SummaryRequest()) == []
     with pytest.raises(LocalError, match="no message"):
-        await asked(folder, ShowRequest(message))
+        await asked(directory, ShowRequest(message))
 
 
 @pytest.mark.usefixtures("server")
-async def test_it_is_for_the_owner_only(folder: Path) -> None:
-    assert (folder / SOCKET_NAME).stat().st_mode & 0o777 == 0o600
+async def test_it_is_for_the_owner_only(directory: Path) -> None:
+    assert (directory / SOCKET_NAME).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.usefixtures("server")
-async def test_arguments_are_optional(folder: Path) -> None:
-    assert await raw(folder, b'{"operation":"check"}\n') == [{"problems": 0}, {"end": True}]
+async def test_arguments_are_optional(directory: Path) -> None:
+    assert await raw(directory, b'{"operation":"check"}\n') == [{"problems": 0}, {"end": True}]
 
 
 @pytest.mark.usefixtures("server")
@@ -90,39 +90,39 @@ async def test_arguments_are_optional(folder: Path) -> None:
         (b'{"operation":"' + b"x" * REQUEST_MAX_BYTES + b'"}\n', "longer than 65536 bytes"),
     ],
 )
-async def test_a_request_that_is_not_valid(folder: Path, line: bytes, text: str) -> None:
+async def test_a_request_that_is_not_valid(directory: Path, line: bytes, text: str) -> None:
     """The answer is an error that says why, and the server answers the next request."""
-    (row,) = await raw(folder, line)
+    (row,) = await raw(directory, line)
     assert text in row["error"]
-    assert await asked(folder, SummaryRequest()) == []
+    assert await asked(directory, SummaryRequest()) == []
 
 
 @pytest.mark.usefixtures("server")
-async def test_a_client_that_sends_nothing(folder: Path) -> None:
-    assert await raw(folder, b"") == []
+async def test_a_client_that_sends_nothing(directory: Path) -> None:
+    assert await raw(directory, b"") == []
 
 
-async def test_a_socket_that_a_killed_relay_left(folder: Path, queue: Queue) -> None:
+async def test_a_socket_that_a_killed_relay_left(directory: Path, queue: Queue) -> None:
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(folder / SOCKET_NAME))
+        left.bind(str(directory / SOCKET_NAME))
     with pytest.raises(ConnectionRefusedError):
-        await asked(folder, SummaryRequest())
-    server = ControlServer(folder, Operations(queue, {}))
+        await asked(directory, SummaryRequest())
+    server = ControlServer(directory, Operations(queue, {}))
     await server.start()
-    assert await asked(folder, SummaryRequest()) == []
+    assert await asked(directory, SummaryRequest()) == []
     await server.close()
-    assert not (folder / SOCKET_NAME).exists()
+    assert not (directory / SOCKET_NAME).exists()
     with pytest.raises(ConnectionRefusedError):
-        await asked(folder, SummaryRequest())
+        await asked(directory, SummaryRequest())
 
 
-async def test_a_relay_that_stops_during_its_answer(folder: Path, queue: Queue) -> None:
+async def test_a_relay_that_stops_during_its_answer(directory: Path, queue: Queue) -> None:
     """The client is not left with half an answer that looks whole."""
     for number in range(4):
         await accept(queue, *(f"{number}-{n}-{'x' * 40}@a.example" for n in range(1000)))
-    server = ControlServer(folder, Operations(queue, {}))
+    server = ControlServer(directory, Operations(queue, {}))
     await server.start()
-    answer = ask(folder, ListRequest())
+    answer = ask(directory, ListRequest())
     await asyncio.to_thread(next, answer)  # the others do not fit into the buffers of the socket
     await server.close()
     await until(lambda: not server._connections, "the end of the connection")

@@ -54,8 +54,8 @@ class SuspendedZone:
 
 
 @pytest.fixture
-async def queue(folder: Path) -> AsyncIterator[Queue]:
-    async with opened(folder) as queue:
+async def queue(directory: Path) -> AsyncIterator[Queue]:
+    async with opened(directory) as queue:
         yield queue
 
 

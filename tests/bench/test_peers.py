@@ -19,9 +19,9 @@ async def test_a_peer_relays(name: str) -> None:
         pytest.skip(f"{name}: {missing}")
     sink = Sink()
     port = await sink.start("127.0.0.1", 0)
-    with tempfile.TemporaryDirectory() as folder:  # pytest's are closed to peers that give up root
+    with tempfile.TemporaryDirectory() as directory:  # pytest's are closed to peers that give up root
         try:
-            peer = await asyncio.to_thread(PEERS[name], Path(folder), port)
+            peer = await asyncio.to_thread(PEERS[name], Path(directory), port)
             try:
                 await asyncio.to_thread(submit, peer.port)
                 await until(lambda: sink.tally.recipients == 2, "both recipients", 30)

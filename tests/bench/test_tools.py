@@ -29,14 +29,14 @@ async def _say(port: int, data: bytes) -> bytes:
         writer.close()
 
 
-async def test_the_sink_counts_and_keeps(folder: Path) -> None:
-    sink = Sink(keep=True, store=folder / "mail")
+async def test_the_sink_counts_and_keeps(directory: Path) -> None:
+    sink = Sink(keep=True, store=directory / "mail")
     port = await sink.start()
     session = b"EHLO x\r\nMAIL FROM:<a@b>\r\nRCPT TO:<c@d>\r\nDATA\r\n..dot\r\nbody\n.\n\r\n.\r\nMAIL FROM:<>\r\nRCPT TO:<c@d>\r\nDATA\r\n.\r\nQUIT\r\n"
     assert (await _say(port, session)).endswith(b"221 2.0.0 Bye\r\n")
     assert [m.data for m in sink.messages] == [b".dot\r\nbody\n.\n\r\n", b""]
     assert sink.tally.as_row()["repeated"] == 1
-    assert (folder / "mail/000001.eml").read_bytes() == b".dot\r\nbody\n.\n\r\n"
+    assert (directory / "mail/000001.eml").read_bytes() == b".dot\r\nbody\n.\n\r\n"
     await sink.close()
 
 
@@ -58,8 +58,8 @@ async def test_a_large_message_in_small_pieces() -> None:
     await sink.close()
 
 
-async def test_scripts(folder: Path) -> None:
-    path = folder / "s.yaml"
+async def test_scripts(directory: Path) -> None:
+    path = directory / "s.yaml"
     path.write_text(
         "- {at: rcpt, recipient: 'no@*', reply: 550 5.1.1 no}\n- {at: rcpt, reply: 451 later, times: 1}\n- {at: dot, stall: 10ms, sender: 'a@*'}\n"
     )
@@ -95,10 +95,10 @@ async def test_scripts(folder: Path) -> None:
         ("[", "s.yaml"),
     ],
 )
-def test_bad_scripts(folder: Path, text: str, problem: str) -> None:
-    (folder / "s.yaml").write_text(text)
+def test_bad_scripts(directory: Path, text: str, problem: str) -> None:
+    (directory / "s.yaml").write_text(text)
     with pytest.raises(ConfigError, match=problem):
-        load_script(folder / "s.yaml")
+        load_script(directory / "s.yaml")
 
 
 async def test_the_source_sends_what_it_says() -> None:
@@ -113,12 +113,12 @@ async def test_the_source_sends_what_it_says() -> None:
     await sink.close()
 
 
-def test_a_bench_measures(folder: Path) -> None:
+def test_a_bench_measures(directory: Path) -> None:
     """A small run of real processes: every number is there and makes sense."""
     scenario = SCENARIOS[0].scaled(0.01)
     seen: list[int] = []
     result = measure(
-        scenario, folder, lambda here, port: ZonemtaRelay(here, port, scenario), seen.append
+        scenario, directory, lambda here, port: ZonemtaRelay(here, port, scenario), seen.append
     )
     assert result.deliveries == scenario.messages == sum(seen)
     assert result.per_second > 0
@@ -144,12 +144,12 @@ def small(name: str, messages: int = 60) -> Scenario:
     ("name", "processes"),
     [("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto")],
 )
-def test_scenarios_and_arrangements(folder: Path, name: str, processes: str) -> None:
+def test_scenarios_and_arrangements(directory: Path, name: str, processes: str) -> None:
     """Each is delivered exactly once, or the run fails."""
     scenario = small(name)
     result = measure(
         scenario,
-        folder,
+        directory,
         lambda here, port: ZonemtaRelay(here, port, scenario, processes=processes),
         lambda n: None,
     )
@@ -157,11 +157,11 @@ def test_scenarios_and_arrangements(folder: Path, name: str, processes: str) -> 
     assert result.over_time == ()
 
 
-def test_a_soak_is_watched(folder: Path) -> None:
+def test_a_soak_is_watched(directory: Path) -> None:
     """The hour of the benchmark in some seconds: nothing grows that should not."""
     scenario = replace(small("soak", 1200), per_second=200)
     result = measure(
-        scenario, folder, lambda here, port: ZonemtaRelay(here, port, scenario), lambda n: None
+        scenario, directory, lambda here, port: ZonemtaRelay(here, port, scenario), lambda n: None
     )
     assert 4 <= len(result.over_time) <= 12
     first, last = result.over_time[0], result.over_time[-1]

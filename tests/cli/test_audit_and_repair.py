@@ -20,8 +20,8 @@ from zonemta_py.storage.leveldb import LevelDBStore
 BODY = b"Subject: s\r\n\r\n" + b"a line of text\r\n" * 20_000
 
 
-async def go(folder: Path, *arguments: str) -> Result:
-    arguments = (*arguments, "-c", str(folder / "zonemta.yaml"))
+async def go(directory: Path, *arguments: str) -> Result:
+    arguments = (*arguments, "-c", str(directory / "zonemta.yaml"))
     return await asyncio.to_thread(CliRunner().invoke, main, arguments)
 
 
@@ -42,8 +42,8 @@ async def fill(stage: Stage, count: int = 6) -> None:
         )
 
 
-def ids(folder: Path) -> list[str]:
-    store = LevelDBStore(folder / "queue" / "db")
+def ids(directory: Path) -> list[str]:
+    store = LevelDBStore(directory / "queue" / "db")
     found = [
         keys.owner_of(k) for k in store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)) if k.endswith(b"#")
     ]
@@ -51,27 +51,27 @@ def ids(folder: Path) -> list[str]:
     return found
 
 
-def change(folder: Path, *ops: tuple[bytes, bytes | None]) -> None:
-    store = LevelDBStore(folder / "queue" / "db")
+def change(directory: Path, *ops: tuple[bytes, bytes | None]) -> None:
+    store = LevelDBStore(directory / "queue" / "db")
     store.write(store.batch(ops, sync=True))
     store.close()
 
 
-async def test_audit_of_a_sound_relay(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_audit_of_a_sound_relay(directory: Path) -> None:
+    async with staged(directory) as stage:
         await fill(stage)
-    result = await go(folder, "audit", "--json")
+    result = await go(directory, "audit", "--json")
     assert result.exit_code == 0, result.output
     total, *_ = rows(result)
     assert {k: total[k] for k in ("zone", "accepted", "queued", "delivered", "lost", "uncertain")} == {
         "zone": "default", "accepted": 12, "queued": 6, "delivered": 6, "lost": 0, "uncertain": 0,
     }  # fmt: skip
-    assert "every recipient is accounted for" in (await go(folder, "audit")).stdout
+    assert "every recipient is accounted for" in (await go(directory, "audit")).stdout
 
 
-async def test_audit_while_mail_flows(folder: Path) -> None:
+async def test_audit_while_mail_flows(directory: Path) -> None:
     """A snapshot of the queue agrees with the log up to its moment, while mail is accepted and delivered."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("a.example")
         async with relaying(stage.config()) as relay:
 
@@ -81,50 +81,50 @@ async def test_audit_while_mail_flows(folder: Path) -> None:
 
             loading = asyncio.ensure_future(load())
             for _ in range(5):
-                result = await go(folder, "audit", "--json")
+                result = await go(directory, "audit", "--json")
                 assert result.exit_code == 0, result.output
             await loading
             await empty(relay)
-    assert rows(await go(folder, "audit", "--json"))[0]["delivered"] == 150
+    assert rows(await go(directory, "audit", "--json"))[0]["delivered"] == 150
 
 
-async def test_audit_names_what_is_missing_and_what_is_double(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_audit_names_what_is_missing_and_what_is_double(directory: Path) -> None:
+    async with staged(directory) as stage:
         await fill(stage)
-    first, second, *_ = ids(folder)
-    store = LevelDBStore(folder / "queue" / "db")
+    first, second, *_ = ids(directory)
+    store = LevelDBStore(directory / "queue" / "db")
     value = store.get(keys.deferred_key("default", second, "later1@a.example"))
     store.close()
     change(
-        folder,
+        directory,
         (keys.deferred_key("default", first, "later0@a.example"), None),
         (keys.waiting_key("default", second, "later1@a.example"), value),
     )
-    result = await go(folder, "audit")
+    result = await go(directory, "audit")
     assert result.exit_code == 1
     assert f"{first} recipient 1 in default: no outcome, and not in the queue" in result.stdout
     assert f"{second} recipient 1: two places in the queue" in result.stdout
 
 
-async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None:
+async def test_repair_brings_back_what_the_event_log_knows(directory: Path) -> None:
     """A recipient lost, one in two places, one risen from the dead, a marker too many, a wake-up gone."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await fill(stage)
-    one, two, three, four, *_ = ids(folder)
-    store = LevelDBStore(folder / "queue" / "db")
+    one, two, three, four, *_ = ids(directory)
+    store = LevelDBStore(directory / "queue" / "db")
     value = store.get(keys.deferred_key("default", two, "later1@a.example"))
     due = next(k for k in store.keys(keys.DUE, keys.end_of(keys.DUE)) if four.encode() in k)
     assert value
     store.close()
     change(
-        folder,
+        directory,
         (keys.deferred_key("default", one, "later0@a.example"), None),
         (keys.waiting_key("default", two, "later1@a.example"), value),
         (keys.waiting_key("default", three, "ok2@a.example"), value.replace(b"\x01", b"\x00", 0)),
         (keys.open_key(four), b""),
         (due, None),
     )
-    result = await go(folder, "queue", "repair", "--json")
+    result = await go(directory, "queue", "repair", "--json")
     assert result.exit_code == 0, result.output
     *reported, total = rows(result)
     assert {(r["what"], r["message"]) for r in reported} == {
@@ -132,24 +132,24 @@ async def test_repair_brings_back_what_the_event_log_knows(folder: Path) -> None
     }  # fmt: skip
     assert total["lost"] == 0
     assert Path(str(total["copy"])).is_dir()
-    store = LevelDBStore(folder / "queue" / "db")
+    store = LevelDBStore(directory / "queue" / "db")
     assert problems(store) == []
     store.close()
-    assert (await go(folder, "audit")).exit_code == 0
-    again = rows(await go(folder, "queue", "repair", "--json"))
+    assert (await go(directory, "audit")).exit_code == 0
+    again = rows(await go(directory, "queue", "repair", "--json"))
     assert again[:-1] == []
 
 
-async def test_a_damaged_body_is_reported_as_lost(folder: Path) -> None:
+async def test_a_damaged_body_is_reported_as_lost(directory: Path) -> None:
     """Never delivered in part; the event and the report name its recipients; other mail is delivered."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await fill(stage)
-        hit, *others = ids(folder)
-        change(folder, (keys.chunk_key(hit, 2), b"x" * 65_536))
-        result = await go(folder, "queue", "repair")
+        hit, *others = ids(directory)
+        change(directory, (keys.chunk_key(hit, 2), b"x" * 65_536))
+        result = await go(directory, "queue", "repair")
         assert result.exit_code == 1
         assert f"lost: {hit} to later0@a.example" in result.stdout
-        audit = await go(folder, "audit", "--json")
+        audit = await go(directory, "audit", "--json")
         assert audit.exit_code == 0, audit.output
         assert rows(audit)[0]["lost"] == 1
         stage.sinks["a.example"].script = type(stage.sinks["a.example"].script)(())
@@ -161,11 +161,11 @@ async def test_a_damaged_body_is_reported_as_lost(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "truncated"])
-async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
+async def test_a_damaged_database_file(directory: Path, damage: str) -> None:
     """A table is gone, or a bit of it, or its end: what is left is sound, what is not is named."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await fill(stage, 12)
-    database = folder / "queue" / "db"
+    database = directory / "queue" / "db"
     store = LevelDBStore(database)
     store.compact()
     store.close()
@@ -179,22 +179,22 @@ async def test_a_damaged_database_file(folder: Path, damage: str) -> None:
         for at in random.Random(7).sample(range(len(data)), 3):
             data[at] ^= 0x10
         table.write_bytes(data)
-    result = await go(folder, "queue", "repair", "--json")
+    result = await go(directory, "queue", "repair", "--json")
     *reported, total = rows(result)
     assert result.exit_code == (1 if total["lost"] else 0), result.output
     store = LevelDBStore(database)
     assert problems(store) == []
     store.close()
-    audit = await go(folder, "audit", "--json")
+    audit = await go(directory, "audit", "--json")
     assert audit.exit_code == 0, audit.output
     summary = rows(audit)[0]
     assert summary["queued"] == 12 - int(str(summary["lost"]))
     assert summary["lost"] == total["lost"] == sum(r["what"] == "lost" for r in reported)
 
 
-async def test_repair_keeps_holds_and_the_reports_that_are_owed(folder: Path) -> None:
+async def test_repair_keeps_holds_and_the_reports_that_are_owed(directory: Path) -> None:
     """A held recipient whose key is lost is held again; noted failures are reported when a message ends so."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         no = Rule(Step.RCPT, recipient="no*", reply="550 5.1.1 no")
         later = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later")
         await stage.receiver("a.example", no, later)
@@ -211,19 +211,19 @@ async def test_repair_keeps_holds_and_the_reports_that_are_owed(folder: Path) ->
             )
             await relay.queue.operator.hold(second)
         change(
-            folder,
+            directory,
             (keys.deferred_key("default", first, "later1@a.example"), b"\xc1\xc1"),
             (keys.deferred_key("default", second, "later2@a.example"), None),
         )
-        result = await go(folder, "queue", "repair", "--json")
+        result = await go(directory, "queue", "repair", "--json")
         reported = {(r.get("what"), r.get("message")) for r in rows(result)}
         assert {("restored", first), ("restored", second)} <= reported, result.output
-        listed = rows(await go(folder, "queue", "list", "--json"))
+        listed = rows(await go(directory, "queue", "list", "--json"))
         assert {(r["message"], r["state"]) for r in listed} == {(first, "deferred"), (second, "held")}
-        change(folder, (keys.deferred_key("default", first, "later1@a.example"), None))
-        events = next((folder / "events").glob("date=*"))
-        events.rename(folder / "elsewhere")
-        result = await go(folder, "queue", "repair", "--json")
+        change(directory, (keys.deferred_key("default", first, "later1@a.example"), None))
+        events = next((directory / "events").glob("date=*"))
+        events.rename(directory / "elsewhere")
+        result = await go(directory, "queue", "repair", "--json")
         assert ("removed", first) in {(r.get("what"), r.get("message")) for r in rows(result)}, (
             result.output
         )

@@ -37,8 +37,8 @@ def test_wrong_usage_is_2() -> None:
     assert zonemta("sink", "--listen", "nowhere").returncode == 2
 
 
-def _config(folder: Path, sink_port: int = 9, **extra: str) -> Path:
-    path = folder / "z.yaml"
+def _config(directory: Path, sink_port: int = 9, **extra: str) -> Path:
+    path = directory / "z.yaml"
     more = "\n".join(extra.values())
     path.write_text(
         "listeners: [{address: 127.0.0.1:0}]\nqueue: {directory: queue, min_free_disk: 1MiB}\n"
@@ -57,15 +57,15 @@ def _fill(directory: Path) -> None:
     asyncio.run(fill())
 
 
-def test_a_queue_moves(folder: Path) -> None:
+def test_a_queue_moves(directory: Path) -> None:
     """From LevelDB to the filesystem store, with export and import."""
-    old, new, file = folder / "old.yaml", folder / "new.yaml", folder / "queue.export"
+    old, new, file = directory / "old.yaml", directory / "new.yaml", directory / "queue.export"
     for path, store in ((old, "leveldb"), (new, "filesystem")):
         path.write_text(
             f"queue: {{directory: {path.stem}, store: {store}}}\nevents: {{directory: events}}\n"
         )
     assert b"no queue to export" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
-    _fill(folder / "old")
+    _fill(directory / "old")
     result = zonemta("queue", "export", "-c", str(old), str(file), "--json")
     count = json.loads(result.stdout)["records"]
     assert count > 5
@@ -77,9 +77,9 @@ def test_a_queue_moves(folder: Path) -> None:
     assert zonemta("queue", "import", "-c", str(new), str(file)).returncode == 1
 
 
-def test_a_relay_that_takes_no_mail(folder: Path) -> None:
+def test_a_relay_that_takes_no_mail(directory: Path) -> None:
     """Allowed in a program, an error in ``serve``."""
-    path = folder / "z.yaml"
+    path = directory / "z.yaml"
     path.write_text("listeners: []\n")
     assert zonemta("check", "-c", str(path)).returncode == 0
     result = zonemta("serve", "-c", str(path))
@@ -87,13 +87,13 @@ def test_a_relay_that_takes_no_mail(folder: Path) -> None:
     assert b"listeners: at least one is required, or admin.mail" in result.stderr
 
 
-def test_check(folder: Path) -> None:
-    good = _config(folder)
+def test_check(directory: Path) -> None:
+    good = _config(directory)
     result = zonemta("check", "-c", str(good))
     assert result.returncode == 0
     assert b"ok" in result.stdout
     assert json.loads(zonemta("check", "-c", str(good), "--json").stdout)["zones"] == ["default"]
-    bad = folder / "bad.yaml"
+    bad = directory / "bad.yaml"
     bad.write_text("zones:\n  bulk:\n    conections: 5\n")
     result = zonemta("check", "-c", str(bad))
     assert result.returncode == 2
@@ -107,7 +107,7 @@ def test_check(folder: Path) -> None:
     )
     assert zonemta("check", "-c", str(bad)).returncode == 2
     assert zonemta("serve", "-c", str(bad)).returncode == 2
-    assert zonemta("serve", "-c", str(folder / "nope.yaml")).returncode == 2
+    assert zonemta("serve", "-c", str(directory / "nope.yaml")).returncode == 2
 
 
 def test_password() -> None:
@@ -115,10 +115,10 @@ def test_password() -> None:
     assert result.stdout.startswith(b"news:$argon2id$")
 
 
-def test_serve_signals_and_the_queue_tools(folder: Path) -> None:
+def test_serve_signals_and_the_queue_tools(directory: Path) -> None:
     """ready, 111 for a second relay, SIGHUP, the queue commands with and without the relay, SIGTERM with 0."""
-    config = _config(folder, free_port())
-    relay = CommandProcess(["serve", "-c", str(config)], folder / "log")
+    config = _config(directory, free_port())
+    relay = CommandProcess(["serve", "-c", str(config)], directory / "log")
     try:
         port = int(relay.wait_ready()[0].rpartition(":")[2])
         with smtplib.SMTP("127.0.0.1", port) as client:
@@ -134,7 +134,7 @@ def test_serve_signals_and_the_queue_tools(folder: Path) -> None:
         assert relay.stop() == 0
     finally:
         relay.kill()
-    assert "configuration reloaded" in (folder / "log").read_text()
+    assert "configuration reloaded" in (directory / "log").read_text()
     rows = [
         json.loads(line)
         for line in zonemta("queue", "list", "-c", str(config), "--json").stdout.splitlines()
@@ -185,19 +185,19 @@ def _tools(config: Path) -> None:
     assert zonemta("queue", "show", "-c", str(config), message).returncode == 1
 
 
-def test_queue_tools_without_a_queue(folder: Path) -> None:
-    result = zonemta("queue", "summary", "-c", str(_config(folder)))
+def test_queue_tools_without_a_queue(directory: Path) -> None:
+    result = zonemta("queue", "summary", "-c", str(_config(directory)))
     assert result.returncode == 1
     assert b"there is no queue yet" in result.stderr
 
 
-def test_a_damaged_queue_is_found(folder: Path) -> None:
+def test_a_damaged_queue_is_found(directory: Path) -> None:
     from zonemta_py.queue.format import keys
     from zonemta_py.storage.leveldb import LevelDBStore
 
-    config = _config(folder)
-    (folder / "queue").mkdir()
-    store = LevelDBStore(folder / "queue" / "db")
+    config = _config(directory)
+    (directory / "queue").mkdir()
+    store = LevelDBStore(directory / "queue" / "db")
     store.write(store.batch([(keys.chunk_key("0" * 24, 1), b"stray")], sync=True))
     store.close()
     result = zonemta("queue", "check", "-c", str(config))
@@ -205,12 +205,12 @@ def test_a_damaged_queue_is_found(folder: Path) -> None:
     assert b"chunks without a marker that are neither being written nor removed" in result.stdout
 
 
-def test_submit_to_a_sink(folder: Path) -> None:
+def test_submit_to_a_sink(directory: Path) -> None:
     """CSV from standard input, a journal, refusals, exit codes."""
     port = free_port()
-    script = folder / "s.yaml"
+    script = directory / "s.yaml"
     script.write_text("- {at: rcpt, recipient: 'no@*', reply: 550 5.1.1 no such user}\n")
-    (folder / "letter.eml").write_text("Subject: Dear {{name}}\n\nHi {{name}}\n")
+    (directory / "letter.eml").write_text("Subject: Dear {{name}}\n\nHi {{name}}\n")
     sink = subprocess.Popen(
         [sys.executable, "-m", "zonemta_py", "sink", "--listen", f"127.0.0.1:{port}", "--script", str(script), "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -222,13 +222,13 @@ def test_submit_to_a_sink(folder: Path) -> None:
             "submit",
             "-",
             "--message",
-            str(folder / "letter.eml"),
+            str(directory / "letter.eml"),
             "--from",
             "s@x.example",
             "--relay",
             f"127.0.0.1:{port}",
             "--journal",
-            str(folder / "j"),
+            str(directory / "j"),
         ]
         listed = b"email,name\na@y.example,Ann\nno@y.example,Nobody\n"
         result = zonemta(*common, stdin=listed)
@@ -248,13 +248,13 @@ def test_submit_to_a_sink(folder: Path) -> None:
         sink.wait()
 
 
-def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) -> None:
+def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(directory: Path) -> None:
     """The relay as it is run (uvloop): STARTTLS, AUTH, several listeners, events on stderr."""
     from tests.kit.listener import certificate, users_file
 
-    cert, key, _ = certificate(folder)
-    users_file(folder)
-    config = folder / "tls.yaml"
+    cert, key, _ = certificate(directory)
+    users_file(directory)
+    config = directory / "tls.yaml"
     config.write_text(
         "listeners:\n"
         f"  - {{address: '127.0.0.1:0', trusted_networks: [], tls: {{mode: starttls, certificate: {cert}, key: {key}}}, auth: {{users_file: users}}}}\n"
@@ -262,12 +262,12 @@ def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) 
         "queue: {directory: q2, min_free_disk: 1MiB}\nevents: {directory: e2}\n"
         f"zones: {{default: {{smarthost: '127.0.0.1:{free_port()}'}}}}\n"
     )
-    (folder / "letter.eml").write_text("Subject: x\n\nHi\n")
-    (folder / "password").write_text("secret\n")
-    relay = CommandProcess(["serve", "-c", str(config), "--log-events"], folder / "log")
+    (directory / "letter.eml").write_text("Subject: x\n\nHi\n")
+    (directory / "password").write_text("secret\n")
+    relay = CommandProcess(["serve", "-c", str(config), "--log-events"], directory / "log")
     try:
         closed, trusted = relay.wait_ready()
-        common = ["submit", "-", "--message", str(folder / "letter.eml"), "--from", "s@x.example"]
+        common = ["submit", "-", "--message", str(directory / "letter.eml"), "--from", "s@x.example"]
         listed = b"email\na@y.example\n"
         result = zonemta(
             *common,
@@ -276,7 +276,7 @@ def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) 
             "--user",
             "news",
             "--password-file",
-            str(folder / "password"),
+            str(directory / "password"),
             stdin=listed,
         )
         assert result.returncode == 0, result.stdout + result.stderr
@@ -287,17 +287,17 @@ def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(folder: Path) 
         assert relay.stop() == 0
     finally:
         relay.kill()
-    log = (folder / "log").read_text()
+    log = (directory / "log").read_text()
     assert '"user":"news"' in log
     assert '"event":"rejected"' in log
 
 
-def test_submit_says_what_is_wrong(folder: Path) -> None:
-    letter = folder / "l.eml"
+def test_submit_says_what_is_wrong(directory: Path) -> None:
+    letter = directory / "l.eml"
     letter.write_text("Subject: x\n\n")
     for arguments, word in [
         (["nope.csv", "--message", str(letter), "--from", "a@b.example"], b"nope.csv"),
-        (["-", "--message", str(folder / "nope"), "--from", "a@b.example"], b"nope"),
+        (["-", "--message", str(directory / "nope"), "--from", "a@b.example"], b"nope"),
         (["-", "--message", str(letter), "--from", "nobody"], b"--from 'nobody'"),
     ]:
         result = zonemta("submit", *arguments, "--relay", "127.0.0.1:9")
@@ -306,9 +306,9 @@ def test_submit_says_what_is_wrong(folder: Path) -> None:
         assert b"Traceback" not in result.stderr
 
 
-def test_demo(folder: Path) -> None:
-    result = zonemta("demo", "--recipients", "120", "--keep", str(folder / "d"))
+def test_demo(directory: Path) -> None:
+    result = zonemta("demo", "--recipients", "120", "--keep", str(directory / "d"))
     assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
     assert b"BAD" not in result.stdout
-    assert (folder / "d" / "events").is_dir()
-    assert zonemta("demo", "--keep", str(folder / "d")).returncode == 1
+    assert (directory / "d" / "events").is_dir()
+    assert zonemta("demo", "--keep", str(directory / "d")).returncode == 1

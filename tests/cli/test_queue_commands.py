@@ -14,16 +14,16 @@ from zonemta_py.core import clock
 
 
 @pytest.fixture
-def config(folder: Path) -> Path:
-    path = folder / "zonemta.yaml"
+def config(directory: Path) -> Path:
+    path = directory / "zonemta.yaml"
     path.write_text("queue: {directory: queue, min_free_disk: 1MiB}\nevents: {directory: events}\n")
     return path
 
 
 @pytest.fixture
-async def message(folder: Path, config: Path) -> str:
+async def message(directory: Path, config: Path) -> str:
     """A message to two, in the queue of ``config``."""
-    async with opened(folder / "queue", clock.now_ms, store="leveldb") as queue:
+    async with opened(directory / "queue", clock.now_ms, store="leveldb") as queue:
         return await accept(queue, "a@x.example", "b@y.example")
 
 

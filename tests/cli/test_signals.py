@@ -22,14 +22,16 @@ LARGE = b"x" * 70 + b"\r\n"
 class Served:
     """``zonemta serve`` on a stage."""
 
-    def __init__(self, folder: Path, stage: Stage, **changes: object) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, stage: Stage, **changes: object) -> None:
+        self.directory = directory
         self.port = free_port()
         stage.config(listeners=[{"address": f"127.0.0.1:{self.port}"}], **changes)
         self.relay = self.start()
 
     def start(self) -> CommandProcess:
-        relay = CommandProcess(["serve", "-c", str(self.folder / "zonemta.yaml")], self.folder / "log")
+        relay = CommandProcess(
+            ["serve", "-c", str(self.directory / "zonemta.yaml")], self.directory / "log"
+        )
         relay.wait_ready()
         return relay
 
@@ -37,7 +39,7 @@ class Served:
         os.kill(self.relay.pid, number)
 
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        return (self.directory / "log").read_text()
 
     async def send(self, recipient: str, data: bytes = b"Subject: s\r\n\r\nb\r\n.\r\n") -> None:
         async with await RawClient.connect(self.port) as client:
@@ -45,13 +47,13 @@ class Served:
             assert (await client.message(data, recipient)).startswith("250")
 
     def rows(self) -> list[dict[str, object]]:
-        return list(ask(self.folder / "queue", ListRequest()))
+        return list(ask(self.directory / "queue", ListRequest()))
 
 
-async def test_alarm_makes_everything_due(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_alarm_makes_everything_due(directory: Path) -> None:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later", times=1))
-        served = Served(folder, stage, zones={"default": {"retry": {"delays": ["1h"]}}})
+        served = Served(directory, stage, zones={"default": {"retry": {"delays": ["1h"]}}})
         try:
             await served.send("x@a.example")
             await until(lambda: [r["state"] for r in served.rows()] == ["deferred"], "a deferral")
@@ -63,13 +65,13 @@ async def test_alarm_makes_everything_due(folder: Path) -> None:
             served.relay.kill()
 
 
-async def test_hangup_with_an_unreadable_configuration(folder: Path) -> None:
+async def test_hangup_with_an_unreadable_configuration(directory: Path) -> None:
     """Nothing changes, the log says why, and mail is delivered."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
-        served = Served(folder, stage)
+        served = Served(directory, stage)
         try:
-            path = folder / "zonemta.yaml"
+            path = directory / "zonemta.yaml"
             good = path.read_text()
             for number, bad in enumerate(("zones: [", "hostnam: x", None)):
                 if bad is None:
@@ -91,13 +93,13 @@ async def test_hangup_with_an_unreadable_configuration(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("grace_s", [20.0, 0.1])
-async def test_stop_in_the_middle_of_large_mail(folder: Path, grace_s: float) -> None:
+async def test_stop_in_the_middle_of_large_mail(directory: Path, grace_s: float) -> None:
     """20 MB being received and 20 MB being sent: finished within the grace period, or complete after the next start."""
     body = LARGE * (20_000_000 // len(LARGE))
     slow = Rule(Step.DOT, recipient="out@*", stall_s=1.5, times=1)
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", slow)
-        served = Served(folder, stage, shutdown_grace=time_limit(grace_s))
+        served = Served(directory, stage, shutdown_grace=time_limit(grace_s))
         try:
             await served.send("out@a.example", b"Subject: s\r\n\r\n" + body + b".\r\n")
             await until(lambda: any(c for c in sink.connections), "the delivery to begin")

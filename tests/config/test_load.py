@@ -124,13 +124,13 @@ def test_errors_say_where_what_and_what_is_allowed(text: str, expected: str) -> 
     assert str(caught.value).startswith(f"{HERE}:")
 
 
-def test_unreadable(folder: Path) -> None:
+def test_unreadable(directory: Path) -> None:
     """A missing file, and one that is not text."""
     with pytest.raises(ConfigError, match=r"nope\.yaml: cannot be read"):
-        load_config(folder / "nope.yaml")
-    (folder / "bad.yaml").write_bytes(b"\xff\xfe\x00")
+        load_config(directory / "nope.yaml")
+    (directory / "bad.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(folder / "bad.yaml")
+        load_config(directory / "bad.yaml")
 
 
 @given(st.text(max_size=200))
@@ -232,12 +232,12 @@ def test_old_keys_are_inherited() -> None:
     assert parse_config(text, HERE).zones["bulk"].retry.exponential == ExponentialRetry(Seconds(60), 3)
 
 
-def test_a_deprecated_key_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deprecated_key_is_logged(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     """When a file is loaded: one line for the log, or on stderr for ``zonemta check``."""
-    (folder / "z.yaml").write_text("zones:\n  default:\n    retry: {skip: 7}\n")
-    load_config(folder / "z.yaml")
+    (directory / "z.yaml").write_text("zones:\n  default:\n    retry: {skip: 7}\n")
+    load_config(directory / "z.yaml")
     retry = "zones.default.retry"
-    expected = f"{folder / 'z.yaml'}:3: {retry}.skip is deprecated: use {retry}.quadratic.growth"
+    expected = f"{directory / 'z.yaml'}:3: {retry}.skip is deprecated: use {retry}.quadratic.growth"
     assert caplog.messages == [expected]
 
 
@@ -281,9 +281,9 @@ def test_every_old_key_is_documented() -> None:
         assert all(f"`{prefix}.{old}`" in page for old in kind.RENAMED)
 
 
-def test_check_names_deprecated_keys(folder: Path) -> None:
+def test_check_names_deprecated_keys(directory: Path) -> None:
     """On stderr; the configuration is valid."""
-    path = folder / "z.yaml"
+    path = directory / "z.yaml"
     path.write_text(f"{OLD.partition('zones:')[1]}{OLD.partition('zones:')[2]}")
     command = [sys.executable, "-m", "zonemta_py", "check", "-c", str(path)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)

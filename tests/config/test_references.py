@@ -48,12 +48,12 @@ def test_functions_that_the_loop_cannot_call() -> None:
         plain_function("pathlib.Path")
 
 
-def test_tokens(folder: Path) -> None:
+def test_tokens(directory: Path) -> None:
     """The first line of a file, without white space."""
-    (folder / "token").write_text(" secret \na comment\n")
-    assert read_token(folder / "token") == "secret"
+    (directory / "token").write_text(" secret \na comment\n")
+    assert read_token(directory / "token") == "secret"
     assert read_token(None) == ""
-    (folder / "empty").write_text("\nsecret\n")
+    (directory / "empty").write_text("\nsecret\n")
     for name, problem in (("empty", "the first line is empty"), ("missing", "No such file")):
         with pytest.raises(ConfigError, match=problem):
-            read_token(folder / name)
+            read_token(directory / name)

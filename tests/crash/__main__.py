@@ -23,18 +23,18 @@ KILLS_A_ROUND = 25
 
 
 async def _round(number: int, points: list[str], rng: random.Random) -> tuple[str, Verdict]:
-    folder = Path(tempfile.mkdtemp(prefix="zonemta-crash-"))
+    directory = Path(tempfile.mkdtemp(prefix="zonemta-crash-"))
     store = "filesystem" if number % 5 == 4 else "leveldb"
     cuts = number % 3 == 2 and shutil.which("cc") is not None
-    disk = Disk(folder / "relay", folder / "scratch") if cuts else None
-    async with Rounds(folder / "relay", rng, store=store, disk=disk, power_cuts=cuts) as rounds:
+    disk = Disk(directory / "relay", directory / "scratch") if cuts else None
+    async with Rounds(directory / "relay", rng, store=store, disk=disk, power_cuts=cuts) as rounds:
         for i in range(KILLS_A_ROUND):
             if i % 2:
                 await rounds.at_random()
             else:
                 await rounds.at_point(points[(number * KILLS_A_ROUND + i) // 2 % len(points)])
         verdict = await rounds.finish()
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
     return store + (", power cut" if cuts else ""), verdict
 
 

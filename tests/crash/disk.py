@@ -11,8 +11,8 @@ import pytest
 
 
 @cache
-def _library(folder: str) -> Path:
-    library = Path(folder) / "disk.so"
+def _library(directory: str) -> Path:
+    library = Path(directory) / "disk.so"
     source = Path(__file__).with_name("disk.c")
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
@@ -26,17 +26,17 @@ def needs_compiler() -> None:
 
 
 class Disk:
-    """The files below ``folder``. ``environment`` is that of processes which use them."""
+    """The files below ``directory``. ``environment`` is that of processes which use them."""
 
-    def __init__(self, folder: Path, scratch: Path) -> None:
+    def __init__(self, directory: Path, scratch: Path) -> None:
         scratch.mkdir(exist_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
         self._diary = scratch / "diary"
         self._trouble = scratch / "trouble"
         self.environment = {
             "LD_PRELOAD": str(_library(str(scratch))),
-            "DISK_FOLDER": str(folder),
+            "DISK_FOLDER": str(directory),
             "DISK_DIARY": str(self._diary),
             "DISK_TROUBLE": str(self._trouble),
         }
@@ -55,7 +55,7 @@ class Disk:
     def cut_power(self, rng: random.Random) -> None:
         """Remove all or a part of the data that were not synced from the end of each file."""
         synced = self._synced()
-        for path in [p for name in ("queue", "events") for p in (self.folder / name).glob("**/*")]:
+        for path in [p for name in ("queue", "events") for p in (self.directory / name).glob("**/*")]:
             if path.is_symlink() or not path.is_file():
                 continue
             end, least = path.stat().st_size, synced.get(str(path), 0)
@@ -86,5 +86,5 @@ class Disk:
 
     def settle(self) -> None:
         """Record the present contents as synced."""
-        files = [p for p in self.folder.glob("**/*") if p.is_file() and not p.is_symlink()]
+        files = [p for p in self.directory.glob("**/*") if p.is_file() and not p.is_symlink()]
         self._diary.write_text("".join(f"sync {p.stat().st_size} {p}\n" for p in files))

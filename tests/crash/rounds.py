@@ -64,7 +64,7 @@ class Rounds:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         rng: random.Random,
         *,
         store: str = "leveldb",
@@ -72,8 +72,8 @@ class Rounds:
         power_cuts: bool = False,
         zone: Mapping[str, Any] | None = None,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
         self.verdict = Verdict()
         self._rng = rng
         self._store = store
@@ -83,7 +83,7 @@ class Rounds:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Rounds":
-        self.stage: Stage = await self._stack.enter_async_context(staged(self.folder))
+        self.stage: Stage = await self._stack.enter_async_context(staged(self.directory))
         rules = [
             Rule(Step.RCPT, recipient="*.later@*", reply="451 4.7.1 later", times=1),
             Rule(Step.RCPT, recipient="*.no@*", reply="550 5.1.1 no"),
@@ -93,7 +93,7 @@ class Rounds:
         for sink in self._sinks:
             sink.keep = False
         port = free_port()
-        self._config = self.folder / "zonemta.yaml"
+        self._config = self.directory / "zonemta.yaml"
         self.stage.config(
             listeners=[{"address": f"127.0.0.1:{port}"}],
             queue={
@@ -113,7 +113,7 @@ class Rounds:
         """Start a relay on the queue."""
         return CommandProcess(
             ["serve", "-c", str(self._config), "--log-level", "warning"],
-            self.folder / "relay.log",
+            self.directory / "relay.log",
             environment={**(self._disk.environment if self._disk else {}), **environment},
         )
 
@@ -142,7 +142,7 @@ class Rounds:
 
     def _operate(self, kind: str, relay: CommandProcess) -> None:
         """Hold or delete messages until the relay is killed."""
-        queue = self.folder / "queue"
+        queue = self.directory / "queue"
         deadline = Deadline(REACH_S)
         while relay.process.poll() is None and not deadline.passed():
             for row in _answers(queue, "list", {"limit": 100}):
@@ -173,7 +173,7 @@ class Rounds:
         self.verdict.kills[how] += 1
         if self._disk is not None and self._power_cuts:
             self._disk.cut_power(self._rng)
-        store = open_store(QueueSettings(directory=self.folder / "queue", store=self._store))
+        store = open_store(QueueSettings(directory=self.directory / "queue", store=self._store))
         self.verdict.problems += [f"after {how}: {problem}" for problem in problems(store)]
         store.close()
         if self._disk is not None:
@@ -187,7 +187,7 @@ class Rounds:
             # On a slow machine a relay that is killed early acknowledges next to nothing.
             await until(lambda: len(self.load.acknowledged) > ENOUGH, "enough mail", 120)
             await self.load.stop()
-            queue = self.folder / "queue"
+            queue = self.directory / "queue"
             for row in list(ask(queue, ListRequest(state="held"))):
                 list(ask(queue, ReleaseRequest(row["message"])))
 
@@ -215,7 +215,7 @@ class Rounds:
         reports = {f"{address.partition('.')[0]}@senders.example" for address in refused}
         verdict.messages, verdict.acknowledged = load.next, len(load.acknowledged)
         verdict.recipients = len(expected)
-        records = [r for p in sealed_segments(self.folder / "events") for r in read_segment(p)]
+        records = [r for p in sealed_segments(self.directory / "events") for r in read_segment(p)]
         deleted = {r["recipient"] for r in records if r["event"] == "deleted"}
         reports -= {f"{address.partition('.')[0]}@senders.example" for address in deleted}
         verdict.lost = sorted(((expected - refused) | reports) - set(arrived) - deleted)
@@ -233,16 +233,17 @@ class Rounds:
         self._hold("as many outcomes as recipients", len(finals) == accepted)
         self._hold("an outcome for every acknowledged recipient", expected <= settled)
         self._hold(
-            "nothing queued in the account", read_history(self.folder / "events").queued("default") == 0
+            "nothing queued in the account",
+            read_history(self.directory / "events").queued("default") == 0,
         )
-        store = open_store(QueueSettings(directory=self.folder / "queue", store=self._store))
+        store = open_store(QueueSettings(directory=self.directory / "queue", store=self._store))
         self._hold("a sound queue", problems(store) == [])
         self._hold("no key left but those of bodies being removed", unexplained(store) == [])
         store.close()
 
     async def _sweep(self) -> None:
         """Start once more: that removes the bodies that the stop left."""
-        async with opened(self.folder / "queue", store=self._store) as queue:
+        async with opened(self.directory / "queue", store=self._store) as queue:
             self._hold("no key left", everything(queue.store) == [])
 
     def _hold(self, what: str, holds: bool) -> None:

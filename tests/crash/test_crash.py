@@ -14,10 +14,10 @@ from tests.crash.rounds import POINTS, Rounds, assert_nothing_lost
 
 @pytest.mark.crash
 @pytest.mark.timeout(300)
-async def test_killed_at_every_point(folder: Path) -> None:
+async def test_killed_at_every_point(directory: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    async with Rounds(folder, random.Random(seed)) as rounds:
+    async with Rounds(directory, random.Random(seed)) as rounds:
         for point in POINTS:
             await rounds.at_point(point)
         for _ in range(5):
@@ -30,9 +30,11 @@ async def test_killed_at_every_point(folder: Path) -> None:
 @pytest.mark.crash
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", ["leveldb", "filesystem"])
-async def test_killed_while_it_finishes_the_export_of_the_life_before(folder: Path, store: str) -> None:
+async def test_killed_while_it_finishes_the_export_of_the_life_before(
+    directory: Path, store: str
+) -> None:
     """Records are in an open segment and in the outbox; the next starts die before and after they delete keys."""
-    async with Rounds(folder, random.Random(1), store=store) as rounds:
+    async with Rounds(directory, random.Random(1), store=store) as rounds:
         for _ in range(2):
             await rounds.at_point("segment.appended", 2)
             await rounds.at_point("outbox.unwritten", 1)

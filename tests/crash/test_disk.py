@@ -16,13 +16,13 @@ from tests.kit.smtp_client import RawClient
     ("call", "number"),
     [("write", errno.ENOSPC), ("write", errno.EIO), ("fsync", errno.EIO), ("open", errno.EROFS)],
 )
-async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -> None:
+async def test_a_failing_disk_under_load(directory: Path, call: str, number: int) -> None:
     """Every later message gets 451, the log names the file, and the next start delivers all mail."""
     needs_compiler()
     import random
 
-    disk = Disk(folder / "relay" / "queue", folder / "scratch")
-    async with Rounds(folder / "relay", random.Random(1), disk=disk) as rounds:
+    disk = Disk(directory / "relay" / "queue", directory / "scratch")
+    async with Rounds(directory / "relay", random.Random(1), disk=disk) as rounds:
         relay = rounds.start()
         await rounds.ready(relay)
         await until(lambda: len(rounds.load.acknowledged) > 100, "some mail")
@@ -36,7 +36,7 @@ async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -
         assert relay.process.poll() is None
         text = relay.log.read_text()
         assert "new mail is refused" in text
-        assert str(folder / "relay" / "queue") in text
+        assert str(directory / "relay" / "queue") in text
         assert relay.stop() == 0
         disk.heal()
         verdict = await rounds.finish()
@@ -44,13 +44,13 @@ async def test_a_failing_disk_under_load(folder: Path, call: str, number: int) -
 
 
 @pytest.mark.crash
-async def test_only_the_event_log_fails(folder: Path) -> None:
+async def test_only_the_event_log_fails(directory: Path) -> None:
     """Mail is delivered; the events wait in the outbox and are written when the disk works again."""
     needs_compiler()
     import random
 
-    disk = Disk(folder / "relay" / "events", folder / "scratch")
-    async with Rounds(folder / "relay", random.Random(1), disk=disk) as rounds:
+    disk = Disk(directory / "relay" / "events", directory / "scratch")
+    async with Rounds(directory / "relay", random.Random(1), disk=disk) as rounds:
         relay = rounds.start()
         await rounds.ready(relay)
         await until(lambda: len(rounds.load.acknowledged) > 50, "some mail")

@@ -19,8 +19,8 @@ DATA = b"Subject: s\r\n\r\nb\r\n.\r\n"
 class Case:
     """A relay with the defect, started again whenever it has died."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, port: int) -> None:
+        self.directory = directory
         self.port = port
         self.accepted: set[str] = set()
         self.deaths = -1
@@ -28,9 +28,9 @@ class Case:
 
     def start(self) -> CommandProcess:
         self.deaths += 1
-        arguments = ["serve", "-c", str(self.folder / "zonemta.yaml"), "--log-level", "warning"]
+        arguments = ["serve", "-c", str(self.directory / "zonemta.yaml"), "--log-level", "warning"]
         relay = CommandProcess(
-            arguments, self.folder / "log", "tests.crash.poison", {VARIABLE: "poison@"}
+            arguments, self.directory / "log", "tests.crash.poison", {VARIABLE: "poison@"}
         )
         relay.wait_ready()
         return relay
@@ -50,18 +50,18 @@ class Case:
 
     def held(self) -> list[str]:
         try:
-            return [row["recipient"] for row in ask(self.folder / "queue", ListRequest(state="held"))]
+            return [row["recipient"] for row in ask(self.directory / "queue", ListRequest(state="held"))]
         except (OSError, ValueError, LocalError):
             return []
 
 
 @pytest.mark.crash
-async def test_a_message_that_kills_the_relay(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_message_that_kills_the_relay(directory: Path) -> None:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         port = free_port()
         stage.config(listeners=[{"address": f"127.0.0.1:{port}"}])
-        case = Case(folder, port)
+        case = Case(directory, port)
         try:
             await case.submit("poison@a.example")
             for number in range(30):
@@ -80,5 +80,5 @@ async def test_a_message_that_kills_the_relay(folder: Path) -> None:
         finally:
             case.relay.kill()
     assert case.deaths == 3
-    assert [f["recipient"] for f in logged_events(folder, "held")] == ["poison@a.example"]
-    assert "is held: the relay stopped 3 times" in (folder / "log").read_text()
+    assert [f["recipient"] for f in logged_events(directory, "held")] == ["poison@a.example"]
+    assert "is held: the relay stopped 3 times" in (directory / "log").read_text()

@@ -16,14 +16,14 @@ from tests.crash.rounds import POINTS, Rounds, assert_nothing_lost
 @pytest.mark.crash
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("store", ["leveldb", "filesystem"])
-async def test_power_cuts(folder: Path, store: str) -> None:
+async def test_power_cuts(directory: Path, store: str) -> None:
     needs_compiler()
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    disk = Disk(folder / "relay", folder / "scratch")
+    disk = Disk(directory / "relay", directory / "scratch")
     async with Rounds(
-        folder / "relay",
+        directory / "relay",
         rng,
         store=store,
         disk=disk,
@@ -48,11 +48,11 @@ os.rename(sys.argv[1], sys.argv[2])
 """
 
 
-def test_a_kill_between_a_rename_and_its_line_takes_nothing_that_was_synced(folder: Path) -> None:
+def test_a_kill_between_a_rename_and_its_line_takes_nothing_that_was_synced(directory: Path) -> None:
     """A real disk has a synced file whole under one name or the other, never cut under the new one."""
     needs_compiler()
-    disk = Disk(folder / "relay", folder / "scratch")
-    sealed = disk.folder / "events" / "sealed"
+    disk = Disk(directory / "relay", directory / "scratch")
+    sealed = disk.directory / "events" / "sealed"
     sealed.parent.mkdir()
     writer = subprocess.run(
         [sys.executable, "-c", WRITER, sealed.with_suffix(".open"), sealed],

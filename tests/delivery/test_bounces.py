@@ -26,9 +26,9 @@ from zonemta_py.routing import make_router
 class Reporting:
     """A queue with one message to ``no1@``, ``no2@`` and ``yes@a.example``, and its lease."""
 
-    def __init__(self, queue: Queue, folder: Path) -> None:
+    def __init__(self, queue: Queue, directory: Path) -> None:
         self.queue = queue
-        self.config = parse_config("hostname: relay.example\n", folder / "z.yaml")
+        self.config = parse_config("hostname: relay.example\n", directory / "z.yaml")
         self.router = make_router(self.config)
         self.zone = Zone()
         self.hooks = Hooks()
@@ -58,9 +58,9 @@ DEFERRED = (OutcomeKind.DEFERRED, LATER)
 
 
 @pytest.fixture
-async def reporting(folder: Path) -> AsyncIterator[Reporting]:
-    async with opened(folder, store="memory") as queue:
-        yield Reporting(queue, folder)
+async def reporting(directory: Path) -> AsyncIterator[Reporting]:
+    async with opened(directory, store="memory") as queue:
+        yield Reporting(queue, directory)
 
 
 def text(report: AcceptedMessage) -> bytes:
@@ -193,9 +193,9 @@ def age(held: Lease, hours: int) -> None:
     held.active.meta = held.active.meta._replace(born_ms=born_ms)
 
 
-async def test_one_warning_of_delay(folder: Path) -> None:
-    async with opened(folder, clock.now_ms, store="memory") as queue:
-        reporting = Reporting(queue, folder)
+async def test_one_warning_of_delay(directory: Path) -> None:
+    async with opened(directory, clock.now_ms, store="memory") as queue:
+        reporting = Reporting(queue, directory)
         held = await reporting.lease("later@a.example", "later2@a.example")
         assert await reporting.effects(held, DEFERRED, DEFERRED) == SettleEffects()
         age(held, 5)
@@ -208,9 +208,9 @@ async def test_one_warning_of_delay(folder: Path) -> None:
         assert await reporting.effects(held, DEFERRED, DEFERRED) == SettleEffects()
 
 
-async def test_no_warning_about_a_report(folder: Path) -> None:
-    async with opened(folder, clock.now_ms, store="memory") as queue:
-        reporting = Reporting(queue, folder)
+async def test_no_warning_about_a_report(directory: Path) -> None:
+    async with opened(directory, clock.now_ms, store="memory") as queue:
+        reporting = Reporting(queue, directory)
         held = await reporting.lease("later@a.example", sender="")
         age(held, 5)
         effects = await reporting.effects(held, DEFERRED)

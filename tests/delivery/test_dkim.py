@@ -15,11 +15,11 @@ from zonemta_py.smtp.dkim import BodyHash
 BODY = b"A line.  Two  spaces, a tab\tand an end \r\n\r\n.dot\r\n\r\n\r\n"
 
 
-async def test_both_kinds_of_key(folder: Path) -> None:
+async def test_both_kinds_of_key(directory: Path) -> None:
     """Two signatures, both verify; a changed subject, a second From and a changed body do not."""
     keys = [
-        Key("example.org", "r1", write_key(folder / "r.pem")),
-        Key("example.org", "e1", write_key(folder / "e.pem", "ed25519")),
+        Key("example.org", "r1", write_key(directory / "r.pem")),
+        Key("example.org", "e1", write_key(directory / "e.pem", "ed25519")),
     ]
     signer = Signer(Dkim(), {"example.org": keys})
     header = b"From: News <news@mail.example.org>\r\nSubject: Hello\r\n\tyou\r\nTo: a@b.example\r\n"
@@ -47,10 +47,10 @@ async def test_both_kinds_of_key(folder: Path) -> None:
     signer.close()
 
 
-async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(folder: Path) -> None:
+async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(directory: Path) -> None:
     """Nothing is added; a failure is not remembered."""
     signer = Signer(
-        Dkim(), {"example.org": [Key("example.org", "e", write_key(folder / "e", "ed25519"))]}
+        Dkim(), {"example.org": [Key("example.org", "e", write_key(directory / "e", "ed25519"))]}
     )
 
     async def damaged() -> bytes:
@@ -64,29 +64,29 @@ async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(folder: Pa
     signer.close()
 
 
-def test_keys_that_cannot_be_used(folder: Path) -> None:
+def test_keys_that_cannot_be_used(directory: Path) -> None:
     def entry(path: Path) -> Dkim:
         return Dkim((DkimKey("example.org", "s", path),))
 
     with pytest.raises(ConfigError, match=r"none\.pem"):
-        load_keys(entry(folder / "none.pem"))
-    (folder / "text.pem").write_text("hello")
+        load_keys(entry(directory / "none.pem"))
+    (directory / "text.pem").write_text("hello")
     with pytest.raises(ConfigError, match="PEM"):
-        load_keys(entry(folder / "text.pem"))
+        load_keys(entry(directory / "text.pem"))
     with pytest.raises(ConfigError, match="allowed for DKIM: RSA, Ed25519"):
-        load_keys(entry(write_key(folder / "ec.pem", "ec")))
+        load_keys(entry(write_key(directory / "ec.pem", "ec")))
 
 
 @pytest.mark.parametrize("size", [50, 300_000])
-async def test_a_receiver_can_verify(folder: Path, size: int) -> None:
+async def test_a_receiver_can_verify(directory: Path, size: int) -> None:
     """Through the whole relay: hashed as it came in, signed once, verified as it arrived; a report too."""
-    rsa_key, own_key = write_key(folder / "r.pem"), write_key(folder / "e.pem", "ed25519")
+    rsa_key, own_key = write_key(directory / "r.pem"), write_key(directory / "e.pem", "ed25519")
     entries = [
         {"domain": "sender.example", "selector": "r1", "key_file": str(rsa_key)},
         {"domain": "sender.example", "selector": "e1", "key_file": str(own_key)},
     ]
     keys = [Key("sender.example", "r1", rsa_key), Key("sender.example", "e1", own_key)]
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         other = await stage.receiver("b.example")
         async with relaying(stage.config(dkim={"keys": entries})) as relay:
@@ -102,4 +102,4 @@ async def test_a_receiver_can_verify(folder: Path, size: int) -> None:
         (one,), (two,) = sink.messages, other.messages
         assert verified(one.data, *keys) == [True, True]
         assert one.data == two.data
-    assert ledger(folder).total("delivered") == 2
+    assert ledger(directory).total("delivered") == 2

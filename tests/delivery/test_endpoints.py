@@ -157,9 +157,9 @@ def test_sources_by_weight() -> None:
 # ---- credentials
 
 
-def test_credentials(folder: Path) -> None:
+def test_credentials(directory: Path) -> None:
     assert credentials(Zone()) is None
-    path = folder / "password"
+    path = directory / "password"
     path.write_text("  s3cret \nanother line\n")
     zone = Zone(smarthost_auth=SmarthostAuth("user", path))
     assert credentials(zone) == ("user", "s3cret")

@@ -25,8 +25,8 @@ async def by_recipient(message: LocalMessage) -> Reply:
     return Reply(250, "2.0.0", "stored")
 
 
-def zone_of(folder: Path, settings: str) -> Zone:
-    config = parse_config(f"zones: {{default: {{{settings}}}}}\n", folder / "z.yaml")
+def zone_of(directory: Path, settings: str) -> Zone:
+    config = parse_config(f"zones: {{default: {{{settings}}}}}\n", directory / "z.yaml")
     return config.zones["default"]
 
 
@@ -39,10 +39,11 @@ def test_which_zones_are_local(transport: str, local: bool) -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 2])
-async def test_each_recipient_has_its_attempt(folder: Path, chunk_bytes: int) -> None:
+async def test_each_recipient_has_its_attempt(directory: Path, chunk_bytes: int) -> None:
     seen.clear()
     zone = zone_of(
-        folder, "transport: python, python: {function: 'tests.delivery.test_local_agent.by_recipient'}"
+        directory,
+        "transport: python, python: {function: 'tests.delivery.test_local_agent.by_recipient'}",
     )
     agent = LocalAgent(zone, "relay.example")
     context = Context(chunk_bytes=chunk_bytes)
@@ -62,10 +63,10 @@ async def test_each_recipient_has_its_attempt(folder: Path, chunk_bytes: int) ->
     ]
 
 
-async def test_maildir(folder: Path) -> None:
+async def test_maildir(directory: Path) -> None:
     """The message is on disk, with the fields of final delivery."""
-    path = folder / "mail"
-    zone = zone_of(folder, f"transport: maildir, maildir: {{path: '{path}/{{user}}', create: true}}")
+    path = directory / "mail"
+    zone = zone_of(directory, f"transport: maildir, maildir: {{path: '{path}/{{user}}', create: true}}")
     agent = LocalAgent(zone, "relay.example")
     result = await agent.deliver(request("x@a.example"), Context())
     agent.close()
@@ -74,8 +75,8 @@ async def test_maildir(folder: Path) -> None:
     assert file.read_bytes().startswith(b"Return-Path: <s@sender.example>\nDelivered-To: x@a.example\n")
 
 
-async def test_a_damaged_body_defers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    agent = LocalAgent(zone_of(folder, "transport: blackhole"), "relay.example")
+async def test_a_damaged_body_defers(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = LocalAgent(zone_of(directory, "transport: blackhole"), "relay.example")
     result = await agent.deliver(request("x@a.example"), Context(QueueCorrupt("chunk 1 is missing")))
     agent.close()
     [attempt] = result.attempts

@@ -52,10 +52,10 @@ class Sending:
 
 
 @asynccontextmanager
-async def sending(folder: Path, *rules: Rule, **options: Any) -> AsyncIterator[Sending]:
+async def sending(directory: Path, *rules: Rule, **options: Any) -> AsyncIterator[Sending]:
     """An agent, and a receiver for a.example."""
     signer = options.pop("signer", None) or Signer(Dkim(), {})
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("a.example", *rules, **options)
         made = Sending(stage, signer)
         try:
@@ -73,9 +73,9 @@ def codes(result: DeliveryResult) -> list[int | None]:
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 7])
-async def test_a_transaction(folder: Path, chunk_bytes: int) -> None:
+async def test_a_transaction(directory: Path, chunk_bytes: int) -> None:
     """The message arrives, and the attempt says by which way and how."""
-    async with sending(folder) as made:
+    async with sending(directory) as made:
         context = Context(b".dots\r\n..\r\n", chunk_bytes)
         result = await made.deliver("x@a.example", "y@a.example", context=context)
         [message] = made.stage.sinks["a.example"].messages
@@ -92,19 +92,19 @@ async def test_a_transaction(folder: Path, chunk_bytes: int) -> None:
         assert made.pool.count("a.example") == 1
 
 
-async def test_every_recipient_has_its_answer(folder: Path) -> None:
+async def test_every_recipient_has_its_answer(directory: Path) -> None:
     rule = Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 no such user")
-    async with sending(folder, rule) as made:
+    async with sending(directory, rule) as made:
         result = await made.deliver("x@a.example", "no@a.example", "y@a.example")
         assert codes(result) == [250, 550, 250]
         assert result.attempts[1] is not None
         assert result.attempts[1].phase == "rcpt"
 
 
-async def test_a_limit_on_recipients_is_learned(folder: Path) -> None:
+async def test_a_limit_on_recipients_is_learned(directory: Path) -> None:
     """Those beyond it have no attempt; the session asks for no more in its next transaction."""
     rule = Rule(Step.RCPT, recipient="3@*", reply="452 4.5.3 too many recipients")
-    async with sending(folder, rule) as made:
+    async with sending(directory, rule) as made:
         addresses = [f"{number}@a.example" for number in range(1, 5)]
         assert codes(await made.deliver(*addresses))[:3] == [250, 250, None]
         assert (
@@ -112,14 +112,14 @@ async def test_a_limit_on_recipients_is_learned(folder: Path) -> None:
         )
 
 
-async def test_dsn_options_only_for_a_peer_that_offers_dsn(folder: Path) -> None:
+async def test_dsn_options_only_for_a_peer_that_offers_dsn(directory: Path) -> None:
     dsn = DsnOptions(" RET=HDRS", [" NOTIFY=SUCCESS"])
-    async with sending(folder) as made:
+    async with sending(directory) as made:
         result = await made.deliver("x@a.example", dsn=dsn)
         assert made.stage.sinks["a.example"].messages[0].parameters.find("RET") < 0
         assert result.attempts[0] is not None
         assert not result.attempts[0].dsn
-    async with sending(folder, extensions=(*PLAIN, "DSN")) as made:
+    async with sending(directory, extensions=(*PLAIN, "DSN")) as made:
         result = await made.deliver("x@a.example", dsn=dsn)
         assert "RET=HDRS" in made.stage.sinks["a.example"].messages[0].parameters
         assert result.attempts[0] is not None
@@ -137,10 +137,10 @@ async def test_dsn_options_only_for_a_peer_that_offers_dsn(folder: Path) -> None
     ],
 )
 async def test_what_the_peer_cannot_accept(
-    folder: Path, extensions: tuple[str, ...], changes: dict[str, Any], status: str
+    directory: Path, extensions: tuple[str, ...], changes: dict[str, Any], status: str
 ) -> None:
     """Refused before MAIL, and the session is kept."""
-    async with sending(folder, extensions=extensions) as made:
+    async with sending(directory, extensions=extensions) as made:
         [attempt] = (await made.deliver("x@a.example", **changes)).attempts
         assert attempt is not None
         assert (attempt.phase, attempt.code, attempt.status) == ("mail", 0, status)
@@ -148,15 +148,15 @@ async def test_what_the_peer_cannot_accept(
         assert made.pool.count("a.example") == 1
 
 
-async def test_smtputf8_covers_8_bit_content(folder: Path) -> None:
-    async with sending(folder, extensions=("PIPELINING", "SMTPUTF8")) as made:
+async def test_smtputf8_covers_8_bit_content(directory: Path) -> None:
+    async with sending(directory, extensions=("PIPELINING", "SMTPUTF8")) as made:
         result = await made.deliver("ü@a.example", eight_bit=True)
         assert codes(result) == [250]
 
 
-async def test_a_damaged_body_is_deferred(folder: Path) -> None:
+async def test_a_damaged_body_is_deferred(directory: Path) -> None:
     """The connection is cut before the final dot."""
-    async with sending(folder) as made:
+    async with sending(directory) as made:
         result = await made.deliver("x@a.example", context=Context(QueueCorrupt("chunk 2 is missing")))
         [attempt] = result.attempts
         assert attempt is not None
@@ -165,13 +165,13 @@ async def test_a_damaged_body_is_deferred(folder: Path) -> None:
         assert made.pool.count("a.example") == 0
 
 
-async def test_a_start_that_cannot_be_written(folder: Path) -> None:
+async def test_a_start_that_cannot_be_written(directory: Path) -> None:
     """No final dot without the start on disk."""
 
     async def failed() -> None:
         raise QueueUnavailable("disk full")
 
-    async with sending(folder) as made:
+    async with sending(directory) as made:
         context = Context()
         context.started = asyncio.ensure_future(failed())
         with pytest.raises(QueueUnavailable):
@@ -180,8 +180,8 @@ async def test_a_start_that_cannot_be_written(folder: Path) -> None:
         assert made.pool.count("a.example") == 0
 
 
-async def test_an_unanswered_final_dot_is_uncertain(folder: Path) -> None:
-    async with sending(folder, Rule(Step.DOT, drop=True)) as made:
+async def test_an_unanswered_final_dot_is_uncertain(directory: Path) -> None:
+    async with sending(directory, Rule(Step.DOT, drop=True)) as made:
         [attempt] = (await made.deliver("x@a.example")).attempts
         assert attempt is not None
         assert (attempt.phase, attempt.code, attempt.uncertain) == ("dot", 0, True)
@@ -190,8 +190,8 @@ async def test_an_unanswered_final_dot_is_uncertain(folder: Path) -> None:
 # ---- sessions
 
 
-async def test_a_session_is_reused_up_to_the_limit_of_messages(folder: Path) -> None:
-    async with sending(folder) as made:
+async def test_a_session_is_reused_up_to_the_limit_of_messages(directory: Path) -> None:
+    async with sending(directory) as made:
         zone = replace(made.stage.config().zones["default"], messages_per_connection=2)
         limited = Sending(made.stage, Signer(Dkim(), {}), zone)
         sink = made.stage.sinks["a.example"]
@@ -201,10 +201,10 @@ async def test_a_session_is_reused_up_to_the_limit_of_messages(folder: Path) -> 
         limited.agent.close()
 
 
-async def test_an_idle_session_that_failed_is_replaced(folder: Path) -> None:
+async def test_an_idle_session_that_failed_is_replaced(directory: Path) -> None:
     """The peer may close it at any time: the transaction is repeated on a new session, as one attempt."""
     drop = Rule(Step.MAIL, sender="drop@*", drop=True, times=1)
-    async with sending(folder, drop) as made:
+    async with sending(directory, drop) as made:
         await made.deliver("x@a.example")
         context = Context()
         result = await made.deliver("y@a.example", sender="drop@sender.example", context=context)
@@ -213,15 +213,15 @@ async def test_an_idle_session_that_failed_is_replaced(folder: Path) -> None:
         assert made.stage.sinks["a.example"].tally.sessions == 2
 
 
-async def test_421_on_an_idle_session_is_no_answer(folder: Path) -> None:
+async def test_421_on_an_idle_session_is_no_answer(directory: Path) -> None:
     closing = Rule(Step.MAIL, sender="late@*", reply="421 4.4.2 idle for too long", times=1)
-    async with sending(folder, closing) as made:
+    async with sending(directory, closing) as made:
         await made.deliver("x@a.example")
         assert codes(await made.deliver("y@a.example", sender="late@sender.example")) == [250]
 
 
-async def test_a_new_session_that_fails_is_an_attempt(folder: Path) -> None:
-    async with sending(folder, Rule(Step.MAIL, drop=True)) as made:
+async def test_a_new_session_that_fails_is_an_attempt(directory: Path) -> None:
+    async with sending(directory, Rule(Step.MAIL, drop=True)) as made:
         result = await made.deliver("x@a.example")
         assert result.failure is None
         [attempt] = result.attempts
@@ -229,8 +229,8 @@ async def test_a_new_session_that_fails_is_an_attempt(folder: Path) -> None:
         assert (attempt.phase, attempt.code, attempt.status) == ("data", 0, "4.4.2")
 
 
-async def test_closed_the_agent_keeps_no_session(folder: Path) -> None:
-    async with sending(folder, Rule(Step.DOT, stall_s=0.05)) as made:
+async def test_closed_the_agent_keeps_no_session(directory: Path) -> None:
+    async with sending(directory, Rule(Step.DOT, stall_s=0.05)) as made:
         running = asyncio.ensure_future(made.deliver("x@a.example"))
         sink = made.stage.sinks["a.example"]
         await until(lambda: sink.connections, "the session")
@@ -240,8 +240,8 @@ async def test_closed_the_agent_keeps_no_session(folder: Path) -> None:
         await until(lambda: not sink.connections, "its end")
 
 
-async def test_a_new_session_closes_idle_ones_beyond_the_limits(folder: Path) -> None:
-    async with sending(folder) as made:
+async def test_a_new_session_closes_idle_ones_beyond_the_limits(directory: Path) -> None:
+    async with sending(directory) as made:
         await made.stage.receiver("b.example")
         await made.deliver("x@a.example")
         await made.deliver("x@b.example", idle_limits=(1, 1))
@@ -254,8 +254,8 @@ async def test_a_new_session_closes_idle_ones_beyond_the_limits(folder: Path) ->
 # ---- endpoints
 
 
-async def test_the_next_host_is_tried(folder: Path) -> None:
-    async with sending(folder) as made:
+async def test_the_next_host_is_tried(directory: Path) -> None:
+    async with sending(directory) as made:
         made.stage.names.records = {
             **made.stage.names.records,
             "two.example": {"MX": ["10 down.example.", "20 mx.a.example."]},
@@ -267,9 +267,9 @@ async def test_the_next_host_is_tried(folder: Path) -> None:
         assert result.attempts[0].mx == "mx.a.example"
 
 
-async def test_no_session(folder: Path) -> None:
+async def test_no_session(directory: Path) -> None:
     """The failure is temporary, whatever the server said, and there is no session to count."""
-    async with sending(folder, Rule(Step.CONNECT, reply="554 5.7.1 go away")) as made:
+    async with sending(directory, Rule(Step.CONNECT, reply="554 5.7.1 go away")) as made:
         context = Context()
         result = await made.deliver("x@a.example", "y@a.example", context=context)
         assert result.failure is not None
@@ -283,16 +283,16 @@ async def test_no_session(folder: Path) -> None:
         assert (result.permanent, result.has_idle, context.opened) == (False, False, 0)
 
 
-async def test_a_domain_that_does_not_exist(folder: Path) -> None:
-    async with sending(folder) as made:
+async def test_a_domain_that_does_not_exist(directory: Path) -> None:
+    async with sending(directory) as made:
         result = await made.deliver("x@missing.example")
         assert result.permanent
         assert result.failure is not None
         assert result.failure.status == "5.1.2"
 
 
-async def test_unreachable_hosts_are_skipped(folder: Path) -> None:
-    async with sending(folder) as made:
+async def test_unreachable_hosts_are_skipped(directory: Path) -> None:
+    async with sending(directory) as made:
         for later_s in (-200.0, 0.0):
             made.unreachable.timed_out("127.0.1.1", clock.monotonic_s() + later_s, 0.5)
         result = await made.deliver("x@a.example")
@@ -307,11 +307,11 @@ async def test_unreachable_hosts_are_skipped(folder: Path) -> None:
 # ---- signatures
 
 
-async def test_signatures_are_in_front_of_the_header(folder: Path) -> None:
+async def test_signatures_are_in_front_of_the_header(directory: Path) -> None:
     """Computed with the body hash of intake, or with one of the body."""
-    key = DkimKey("sender.example", "s", write_key(folder / "key.pem", "ed25519"))
+    key = DkimKey("sender.example", "s", write_key(directory / "key.pem", "ed25519"))
     settings = Dkim(keys=(key,))
-    async with sending(folder, signer=Signer(settings, load_keys(settings))) as made:
+    async with sending(directory, signer=Signer(settings, load_keys(settings))) as made:
         context = Context(b"body\r\n", 3)
         await made.deliver("x@a.example", context=context)
         [message] = made.stage.sinks["a.example"].messages
@@ -319,10 +319,10 @@ async def test_signatures_are_in_front_of_the_header(folder: Path) -> None:
         assert message.data.endswith(HEADER + b"\r\nbody\r\n")
 
 
-async def test_a_damaged_body_is_found_while_signing(folder: Path) -> None:
-    key = DkimKey("sender.example", "s", write_key(folder / "key.pem", "ed25519"))
+async def test_a_damaged_body_is_found_while_signing(directory: Path) -> None:
+    key = DkimKey("sender.example", "s", write_key(directory / "key.pem", "ed25519"))
     settings = Dkim(keys=(key,))
-    async with sending(folder, signer=Signer(settings, load_keys(settings))) as made:
+    async with sending(directory, signer=Signer(settings, load_keys(settings))) as made:
         result = await made.deliver("x@a.example", context=Context(QueueCorrupt("damaged")))
         assert result.attempts[0] is not None
         assert result.attempts[0].status == "4.3.0"

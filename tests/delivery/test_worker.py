@@ -38,8 +38,8 @@ ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=0))  # type: ignore[arg-t
 
 
 @pytest.fixture
-async def queue(folder: Path) -> AsyncIterator[Queue]:
-    async with opened(folder, clock.now_ms, store="memory") as queue:
+async def queue(directory: Path) -> AsyncIterator[Queue]:
+    async with opened(directory, clock.now_ms, store="memory") as queue:
         yield queue
 
 
@@ -204,10 +204,10 @@ async def test_how_long_a_failing_destination_is_suspended(queue: Queue) -> None
 # ---- the body
 
 
-async def test_bodies(folder: Path) -> None:
+async def test_bodies(directory: Path) -> None:
     """Small ones whole, large ones in chunks, whether the entry is in memory or read again."""
     for cache in (1 << 20, 0):
-        async with opened(folder / str(cache), clock.now_ms, store="memory", cache=cache) as queue:
+        async with opened(directory / str(cache), clock.now_ms, store="memory", cache=cache) as queue:
             for body in (b"", b"small\r\n", b"x" * 300_000):
                 await accept(queue, "x@a.example", body=body)
                 held = lease(queue, "a.example")

@@ -106,11 +106,13 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    folder: Path, *answers: Answer, zone: Zone = ZONE, make_agent: Any = None, **options: Any
+    directory: Path, *answers: Answer, zone: Zone = ZONE, make_agent: Any = None, **options: Any
 ) -> AsyncIterator[Stage]:
     stage = Stage(*answers)
-    config = parse_config("hostname: relay.example\n", folder / "z.yaml")
-    async with opened(folder, clock.now_ms, store="memory", on_ready=stage.on_ready, **options) as queue:
+    config = parse_config("hostname: relay.example\n", directory / "z.yaml")
+    async with opened(
+        directory, clock.now_ms, store="memory", on_ready=stage.on_ready, **options
+    ) as queue:
         stage.queue = queue
         context = DeliveryContext(queue, config, "relay.example", make_router(config))
         stage.workers = ZoneWorkers("default", zone, context, make_agent or stage.make_agent)
@@ -120,8 +122,8 @@ async def staged(
             await stage.workers.close(1)
 
 
-async def test_all_mail_is_delivered_and_the_workers_end(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_all_mail_is_delivered_and_the_workers_end(directory: Path) -> None:
+    async with staged(directory) as stage:
         for number in range(50):
             await accept(stage.queue, f"{number}@a.example", f"{number}@b.example")
         await until(lambda: everything(stage.queue.store) == [], "an empty queue")
@@ -129,19 +131,19 @@ async def test_all_mail_is_delivered_and_the_workers_end(folder: Path) -> None:
         assert len(stage.delivered) == len(set(stage.delivered)) == 100
 
 
-async def test_idle_limits_leave_room_for_the_workers(folder: Path) -> None:
+async def test_idle_limits_leave_room_for_the_workers(directory: Path) -> None:
     """Open sessions, in use or idle, stay within the connections of zone and destination."""
     zone = replace(ZONE, connections=5, connections_per_domain=2)
-    async with staged(folder, zone=zone) as stage:
+    async with staged(directory, zone=zone) as stage:
         await accept(stage.queue, "x@a.example")
         await until(lambda: stage.delivered, "the delivery")
         assert stage.agents[0].requests[0].idle_limits == (4, 1)
 
 
-async def test_a_destination_without_sessions_is_suspended(folder: Path) -> None:
+async def test_a_destination_without_sessions_is_suspended(directory: Path) -> None:
     """One attempt; other mail for it waits on disk, unattempted, until an operator or the time resumes it."""
     zone = replace(ZONE, connections_per_domain=1)
-    async with staged(folder, no_session, no_session, all_delivered, zone=zone) as stage:
+    async with staged(directory, no_session, no_session, all_delivered, zone=zone) as stage:
         with stage.before_the_workers():
             for number in range(5):
                 await accept(stage.queue, f"{number}@a.example")
@@ -162,10 +164,10 @@ async def test_a_destination_without_sessions_is_suspended(folder: Path) -> None
         assert stage.workers.describe("a.example") == ""
 
 
-async def test_the_end_of_a_suspension(folder: Path) -> None:
+async def test_the_end_of_a_suspension(directory: Path) -> None:
     """By itself, after the first delay of the retry policy."""
     zone = replace(ZONE, retry=replace(ZONE.retry, delays=(Seconds(0.2),)))
-    async with staged(folder, no_session, all_delivered, zone=zone) as stage:
+    async with staged(directory, no_session, all_delivered, zone=zone) as stage:
         with stage.before_the_workers():
             await accept(stage.queue, "x@a.example")
             await accept(stage.queue, "y@a.example")
@@ -173,11 +175,11 @@ async def test_the_end_of_a_suspension(folder: Path) -> None:
         assert stage.workers.describe("a.example") == ""
 
 
-async def test_old_mail_of_a_suspended_destination_expires(folder: Path) -> None:
+async def test_old_mail_of_a_suspended_destination_expires(directory: Path) -> None:
     """A probe that fails expires the old mail on disk with its failure, without an attempt for each."""
     retry = replace(ZONE.retry, give_up_after=Seconds(0))
     zone = replace(ZONE, retry=retry, connections_per_domain=1)
-    async with staged(folder, no_session, zone=zone) as stage:
+    async with staged(directory, no_session, zone=zone) as stage:
         with stage.before_the_workers():
             for number in range(6):
                 await accept(stage.queue, f"{number}@a.example", sender="")
@@ -191,21 +193,21 @@ async def test_old_mail_of_a_suspended_destination_expires(folder: Path) -> None
         assert len(stage.agents[0].requests) == 2
 
 
-async def test_a_connection_limit_is_learned(folder: Path) -> None:
+async def test_a_connection_limit_is_learned(directory: Path) -> None:
     """The mail stays, and the destination gets as many sessions as it accepted."""
 
     def full(request: DeliveryRequest) -> DeliveryResult:
         return DeliveryResult([NO_SESSION], NO_SESSION, has_idle=True)
 
-    async with staged(folder, full, all_delivered) as stage:
+    async with staged(directory, full, all_delivered) as stage:
         await accept(stage.queue, "x@a.example")
         await until(lambda: everything(stage.queue.store) == [], "the delivery")
         assert [event["event"] for event in events(stage.queue.store)] == ["accepted", "delivered"]
         assert len(stage.agents[0].requests) == 2
 
 
-async def test_a_defect_in_an_agent_defers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with staged(folder, lambda request: ValueError("a defect"), all_delivered) as stage:
+async def test_a_defect_in_an_agent_defers(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with staged(directory, lambda request: ValueError("a defect"), all_delivered) as stage:
         await accept(stage.queue, "x@a.example")
         await until(lambda: stage.count(DEFERRED) == 1, "the deferral")
         await accept(stage.queue, "y@a.example")
@@ -218,9 +220,9 @@ def delete(store: Store, key: bytes) -> None:
 
 
 async def test_an_unreadable_message_does_not_stop_the_others(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with staged(folder, cache=0) as stage:
+    async with staged(directory, cache=0) as stage:
         with stage.before_the_workers():
             damaged = await accept(stage.queue, "x@a.example")
             await accept(stage.queue, "y@a.example")
@@ -231,16 +233,16 @@ async def test_an_unreadable_message_does_not_stop_the_others(
         assert stage.count(WAITING) == 1
 
 
-async def test_a_damaged_body_is_deferred(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with staged(folder, cache=0) as stage:
+async def test_a_damaged_body_is_deferred(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with staged(directory, cache=0) as stage:
         with stage.before_the_workers():
             damaged = await accept(stage.queue, "x@a.example", body=b"x" * 200_000)
             delete(stage.queue.store, chunk_key(damaged, 2))
         await until(lambda: stage.count(DEFERRED) == 1, "the deferral")
 
 
-async def test_a_reload_replaces_the_agent(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_reload_replaces_the_agent(directory: Path) -> None:
+    async with staged(directory) as stage:
         await accept(stage.queue, "x@a.example")
         await until(lambda: stage.delivered, "the first delivery")
         await stage.idle()
@@ -251,10 +253,10 @@ async def test_a_reload_replaces_the_agent(folder: Path) -> None:
         assert stage.agents[1].requests[0].idle_limits[0] == 6
 
 
-async def test_the_rate_of_a_zone(folder: Path) -> None:
+async def test_the_rate_of_a_zone(directory: Path) -> None:
     """The burst at once, the other messages later, by a timer."""
     zone = replace(ZONE, rate=Rate(20, 1.0))
-    async with staged(folder, zone=zone) as stage:
+    async with staged(directory, zone=zone) as stage:
         began_s = clock.monotonic_s()
         for number in range(8):
             await accept(stage.queue, f"{number}@a.example")
@@ -279,8 +281,8 @@ class HangingAgent:
         self.closed = True
 
 
-async def test_closing_cancels_what_exceeds_the_grace(folder: Path) -> None:
-    async with staged(folder, make_agent=HangingAgent) as stage:
+async def test_closing_cancels_what_exceeds_the_grace(directory: Path) -> None:
+    async with staged(directory, make_agent=HangingAgent) as stage:
         await accept(stage.queue, "x@a.example")
         agent = stage.workers._agent
         assert isinstance(agent, HangingAgent)
@@ -291,9 +293,9 @@ async def test_closing_cancels_what_exceeds_the_grace(folder: Path) -> None:
         assert stage.count(WAITING) == 1
 
 
-async def test_an_unwritable_queue_stops_the_workers(folder: Path) -> None:
+async def test_an_unwritable_queue_stops_the_workers(directory: Path) -> None:
     """Nothing can be settled, so nothing may be sent."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         with stage.before_the_workers():
             await accept(stage.queue, "x@a.example")
             await stage.queue.commits.close()
@@ -304,7 +306,7 @@ async def test_an_unwritable_queue_stops_the_workers(folder: Path) -> None:
 
 
 async def test_a_defect_in_a_worker_starts_another(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(zone_workers, "DEFECT_PAUSE_S", 0.01)
     failures = 2
@@ -316,7 +318,7 @@ async def test_a_defect_in_a_worker_starts_another(
             raise ValueError("a defect")
         return False
 
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         monkeypatch.setattr(stage.workers.scheduler, "should_yield", failing)
         for number in range(4):
             await accept(stage.queue, f"{number}@a.example")

@@ -11,20 +11,20 @@ from zonemta_py.dequeue import AsyncMessage, Disposition
 KINDS = {"a": Disposition.DELIVERED, "b": Disposition.DEFERRED, "c": Disposition.FAILED}
 
 
-async def main(folder: Path, store: str, fault: str = "") -> None:
+async def main(directory: Path, store: str, fault: str = "") -> None:
     """Deliver what there is; what is sent is in the file ``sent``."""
 
     async def routine(message: AsyncMessage) -> None:
         for recipient in message.recipients():
             if recipient.address.startswith("a"):
-                with (folder / "sent").open("a") as sent:
+                with (directory / "sent").open("a") as sent:
                     sent.write(f"{recipient.address}\n")
             message.dispose(recipient.address, KINDS[recipient.address[0]])
         await message.finish()
 
     if fault:
         faults.arm(fault)
-    async with opened(folder, store) as queue:
+    async with opened(directory, store) as queue:
         await run(queue, routine)
 
 

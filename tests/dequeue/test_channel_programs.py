@@ -67,9 +67,9 @@ async def settled(queue: Queue, disposition: int, reason: str = "") -> None:
     await run(queue, routine)
 
 
-async def test_unfinished_messages_are_deferred_01(folder: Path) -> None:
+async def test_unfinished_messages_are_deferred_01(directory: Path) -> None:
     """A routine that returns without finish: the message stays, one attempt more, due after the first delay; no report."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         for _ in range(3):
             await put(queue)
         assert await run(queue, lambda message: asyncio.sleep(0), backoff=[120.0, 300.0]) == 3
@@ -80,7 +80,7 @@ async def test_unfinished_messages_are_deferred_01(folder: Path) -> None:
         assert await reports(queue) == []
 
 
-async def test_messages_of_a_routine_that_raises_are_deferred_02(folder: Path) -> None:
+async def test_messages_of_a_routine_that_raises_are_deferred_02(directory: Path) -> None:
     """An exception defers its message; the same thread processes the others."""
     seen: list[SimpleNamespace] = []
 
@@ -90,7 +90,7 @@ async def test_messages_of_a_routine_that_raises_are_deferred_02(folder: Path) -
             raise ValueError("a defect of the program's")
         await message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         for _ in range(4):
             await put(queue)
         assert await run(queue, routine, max_threads=1) == 4
@@ -98,7 +98,7 @@ async def test_messages_of_a_routine_that_raises_are_deferred_02(folder: Path) -
         assert len({id(each) for each in seen}) == 1
 
 
-async def test_calls_out_of_order_raise_03(folder: Path) -> None:
+async def test_calls_out_of_order_raise_03(directory: Path) -> None:
     """Lines and rewind before the last recipient raise WrongOrder, and so does every call after finish."""
     errors: list[str] = []
 
@@ -119,14 +119,14 @@ async def test_calls_out_of_order_raise_03(folder: Path) -> None:
         with pytest.raises(WrongOrder):
             message.start()
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         await run(queue, routine)
         assert rows(queue) == []
     assert errors == ["read all recipients before the lines (MTA_ORDER)"] * 2
 
 
-async def test_each_recipient_is_returned_once_04(folder: Path) -> None:
+async def test_each_recipient_is_returned_once_04(directory: Path) -> None:
     """Each recipient is returned once, then None, however often it is called."""
 
     async def routine(message: AsyncMessage) -> None:
@@ -141,13 +141,13 @@ async def test_each_recipient_is_returned_once_04(folder: Path) -> None:
         assert message.next_recipient() is None
         await message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue, "a@x.example", "b@x.example", "c@y.example")
         await run(queue, routine)
         assert rows(queue) == []
 
 
-async def test_lines_are_those_of_the_body_05(folder: Path) -> None:
+async def test_lines_are_those_of_the_body_05(directory: Path) -> None:
     """Lines of a 1 MiB body that cross the edges of chunks; the same again after rewind; a header without body ends after it."""
     lines = [(b"%07d " % n) * (n % 9 + 1) for n in range(30_000)]
     body = b"\r\n".join([*lines, b"the end without an end"])
@@ -162,7 +162,7 @@ async def test_lines_are_those_of_the_body_05(folder: Path) -> None:
         found[message.info.id] = first
         await message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         large = await queue.enqueue(
             "s@a.example", ["u@b.example"], b"Subject: x\r\n\r\n" + body, zone=ZONE
         )
@@ -175,9 +175,9 @@ async def test_lines_are_those_of_the_body_05(folder: Path) -> None:
     assert found[alone][-1] == b"Subject: y"
 
 
-async def test_delivered_removes_the_message_06(folder: Path) -> None:
+async def test_delivered_removes_the_message_06(directory: Path) -> None:
     """The queue is empty, without a report; with NOTIFY=SUCCESS there is one, from the null sender."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue, "a@x.example")
         await settled(queue, Disposition.DELIVERED)
         assert rows(queue) == []
@@ -189,9 +189,9 @@ async def test_delivered_removes_the_message_06(folder: Path) -> None:
         assert rows(queue) == []
 
 
-async def test_failed_makes_a_report_07(folder: Path) -> None:
+async def test_failed_makes_a_report_07(directory: Path) -> None:
     """A report with the reason to the sender; none when NOTIFY leaves out FAILURE, none to the null sender."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue, "a@x.example")
         await settled(queue, Disposition.FAILED, "550 5.1.1 x is not here")
         (report,) = await reports(queue)
@@ -216,10 +216,10 @@ async def test_failed_makes_a_report_07(folder: Path) -> None:
     ],
 )
 async def test_reports_of_the_other_dispositions_08(
-    folder: Path, disposition: Disposition, action: str | None
+    directory: Path, disposition: Disposition, action: str | None
 ) -> None:
     """RELAYED makes no report, RELAYED_FOREIGN one with action relayed, RETURN and TIMEDOUT one with action failed."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue, notify=SUCCESS | FAILURE)
         await settled(queue, disposition)
         found = [about["Action"] for report in await reports(queue) for about in per_recipient(report)]
@@ -228,7 +228,7 @@ async def test_reports_of_the_other_dispositions_08(
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-async def test_mixed_dispositions_make_a_new_message_09(folder: Path, size: int) -> None:
+async def test_mixed_dispositions_make_a_new_message_09(directory: Path, size: int) -> None:
     """The old message is gone; a new one has the deferred recipient, the same bytes, flags and age."""
     found: list[bytes] = []
 
@@ -239,7 +239,7 @@ async def test_mixed_dispositions_make_a_new_message_09(folder: Path, size: int)
         found.append(b"\n".join(message.lines()))
         await message.finish()
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         new = queue.start("s@a.example", zone=ZONE)
         new._envid = "E+3D1"
         for address in ("a@x.example", "b@x.example", "c@x.example"):
@@ -272,20 +272,20 @@ async def test_mixed_dispositions_make_a_new_message_09(folder: Path, size: int)
 
 
 @pytest.mark.parametrize("point", ["requeue.unwritten", "requeue.written"])
-async def test_killed_in_a_mixed_finish_09(folder: Path, point: str) -> None:
+async def test_killed_in_a_mixed_finish_09(directory: Path, point: str) -> None:
     """After a kill exactly one of the old and the new message is stored, complete."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         old = await put(queue, "a@x.example", "b@x.example", "c@x.example")
     program = Path(__file__).parent / "mixed_program.py"
     done = subprocess.run(
-        [sys.executable, program, folder, point],
+        [sys.executable, program, directory, point],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         check=False,
         capture_output=True,
         timeout=scaled(60),
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         left = rows(queue)
         if point == "requeue.unwritten":
             assert [(row["message"], row["recipient"]) for row in left] == [
@@ -297,7 +297,7 @@ async def test_killed_in_a_mixed_finish_09(folder: Path, point: str) -> None:
         assert stored(queue) == {left[0]["message"]}
 
 
-async def test_abort_defers_all_recipients_10(folder: Path) -> None:
+async def test_abort_defers_all_recipients_10(directory: Path) -> None:
     """An abort after FAILED was set: no report, all recipients deferred in their message."""
 
     async def routine(message: AsyncMessage) -> None:
@@ -305,7 +305,7 @@ async def test_abort_defers_all_recipients_10(folder: Path) -> None:
             message.dispose(recipient.address, Disposition.FAILED, "no")
         await message.abort("the disk is full")
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await put(queue, "a@x.example", "b@x.example")
         await run(queue, routine)
         assert [(row["message"], row["reply"]) for row in rows(queue)] == [
@@ -314,7 +314,7 @@ async def test_abort_defers_all_recipients_10(folder: Path) -> None:
         assert await reports(queue) == []
 
 
-async def test_the_disposition_of_finish_overrides_11(folder: Path) -> None:
+async def test_the_disposition_of_finish_overrides_11(directory: Path) -> None:
     """The disposition given to finish replaces those of single recipients."""
 
     async def routine(message: AsyncMessage) -> None:
@@ -322,13 +322,13 @@ async def test_the_disposition_of_finish_overrides_11(folder: Path) -> None:
             message.dispose(recipient.address, Disposition.DELIVERED)
         await message.finish(Disposition.DEFERRED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue, "a@x.example", "b@x.example")
         await run(queue, routine)
         assert [row["attempts"] for row in rows(queue)] == [1, 1]
 
 
-async def test_bad_arguments_raise_12(folder: Path) -> None:
+async def test_bad_arguments_raise_12(directory: Path) -> None:
     """A disposition out of range and an address that is not in the message raise."""
 
     async def routine(message: AsyncMessage) -> None:
@@ -340,7 +340,7 @@ async def test_bad_arguments_raise_12(folder: Path) -> None:
             await message.finish(-1)
         await message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         await run(queue, routine)
         assert rows(queue) == []
@@ -349,7 +349,7 @@ async def test_bad_arguments_raise_12(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("threads", "per_thread"), [(1, 20), (5, 4)])
-async def test_limits_of_threads_13(folder: Path, threads: int, per_thread: int) -> None:
+async def test_limits_of_threads_13(directory: Path, threads: int, per_thread: int) -> None:
     """No more routines at once than allowed; each thread keeps its state, calls thread_done once and respects its message limit."""
     lock = threading.Lock()
     running = most = 0
@@ -374,7 +374,7 @@ async def test_limits_of_threads_13(folder: Path, threads: int, per_thread: int)
             running -= 1
         message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         for _ in range(50):
             await put(queue)
         count = await asyncio.to_thread(
@@ -388,7 +388,7 @@ async def test_limits_of_threads_13(folder: Path, threads: int, per_thread: int)
     assert max(ended) <= per_thread
 
 
-async def test_abort_from_every_routine_ends_the_run_14(folder: Path) -> None:
+async def test_abort_from_every_routine_ends_the_run_14(directory: Path) -> None:
     """Every routine returns ABORT: the run ends, and messages not handed out are unchanged."""
     ended: list[object] = []
 
@@ -396,7 +396,7 @@ async def test_abort_from_every_routine_ends_the_run_14(folder: Path) -> None:
         await message.finish(Disposition.DELIVERED)
         return ABORT
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         for _ in range(10):
             await put(queue)
         assert await run(queue, routine, done=ended.append, max_threads=2) <= 2
@@ -406,7 +406,7 @@ async def test_abort_from_every_routine_ends_the_run_14(folder: Path) -> None:
         assert 1 <= len(ended) <= 2
 
 
-async def test_the_run_ends_when_idle_15(folder: Path) -> None:
+async def test_the_run_ends_when_idle_15(directory: Path) -> None:
     """The run ends after max_attempts empty polls; a message that arrives meanwhile is handed out and resets the count."""
     seen: list[str] = []
 
@@ -414,7 +414,7 @@ async def test_the_run_ends_when_idle_15(folder: Path) -> None:
         seen.append(message.info.id)
         await message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         task = asyncio.create_task(run(queue, routine, retry_interval_s=0.2, max_attempts=2))
         for number in range(3):
             await put(queue)
@@ -423,7 +423,7 @@ async def test_the_run_ends_when_idle_15(folder: Path) -> None:
         assert await task == 3
 
 
-async def test_a_message_belongs_to_one_thread_16(folder: Path) -> None:
+async def test_a_message_belongs_to_one_thread_16(directory: Path) -> None:
     """A call from another thread raises WrongThread."""
     caught: list[Exception] = []
 
@@ -442,7 +442,7 @@ async def test_a_message_belongs_to_one_thread_16(folder: Path) -> None:
         other.join()
         message.finish(Disposition.DELIVERED)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         await asyncio.to_thread(dequeue, queue, ZONE, routine, **FAST)
         assert rows(queue) == []
@@ -452,7 +452,7 @@ async def test_a_message_belongs_to_one_thread_16(folder: Path) -> None:
     assert "(MTA_THREAD)" in str(caught[0])
 
 
-async def test_an_intermediate_channel_keeps_the_envelope_17(folder: Path) -> None:
+async def test_an_intermediate_channel_keeps_the_envelope_17(directory: Path) -> None:
     """A message that replaces another keeps its envelope; an aborted one leaves no chunk."""
     seen: list[str] = []
 
@@ -479,7 +479,7 @@ async def test_an_intermediate_channel_keeps_the_envelope_17(folder: Path) -> No
         seen.append("last")
         return ABORT  # the report about it comes into the same zone
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         old = await put(queue, notify=SUCCESS, envid="E1")
         inner = queue.channels.context.queue
         await run(queue, routine)
@@ -494,9 +494,9 @@ async def test_an_intermediate_channel_keeps_the_envelope_17(folder: Path) -> No
         await until(lambda: not stored(queue))
 
 
-async def test_retry_times_warning_and_end_18(folder: Path) -> None:
+async def test_retry_times_warning_and_end_18(directory: Path) -> None:
     """Attempts at +2, +7, +17, +47, +77 minutes; a delay report when NOTIFY asks for it; returned after a day."""
-    async with opened(folder, give_up_after=86_400.0, warn_after=7_200.0) as queue:
+    async with opened(directory, give_up_after=86_400.0, warn_after=7_200.0) as queue:
         inner = queue.channels.context.queue
         began_ms = inner.now()
         at_ms = began_ms
@@ -528,7 +528,7 @@ async def test_retry_times_warning_and_end_18(folder: Path) -> None:
         assert Counter(kinds) == {("failed", "4.4.7"): 2}
 
 
-async def test_deferred_messages_come_when_due_19(folder: Path) -> None:
+async def test_deferred_messages_come_when_due_19(directory: Path) -> None:
     """A deferred message is not handed out again in the same run before it is due."""
     seen: list[str] = []
 
@@ -537,7 +537,7 @@ async def test_deferred_messages_come_when_due_19(folder: Path) -> None:
         if len(seen) == 3:
             await queue.channels.context.queue.deferral.flush(None, None, None)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         for _ in range(3):
             await put(queue)
         await run(queue, routine, max_threads=1)

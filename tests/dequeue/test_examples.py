@@ -25,9 +25,9 @@ def program(name: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
-async def filled(folder: Path, count: int = 3, notify: int = 0) -> Path:
+async def filled(directory: Path, count: int = 3, notify: int = 0) -> Path:
     """A queue with messages in the zone ``list``."""
-    async with Queue(folder / "queue") as queue:
+    async with Queue(directory / "queue") as queue:
         for number in range(count):
             new = queue.start("s@a.example", zone="list")
             new.to(f"u{number}@b.example")
@@ -37,7 +37,7 @@ async def filled(folder: Path, count: int = 3, notify: int = 0) -> Path:
             ]
             await new.write(TEXT)
             await new.finish()
-    return folder / "queue"
+    return directory / "queue"
 
 
 async def left(queue_folder: Path) -> int:
@@ -45,8 +45,8 @@ async def left(queue_folder: Path) -> int:
         return len(rows(queue))
 
 
-async def test_simple(folder: Path) -> None:
-    queue = await filled(folder)
+async def test_simple(directory: Path) -> None:
+    queue = await filled(directory)
     said = program("simple", queue, "list").splitlines()
     assert said[-1] == "3 messages"
     assert sum(line == "  | Hello" for line in said) == 3
@@ -54,12 +54,12 @@ async def test_simple(folder: Path) -> None:
     assert await left(queue) == 0
 
 
-async def test_batch_smtp(folder: Path) -> None:
+async def test_batch_smtp(directory: Path) -> None:
     """Each message once, in one of the files, dot-stuffed; a requested report says relayed."""
-    queue = await filled(folder, 9, SUCCESS)
-    (folder / "out").mkdir()
-    program("bsmtp", queue, "list", folder / "out")
-    files = [path.read_bytes() for path in (folder / "out").iterdir()]
+    queue = await filled(directory, 9, SUCCESS)
+    (directory / "out").mkdir()
+    program("bsmtp", queue, "list", directory / "out")
+    files = [path.read_bytes() for path in (directory / "out").iterdir()]
     assert 1 <= len(files) <= 3
     assert all(text.startswith(b"HELO relay.example\n") and text.endswith(b"QUIT\n") for text in files)
     whole = b"".join(files)
@@ -72,19 +72,19 @@ async def test_batch_smtp(folder: Path) -> None:
         assert len(found) == 9
 
 
-async def test_batch_smtp_that_cannot_be_written(folder: Path) -> None:
+async def test_batch_smtp_that_cannot_be_written(directory: Path) -> None:
     """Nothing is lost: the first message is deferred, the others are not changed."""
-    queue = await filled(folder, 30)
-    program("bsmtp", queue, "list", folder / "nowhere")
+    queue = await filled(directory, 30)
+    program("bsmtp", queue, "list", directory / "nowhere")
     async with Queue(queue) as opened:
         states = [row["state"] for row in rows(opened)]
         assert len(states) == 60
         assert 0 < states.count("deferred") < 60
 
 
-async def test_rot13(folder: Path) -> None:
+async def test_rot13(directory: Path) -> None:
     """The body is encoded; header and envelope do not change."""
-    queue = await filled(folder, 2, SUCCESS)
+    queue = await filled(directory, 2, SUCCESS)
     program("rot13", queue, "list", "out")
     seen: list[bytes] = []
 
@@ -102,12 +102,12 @@ async def test_rot13(folder: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_content_filter(folder: Path) -> None:
+def test_content_filter(directory: Path) -> None:
     """Good messages are delivered, the bad one is reported to its sender."""
-    assert program("content_filter", folder) == "3 messages checked\n"
-    assert sorted(path.name for path in (folder / "mail" / "there.example").iterdir()) == [
+    assert program("content_filter", directory) == "3 messages checked\n"
+    assert sorted(path.name for path in (directory / "mail" / "there.example").iterdir()) == [
         "goodbye",
         "hello",
     ]
-    (report,) = (folder / "mail" / "here.example" / "ann" / "new").iterdir()
+    (report,) = (directory / "mail" / "here.example" / "ann" / "new").iterdir()
     assert b"5.7.1" in report.read_bytes()

@@ -43,7 +43,7 @@ def broken(recipient: object, attempts: int) -> float:
 
 
 @pytest.mark.parametrize("backoff", [broken, lambda recipient, attempts: float("inf")])
-async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None:
+async def test_a_backoff_function_that_fails(directory: Path, backoff: Any) -> None:
     """Deferred recipients are tried again after five minutes; delivered ones are not."""
 
     async def routine(message: AsyncMessage) -> None:
@@ -52,7 +52,7 @@ async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None
                 message.dispose(recipient.address, Disposition.DELIVERED)
         await message.finish()
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue, "a@x.example", "b@x.example")
         await run(queue, routine, backoff=backoff)
         left = rows(queue)
@@ -64,17 +64,17 @@ async def test_a_backoff_function_that_fails(folder: Path, backoff: Any) -> None
         assert in_flight(queue) == []
 
 
-async def test_a_reason_that_is_an_exception(folder: Path) -> None:
+async def test_a_reason_that_is_an_exception(directory: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
         await message.finish(Disposition.DEFERRED, ValueError("the disk is full"))  # as many will
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         await run(queue, routine)
         assert [row["reply"] for row in rows(queue)] == ["the disk is full"]
 
 
-async def test_a_mixed_end_that_is_cut_off(folder: Path) -> None:
+async def test_a_mixed_end_that_is_cut_off(directory: Path) -> None:
     """Cancelled while the body is copied: every recipient is deferred, and nothing of the copy is left."""
 
     async def routine(message: AsyncMessage) -> None:
@@ -85,7 +85,7 @@ async def test_a_mixed_end_that_is_cut_off(folder: Path) -> None:
         task.cancel()
         await asyncio.wait([task])
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await put(queue, "a@x.example", "b@x.example", body=BODY + b"line\r\n" * 500_000)
         await run(queue, routine)
         await until(lambda: stored(queue) == {message}, "the copy to go")
@@ -93,12 +93,12 @@ async def test_a_mixed_end_that_is_cut_off(folder: Path) -> None:
         assert in_flight(queue) == []
 
 
-async def test_a_damaged_body_in_a_mixed_end(folder: Path) -> None:
+async def test_a_damaged_body_in_a_mixed_end(directory: Path) -> None:
     async def routine(message: AsyncMessage) -> None:
         message.dispose(next(message.recipients()).address, Disposition.DELIVERED)
         await message.finish()
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await put(queue, "a@x.example", "b@x.example", body=BODY + b"line\r\n" * 50_000)
         inner = queue.channels.context.queue
         inner.store.write(inner.store.batch([(keys.chunk_key(message, 1), b"?")], sync=True))
@@ -106,9 +106,9 @@ async def test_a_damaged_body_in_a_mixed_end(folder: Path) -> None:
         await until(lambda: [row["state"] for row in rows(queue)] == ["deferred"] * 2, "the deferral")
 
 
-async def test_cancelled_before_the_routine(folder: Path) -> None:
+async def test_cancelled_before_the_routine(directory: Path) -> None:
     """The routine was not called: the message waits, and no attempt is counted."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.sleep(100)))
         await asyncio.sleep(0)
@@ -127,35 +127,35 @@ async def test_cancelled_before_the_routine(folder: Path) -> None:
         assert len(seen) == 1
 
 
-async def test_a_routine_that_exits(folder: Path) -> None:
+async def test_a_routine_that_exits(directory: Path) -> None:
     """sys.exit() ends the routine, not the thread that others wait for."""
 
     def routine(message: Message) -> None:
         sys.exit(3)
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         assert await asyncio.to_thread(dequeue, queue, ZONE, routine, routine, **FAST) == 1
         assert [row["state"] for row in rows(queue)] == ["deferred"]
 
 
-async def test_a_routine_that_hangs(folder: Path) -> None:
+async def test_a_routine_that_hangs(directory: Path) -> None:
     """The call returns after its time limit; the queue closes; the next start finds the message."""
     go_on = threading.Event()
 
     def routine(message: Message) -> None:
         go_on.wait(scaled(60))
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await put(queue)
         late = {"wait_timeout_s": 0.2, **FAST}
         assert await asyncio.to_thread(dequeue, queue, ZONE, routine, lambda _: None, **late) == 1
     go_on.set()
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         assert [row["message"] for row in rows(queue)] == [message]
 
 
-async def test_a_relay_that_stops(folder: Path) -> None:
+async def test_a_relay_that_stops(directory: Path) -> None:
     """Running routines have the grace period of the shutdown; no further one is started."""
     begun, go_on = asyncio.Event(), asyncio.Event()
     ended: list[str] = []
@@ -166,7 +166,7 @@ async def test_a_relay_that_stops(folder: Path) -> None:
         await message.finish(Disposition.DELIVERED)
         ended.append(message.sender)
 
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         config = stage.config(zones={"list": {"transport": "dequeue"}}, processes={}, shutdown_grace=time_limit(20),
                               routing=[{"recipient_domain": "x.example", "zone": "list"}])  # fmt: skip
         async with Relay(config) as relay:
@@ -182,7 +182,7 @@ async def test_a_relay_that_stops(folder: Path) -> None:
             assert len(ended) == 1
 
 
-async def test_another_thread_from_the_first_call_on(folder: Path) -> None:
+async def test_another_thread_from_the_first_call_on(directory: Path) -> None:
     """Another thread may not use the message, even before its own thread does."""
     caught: list[BaseException] = []
 
@@ -197,14 +197,14 @@ async def test_another_thread_from_the_first_call_on(folder: Path) -> None:
         other.start()
         other.join()
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         await asyncio.to_thread(dequeue, queue, ZONE, routine, **FAST)
         assert len(caught) == 1
         assert [row["state"] for row in rows(queue)] == ["deferred"]
 
 
-async def test_new_mail_for_a_zone_that_is_not_there(folder: Path) -> None:
+async def test_new_mail_for_a_zone_that_is_not_there(directory: Path) -> None:
     """Refused before anything is stored."""
     problems: list[str] = []
 
@@ -221,7 +221,7 @@ async def test_new_mail_for_a_zone_that_is_not_there(folder: Path) -> None:
         await new.abort()
         await message.finish(Disposition.DELIVERED)
 
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         config = stage.config(
             zones={"default": {"transport": "dequeue"}, "other": {"transport": "blackhole"}},
             processes={},
@@ -232,9 +232,9 @@ async def test_new_mail_for_a_zone_that_is_not_there(folder: Path) -> None:
     assert len(problems) == 3
 
 
-async def test_header_fields_of_new_mail(folder: Path) -> None:
+async def test_header_fields_of_new_mail(directory: Path) -> None:
     """Once each, before the first line written."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         new = queue.start("s@a.example", zone=ZONE)
         new.to("u@x.example", field="To")
         new.to("v@x.example", field="Cc")
@@ -258,20 +258,20 @@ async def test_header_fields_of_new_mail(folder: Path) -> None:
         assert found[0][-1] == b"end"
 
 
-async def test_the_wrong_kind_of_routine(folder: Path) -> None:
+async def test_the_wrong_kind_of_routine(directory: Path) -> None:
     """An error, before the first message or with it; no message is lost."""
 
     async def coroutine(message: AsyncMessage) -> None:
         """Never called."""
 
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await put(queue)
         with pytest.raises(BadArgument, match="use adequeue"):
             await asyncio.to_thread(dequeue, queue, ZONE, coroutine)
         await run(queue, lambda message: None)
         assert [row["state"] for row in rows(queue)] == ["deferred"]
         with pytest.raises(WrongThread, match="an event loop runs in this thread"):
-            dequeue(folder, ZONE, print)
+            dequeue(directory, ZONE, print)
     with pytest.raises(LocalError, match="does not exist"):
-        await asyncio.to_thread(dequeue, folder / "nowhere", ZONE, print)
-    assert not (folder / "nowhere").exists()
+        await asyncio.to_thread(dequeue, directory / "nowhere", ZONE, print)
+    assert not (directory / "nowhere").exists()

@@ -61,9 +61,9 @@ def zone(**bounce: Any) -> dict[str, Any]:
     return {"zones": {"default": {"bounce": bounce}}}
 
 
-async def test_one_report_per_message(folder: Path) -> None:
-    """Failures of several transactions, times and domains: one report when nobody is left."""
-    async with staged(folder) as stage:
+async def test_one_report_per_message(directory: Path) -> None:
+    """Failures of several transactions, times and domains: one report when no recipient is left."""
+    async with staged(directory) as stage:
         _, home = await stage_of(stage, NO, LATER)
         await stage.receiver("b.example", NO)
         async with relaying(stage.config(**zone(aggregate="message"))) as relay:
@@ -73,12 +73,12 @@ async def test_one_report_per_message(folder: Path) -> None:
             failed = {g["Final-Recipient"]: g["Action"] for g in groups(report)[1:]}
             assert failed == {"rfc822; no1@a.example": "failed", "rfc822; no2@b.example": "failed"}
             assert report.sender == ""
-        assert ledger(folder).queued("default") == 0
+        assert ledger(directory).queued("default") == 0
 
 
-async def test_noted_failures_survive_a_restart_and_a_deletion(folder: Path) -> None:
+async def test_noted_failures_survive_a_restart_and_a_deletion(directory: Path) -> None:
     """The notes are on disk: the next life reports them, also when an operator removes the last recipient."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         _, home = await stage_of(stage, NO, NEVER)
         config = stage.config(
             zones={"default": {"bounce": {"aggregate": "message"}, "retry": {"delays": ["1h"]}}}
@@ -102,9 +102,9 @@ async def test_noted_failures_survive_a_restart_and_a_deletion(folder: Path) -> 
             await empty(relay)
 
 
-async def test_qsbmf(folder: Path) -> None:
+async def test_qsbmf(directory: Path) -> None:
     """Two failures, one success: one report in qmail's format, with the whole message."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         _, home = await stage_of(stage, NO)
         async with relaying(stage.config(**zone(format="qsbmf", aggregate="message"))) as relay:
             await send(
@@ -124,9 +124,9 @@ async def test_qsbmf(folder: Path) -> None:
     assert copy.endswith(b"\r\n\r\nbody\r\n")
 
 
-async def test_how_much_of_the_message_goes_back(folder: Path) -> None:
+async def test_how_much_of_the_message_goes_back(directory: Path) -> None:
     body = b"x" * 70 + b"\r\n"
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         _, home = await stage_of(stage, NO)
         async with relaying(stage.config(**zone(format="qsbmf", max_bytes=1000))) as relay:
             await send(relay, ["no@a.example"], b"Subject: hi\r\n\r\n" + body * 200)
@@ -134,8 +134,8 @@ async def test_how_much_of_the_message_goes_back(folder: Path) -> None:
     copy = report.data.partition(b"Return-Path: <s@sender.example>\r\n")[2]
     assert copy.endswith(b"\r\n\r\n--- End of message stripped.\r\n")
     assert len(copy) == 1000 + len("\r\n\r\n--- End of message stripped.\r\n")
-    async with staged(folder / "again") as stage:
-        (folder / "again").mkdir()
+    async with staged(directory / "again") as stage:
+        (directory / "again").mkdir()
         _, home = await stage_of(stage, NO)
         async with relaying(stage.config(zones={"default": {"bounce": {"return": "headers"}}})) as relay:
             await submit(relay, [("no@a.example", [])])
@@ -145,9 +145,9 @@ async def test_how_much_of_the_message_goes_back(folder: Path) -> None:
     assert sorted(kinds) == ["message/rfc822", "text/rfc822-headers"]
 
 
-async def test_double_and_triple_bounces(folder: Path) -> None:
+async def test_double_and_triple_bounces(directory: Path) -> None:
     """A report that fails goes to double_bounce_to from #@[]; when that fails too, only the ledger knows."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("a.example", NO)
         boss = await stage.receiver(
             "boss.example", Rule(Step.DOT, sender="#@[[]]", reply="550 5.7.1 no", times=1)
@@ -164,24 +164,24 @@ async def test_double_and_triple_bounces(folder: Path) -> None:
     assert double.sender == "#@[]"
     assert b"but the bounce bounced!" in double.data
     assert b"--- Below this line is the original bounce." in double.data
-    assert [f["reason"] for f in logged_events(folder, "discarded")] == ["triple bounce"]
-    assert ledger(folder).queued("default") == 0
+    assert [f["reason"] for f in logged_events(directory, "discarded")] == ["triple bounce"]
+    assert ledger(directory).queued("default") == 0
 
 
-async def test_a_double_bounce_nobody_wants(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_double_bounce_nobody_wants(directory: Path) -> None:
+    async with staged(directory) as stage:
         await stage.receiver("a.example", NO)
         async with relaying(stage.config()) as relay:
             await send(relay, ["no@a.example"], sender="")
             await empty(relay)
-    assert [(f["reason"], f["recipients"]) for f in logged_events(folder, "discarded")] == [
+    assert [(f["reason"], f["recipients"]) for f in logged_events(directory, "discarded")] == [
         ("double bounce", [0])
     ]
 
 
-async def test_notify_is_honoured(folder: Path) -> None:
+async def test_notify_is_honoured(directory: Path) -> None:
     """NEVER and SUCCESS alone hear nothing of failures; ENVID and ORCPT come back decoded."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         _, home = await stage_of(stage, NO)
         async with relaying(stage.config()) as relay:
             await submit(
@@ -203,9 +203,9 @@ async def test_notify_is_honoured(folder: Path) -> None:
     assert [part.get_content_type() for part in parsed(report).iter_parts()][2] == "text/rfc822-headers"
 
 
-async def test_success_is_reported_or_passed_on(folder: Path) -> None:
+async def test_success_is_reported_or_passed_on(directory: Path) -> None:
     """A peer without DSN: we say relayed. One with DSN: it gets the parameters and the duty."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         _, home = await stage_of(stage)
         knows = await stage.receiver("dsn.example", extensions=(*EXTENSIONS, "DSN"))
         async with relaying(stage.config()) as relay:
@@ -224,9 +224,9 @@ async def test_success_is_reported_or_passed_on(folder: Path) -> None:
     assert "ENVID=abc" in knows.messages[0].parameters
 
 
-async def test_one_warning_per_message(folder: Path) -> None:
+async def test_one_warning_per_message(directory: Path) -> None:
     """However many recipients in however many domains are late, the sender is warned once."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         _, home = await stage_of(stage, NEVER)
         await stage.receiver("b.example", NEVER)
         retry = {"delays": ["200ms"], "warn_after": "1ms", "give_up_after": "1h"}
@@ -244,9 +244,9 @@ def attempts(stage: Stage) -> int:
     return sum(sink.tally.refused for sink in stage.sinks.values())
 
 
-async def test_verp(folder: Path) -> None:
+async def test_verp(directory: Path) -> None:
     """Each recipient has a transaction and a sender of its own; qmail's form expands by itself."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         a = await stage.receiver("a.example")
         async with relaying(stage.config(zones={"default": {"sender_verp": True}})) as relay:
             await send(relay, ["x@a.example", "y@a.example"], sender="news@lists.example")
@@ -255,8 +255,8 @@ async def test_verp(folder: Path) -> None:
         ("news+x=a.example@lists.example", ["x@a.example"]),
         ("news+y=a.example@lists.example", ["y@a.example"]),
     ]
-    (folder / "again").mkdir()
-    async with staged(folder / "again") as stage:
+    (directory / "again").mkdir()
+    async with staged(directory / "again") as stage:
         a = await stage.receiver("a.example", NO)
         home = await stage.receiver("lists.example")
         async with relaying(stage.config()) as relay:

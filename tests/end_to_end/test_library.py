@@ -30,9 +30,9 @@ def test_the_example(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("mail/readers.example/*/new/*"))) == 3
 
 
-async def test_a_program_enqueues(folder: Path) -> None:
+async def test_a_program_enqueues(directory: Path) -> None:
     """Bytes and chunks, LF and CRLF; the receiver gets them as mail has them, once for one key."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         async with Relay(stage.config()) as relay:
 
@@ -48,7 +48,7 @@ async def test_a_program_enqueues(folder: Path) -> None:
         bodies = sorted(message.data.split(b"\r\n\r\n", 1)[1] for message in sink.messages)
         assert bodies == [b"half\r\nend\r\n", b"hi\r\n"]
         assert all(b" with local " in message.data for message in sink.messages)
-    assert ledger(folder).total("accepted") == 2
+    assert ledger(directory).total("accepted") == 2
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ async def test_a_program_enqueues(folder: Path) -> None:
     ],
 )
 async def test_what_is_not_taken(
-    folder: Path, recipients: list[str], message: bytes, reply: str
+    directory: Path, recipients: list[str], message: bytes, reply: str
 ) -> None:
     """As over SMTP; and nothing is left of it."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         config = stage.config(listeners=[{"address": "127.0.0.1:0", "max_message_size": "1MiB"}])
         async with Relay(config) as relay:
             with pytest.raises(NotAccepted, match=reply):
@@ -73,14 +73,14 @@ async def test_what_is_not_taken(
             await empty(relay)
 
 
-async def test_a_message_that_breaks_off(folder: Path) -> None:
+async def test_a_message_that_breaks_off(directory: Path) -> None:
     """What the program raises is raised, and nothing is left of the message."""
 
     async def broken() -> AsyncIterator[bytes]:
         yield b"Subject: x\n\n" + b"y" * 200_000
         raise ValueError("the program changed its mind")
 
-    async with staged(folder) as stage, Relay(stage.config()) as relay:
+    async with staged(directory) as stage, Relay(stage.config()) as relay:
         with pytest.raises(ValueError, match="changed its mind"):
             await relay.enqueue("s@a.example", ["u@d.example"], broken())
         await empty(relay)

@@ -29,21 +29,22 @@ async def _send(port: int, size: int) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_100_mib_in_and_out_within_16_mib(folder: Path) -> None:
+async def test_100_mib_in_and_out_within_16_mib(directory: Path) -> None:
     """Of a warmed process's anonymous memory; LevelDB's mapped files are not counted."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         sink.keep = False
         stage.config(listeners=[{"address": "127.0.0.1:0", "max_message_size": "200MiB"}])
         relay = CommandProcess(
-            ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "warning"], folder / "relay.log"
+            ["serve", "-c", str(directory / "zonemta.yaml"), "--log-level", "warning"],
+            directory / "relay.log",
         )
         try:
             port = int((await asyncio.to_thread(relay.wait_ready))[0].rpartition(":")[2])
             for warm in range(3):
                 await _send(port, 24 * MIB)
                 await until(lambda warm=warm: sink.tally.messages > warm, "the warm-up", 60)
-            await until(lambda: not list(ask(folder / "queue", SummaryRequest())), "an empty queue")
+            await until(lambda: not list(ask(directory / "queue", SummaryRequest())), "an empty queue")
             before = peak = rss_anon_bytes(relay.pid)
             sending = asyncio.ensure_future(_send(port, 100 * MIB))
 

@@ -32,7 +32,7 @@ from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.sink.server import Sink
 
 
-async def test_delivered_byte_for_byte(folder: Path) -> None:
+async def test_delivered_byte_for_byte(directory: Path) -> None:
     """What was submitted arrives: stamps in front, dots and long lines whole, several chunks too."""
     body = (
         b"first\r\n.\r\n..two\r\n"
@@ -40,7 +40,7 @@ async def test_delivered_byte_for_byte(folder: Path) -> None:
         + b"\r\n"
         + (b"." + b"x" * 900 + b"\r\n") * 200
     )
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"], b"Subject: bytes\r\n\r\n" + body)
@@ -55,12 +55,12 @@ async def test_delivered_byte_for_byte(folder: Path) -> None:
                 ["x@a.example"],
                 "relay.example",
             )
-        account = ledger(folder)
+        account = ledger(directory)
         assert account.total("delivered") == account.total("accepted") == 1
 
 
-async def test_recipients_share_a_transaction_and_split_by_domain(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_recipients_share_a_transaction_and_split_by_domain(directory: Path) -> None:
+    async with staged(directory) as stage:
         a, b = await stage.receiver("a.example"), await stage.receiver("b.example")
         async with relaying(stage.config(zones={"default": {"recipients_per_transaction": 3}})) as relay:
             await send(relay, [f"{n}@a.example" for n in range(5)] + ["x@b.example", "0@a.example"])
@@ -71,17 +71,17 @@ async def test_recipients_share_a_transaction_and_split_by_domain(folder: Path) 
 
 
 @pytest.mark.parametrize("store", ["memory", "filesystem", "redis", "s3"])
-async def test_other_stores_run_the_relay(folder: Path, store: str) -> None:
+async def test_other_stores_run_the_relay(directory: Path, store: str) -> None:
     """Several chunks, a deferral, a bounce with its report, an empty store."""
     body = b"a line of text\r\n" * 10_000
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         rules = [
             Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 no"),
             Rule(Step.RCPT, recipient="later@*", reply="451 4.7.1 later", times=1),
         ]
         a, s = await stage.receiver("a.example", *rules), await stage.receiver("sender.example")
         config = stage.config()
-        shared = queue_settings(folder, store)
+        shared = queue_settings(directory, store)
         queue = replace(
             config.queue, store=store, redis=shared.redis, s3=shared.s3, shared=shared.shared
         )
@@ -94,16 +94,16 @@ async def test_other_stores_run_the_relay(folder: Path, store: str) -> None:
             assert all(m.data.endswith(body) for m in a.messages)
             assert set(a.tally.by_recipient) == {"x@a.example", "later@a.example"}
             assert len(s.messages) == 1
-        assert ledger(folder).queued("default") == 0
+        assert ledger(directory).queued("default") == 0
 
 
-async def test_mixed_verdicts_and_one_report(folder: Path) -> None:
+async def test_mixed_verdicts_and_one_report(directory: Path) -> None:
     """One delivered, one refused, one deferred once, in one transaction; one report to the sender."""
     rules = [
         Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 No such user here"),
         Rule(Step.RCPT, recipient="later@*", reply="451 4.7.1 Greylisted", times=1),
     ]
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         a, home = await stage.receiver("a.example", *rules), await stage.receiver("sender.example")
         async with relaying(stage.config()) as relay:
             await send(relay, ["yes@a.example", "no@a.example", "later@a.example"])
@@ -118,35 +118,35 @@ async def test_mixed_verdicts_and_one_report(folder: Path) -> None:
             assert fields["Diagnostic-Code"] == "smtp; 550 5.1.1 No such user here"
             assert fields["Remote-MTA"] == "dns; mx.a.example"
             assert parts[2].get_content()["Subject"] == "hi"
-        account = ledger(folder)
+        account = ledger(directory)
         assert (account.total("accepted"), account.total("delivered"), account.total("bounced")) == (
             4,
             3,
             1,
         )
         assert account.queued("default") == 0
-        bounced = logged_events(folder, "bounced")[0]
-        reported = [f for f in logged_events(folder, "accepted") if f["message"] == bounced["report"]]
+        bounced = logged_events(directory, "bounced")[0]
+        reported = [f for f in logged_events(directory, "accepted") if f["message"] == bounced["report"]]
         assert reported[0]["report_for"] == bounced["message"]
 
 
-async def test_a_report_that_fails_is_not_reported(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_report_that_fails_is_not_reported(directory: Path) -> None:
+    async with staged(directory) as stage:
         await stage.receiver("a.example", Rule(Step.RCPT, reply="550 5.1.1 no"))
         await stage.receiver("sender.example", Rule(Step.DOT, reply="554 5.7.1 no reports please"))
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await empty(relay)
-        assert [f["recipient"] for f in logged_events(folder, "bounced")] == [
+        assert [f["recipient"] for f in logged_events(directory, "bounced")] == [
             "x@a.example",
             "s@sender.example",
         ]
-        assert ledger(folder).total("accepted") == 2
+        assert ledger(directory).total("accepted") == 2
 
 
-async def test_too_old_expires_with_a_report(folder: Path) -> None:
+async def test_too_old_expires_with_a_report(directory: Path) -> None:
     """Deferred until the time is over; the report says so."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.2.1 busy"))
         home = await stage.receiver("sender.example")
         zones = {
@@ -167,13 +167,13 @@ async def test_too_old_expires_with_a_report(folder: Path) -> None:
             assert list(delayed.iter_parts())[1].get_payload()[1]["Action"] == "delayed"
             fields = list(failed.iter_parts())[1].get_payload()[1]
             assert (fields["Action"], fields["Status"]) == ("failed", "4.4.7")
-        assert len(logged_events(folder, "expired")) == 1
-        assert len(logged_events(folder, "deferred")) >= 3
+        assert len(logged_events(directory, "expired")) == 1
+        assert len(logged_events(directory, "deferred")) >= 3
 
 
-async def test_zones_pools_and_routes(folder: Path) -> None:
+async def test_zones_pools_and_routes(directory: Path) -> None:
     """Two zones by header and by sender, each from its own address with its own name."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         config = stage.config(
             zones={"bulk": {"pool": "bulk"}},
@@ -195,12 +195,12 @@ async def test_zones_pools_and_routes(folder: Path) -> None:
                 "3": ("127.0.0.2", "out2.example"),
             }
             assert b"X-Sending-Zone" not in b"".join(m.data for m in sink.messages)
-        assert ledger(folder).counts["bulk"]["delivered"] == 2
+        assert ledger(directory).counts["bulk"]["delivered"] == 2
 
 
-async def test_a_blocked_domain_delays_no_other(folder: Path) -> None:
+async def test_a_blocked_domain_delays_no_other(directory: Path) -> None:
     """One receiver stalls every greeting, another refuses connections; mail for the third flows."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("stall.example", Rule(Step.CONNECT, stall_s=60))
         stage.names.records["dead.example"] = {"A": ["127.0.2.1"]}
         good = await stage.receiver("good.example")
@@ -215,9 +215,9 @@ async def test_a_blocked_domain_delays_no_other(folder: Path) -> None:
             assert sound(relay)
 
 
-async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
+async def test_next_mx_and_the_rest_of_a_dead_destination(directory: Path) -> None:
     """The first MX refuses connections, the second takes it. With none, the rest waits unattempted."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         stage.names.records["two.example"] = {"MX": ["5 dead.example.", "10 mx.a.example."]}
         stage.names.records["dead.example"] = {"A": ["127.0.2.1"]}
@@ -239,7 +239,7 @@ async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
                 await empty(relay)
             finally:
                 await back.close()
-        attempts = [f["recipient"] for f in logged_events(folder, "deferred")]
+        attempts = [f["recipient"] for f in logged_events(directory, "deferred")]
         assert len(attempts) < 50
 
 
@@ -252,8 +252,8 @@ async def test_next_mx_and_the_rest_of_a_dead_destination(folder: Path) -> None:
         ("private.example", {"A": ["10.1.2.3"]}, "deferred", "4.4.4"),
     ],
 )
-async def test_dns_verdicts(folder: Path, domain: str, records: Any, event: str, status: str) -> None:
-    async with staged(folder) as stage:
+async def test_dns_verdicts(directory: Path, domain: str, records: Any, event: str, status: str) -> None:
+    async with staged(directory) as stage:
         if records is not None:
             stage.names.records[domain] = records
         config = stage.config(
@@ -268,12 +268,12 @@ async def test_dns_verdicts(folder: Path, domain: str, records: Any, event: str,
                     lambda: any(k.startswith(keys.DEFERRED) for k in everything(relay.queue.store)),
                     "a deferral",
                 )
-        assert [f["status"] for f in logged_events(folder, event)] == [status]
+        assert [f["status"] for f in logged_events(directory, event)] == [status]
 
 
-async def test_what_a_peer_cannot_take(folder: Path) -> None:
+async def test_what_a_peer_cannot_take(directory: Path) -> None:
     """SIZE, 8BITMIME and SMTPUTF8 missing: refused here with the right status, not sent broken."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         old = await stage.receiver("old.example", extensions=("SIZE 2000",))
         new = await stage.receiver("new.example")
         async with relaying(stage.config()) as relay:
@@ -297,15 +297,15 @@ async def test_what_a_peer_cannot_take(folder: Path) -> None:
             parameters = {m.recipients[0][:3]: m.parameters for m in new.messages}
             assert "BODY=8BITMIME" in parameters["eig"]
             assert "SMTPUTF8" in parameters["zoë"]
-        assert {f["recipient"][:3]: f["status"] for f in logged_events(folder, "bounced")} == {
+        assert {f["recipient"][:3]: f["status"] for f in logged_events(directory, "bounced")} == {
             "big": "5.3.4",
             "eig": "5.6.3",
             "zoë": "5.6.7",
         }
 
 
-async def test_smarthost_takes_all_domains_in_one_transaction(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_smarthost_takes_all_domains_in_one_transaction(directory: Path) -> None:
+    async with staged(directory) as stage:
         sink = Sink(keep=True)
         port = await sink.start()
         try:
@@ -322,9 +322,9 @@ async def test_smarthost_takes_all_domains_in_one_transaction(folder: Path) -> N
             await sink.close()
 
 
-async def test_sessions_are_reused_and_bounded(folder: Path) -> None:
-    """One session for many messages, up to the count; a stale one costs nobody a retry."""
-    async with staged(folder) as stage:
+async def test_sessions_are_reused_and_bounded(directory: Path) -> None:
+    """One session for many messages, up to the count; a stale one costs no message a retry."""
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         zones = {"default": {"connections_per_domain": 1, "messages_per_connection": 5}}
         async with relaying(stage.config(zones=zones)) as relay:
@@ -336,11 +336,11 @@ async def test_sessions_are_reused_and_bounded(folder: Path) -> None:
                 session.abort()
             await send(relay, ["again@a.example"])
             await received(sink, 13)
-        assert logged_events(folder, "deferred") == []
+        assert logged_events(directory, "deferred") == []
 
 
-async def test_a_rate_is_kept(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_rate_is_kept(directory: Path) -> None:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(zones={"default": {"rate": "20/s"}})) as relay:
             began_s = monotonic_s()
@@ -351,31 +351,31 @@ async def test_a_rate_is_kept(folder: Path) -> None:
             assert sink.tally.last_s - began_s >= 0.75
 
 
-async def test_a_lost_answer_is_named(folder: Path) -> None:
+async def test_a_lost_answer_is_named(directory: Path) -> None:
     """The receiver takes it and hangs up: sent again, and the ledger says uncertain."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", Rule(Step.DOT, drop=True, times=1))
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await received(sink, 1)
             await empty(relay)
-        assert [f["uncertain"] for f in logged_events(folder, "deferred")] == [True]
+        assert [f["uncertain"] for f in logged_events(directory, "deferred")] == [True]
 
 
-async def test_opportunistic_tls_falls_back(folder: Path) -> None:
+async def test_opportunistic_tls_falls_back(directory: Path) -> None:
     """A server whose STARTTLS is broken still gets its mail, and one that works is encrypted."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", extensions=("PIPELINING", "STARTTLS"))
         async with relaying(stage.config()) as relay:
             await send(relay, ["x@a.example"])
             await received(sink, 1)
-        assert [f["tls"] for f in logged_events(folder, "delivered")] == [False]
+        assert [f["tls"] for f in logged_events(directory, "delivered")] == [False]
     assert ssl.OPENSSL_VERSION
 
 
-async def test_a_restart_keeps_what_waits_and_wakes_it_on_time(folder: Path) -> None:
+async def test_a_restart_keeps_what_waits_and_wakes_it_on_time(directory: Path) -> None:
     rules = [Rule(Step.RCPT, reply="451 4.7.1 later", times=1)]
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", *rules)
         config = stage.config(zones={"default": {"retry": {"delays": ["1s"]}}})
         async with relaying(config) as relay:
@@ -387,14 +387,17 @@ async def test_a_restart_keeps_what_waits_and_wakes_it_on_time(folder: Path) -> 
         async with relaying(config) as relay:
             await received(sink, 1)
             await empty(relay)
-        delivered, deferred = logged_events(folder, "delivered")[0], logged_events(folder, "deferred")[0]
+        delivered, deferred = (
+            logged_events(directory, "delivered")[0],
+            logged_events(directory, "deferred")[0],
+        )
         assert delivered["attempt"] == 2
         assert delivered["time_ms"] >= deferred["due_ms"]
 
 
-async def test_a_zone_that_is_gone(folder: Path) -> None:
+async def test_a_zone_that_is_gone(directory: Path) -> None:
     """Refused at start, unless the configuration says where its mail goes."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         old = stage.config(zones={"old": {}}, routing=[{"recipient_domain": "a.example", "zone": "old"}])
         stage.names.records["a.example"] = SERVFAIL
         async with relaying(old) as relay:
@@ -410,13 +413,13 @@ async def test_a_zone_that_is_gone(folder: Path) -> None:
         async with relaying(stage.config(zone_removed="default")) as relay:
             await received(sink, 1)
             await empty(relay)
-        account = ledger(folder)
+        account = ledger(directory)
         assert account.queued("old") == account.queued("default") == 0
 
 
-async def test_flush_ends_rests(folder: Path) -> None:
-    """An operator who mended something does not wait for the next probe."""
-    async with staged(folder) as stage:
+async def test_flush_ends_rests(directory: Path) -> None:
+    """An operator who repaired a destination does not wait for the next probe."""
+    async with staged(directory) as stage:
         stage.names.records["dead.example"] = {"A": ["127.0.2.2"]}
         zones = {"default": {"retry": {"delays": ["1h"]}, "connections_per_domain": 1}}
         async with relaying(stage.config(zones=zones)) as relay:
@@ -438,9 +441,9 @@ async def test_flush_ends_rests(folder: Path) -> None:
                 await back.close()
 
 
-async def test_ipv6(folder: Path) -> None:
+async def test_ipv6(directory: Path) -> None:
     """An AAAA record alone leads there, from an address of the same family."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = Sink(keep=True)
         await sink.start("::1", stage.port)
         stage.names.records["six.example"] = {"AAAA": ["::1"]}
@@ -454,8 +457,8 @@ async def test_ipv6(folder: Path) -> None:
             await sink.close()
 
 
-async def test_a_peer_that_limits_sessions(folder: Path) -> None:
-    """421 to the third session: two go on, nobody is deferred for it."""
+async def test_a_peer_that_limits_sessions(directory: Path) -> None:
+    """421 to the third session: two go on, and no recipient is deferred for it."""
 
     class TwoAtMost(Script):
         def match(
@@ -465,7 +468,7 @@ async def test_a_peer_that_limits_sessions(folder: Path) -> None:
                 return Rule(Step.CONNECT, reply="421 4.7.0 Too many connections")
             return Rule(Step.DOT, stall_s=0.02) if step is Step.DOT else None
 
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         sink.script = TwoAtMost(())
         async with relaying(stage.config(zones={"default": {"retry": {"delays": ["1h"]}}})) as relay:
@@ -474,12 +477,12 @@ async def test_a_peer_that_limits_sessions(folder: Path) -> None:
             await asyncio.gather(*(send(relay, [f"{n}@a.example"]) for n in range(40)))
             await received(sink, 41)
             await empty(relay)
-        assert logged_events(folder, "deferred") == []
+        assert logged_events(directory, "deferred") == []
 
 
-async def test_reload(folder: Path) -> None:
+async def test_reload(directory: Path) -> None:
     """SIGHUP: a new zone and a new route work at once; a bad file changes nothing."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(
             stage.config(pools={"default": [{}], "two": [{"address": "127.0.0.2"}]})
@@ -503,9 +506,9 @@ async def test_reload(folder: Path) -> None:
             assert [m.peer for m in sink.messages] == ["127.0.0.1", "127.0.0.2"]
 
 
-async def test_many_at_once(folder: Path) -> None:
+async def test_many_at_once(directory: Path) -> None:
     """Four domains, forty clients, a thousand messages: each arrives once."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         domains = [f"d{n}.example" for n in range(4)]
         sinks = [await stage.receiver(domain) for domain in domains]
         async with relaying(stage.config()) as relay:
@@ -519,13 +522,13 @@ async def test_many_at_once(folder: Path) -> None:
             await empty(relay)
         counts = [count for sink in sinks for count in sink.tally.by_recipient.values()]
         assert counts == [1] * 1000
-        account = ledger(folder)
+        account = ledger(directory)
         assert account.total("accepted") == account.total("delivered") == 1000
 
 
-async def test_dead_addresses_are_skipped(folder: Path) -> None:
+async def test_dead_addresses_are_skipped(directory: Path) -> None:
     """An MX that times out twice is left alone: the next one is asked at once; listed and cleared."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         records = dict(stage.names.records)
         records["a.example"] = {"MX": ["1 dead.a.example.", "10 mx.a.example."]}
@@ -548,9 +551,9 @@ async def test_dead_addresses_are_skipped(folder: Path) -> None:
             await empty(relay)
 
 
-async def test_hold_and_release(folder: Path) -> None:
+async def test_hold_and_release(directory: Path) -> None:
     """A held message waits through flushes, restarts and time; released, it goes at once; others never wait."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver(
             "a.example", Rule(Step.RCPT, recipient="x@*", reply="451 4.7.1 later", times=1)
         )
@@ -582,7 +585,7 @@ async def test_hold_and_release(folder: Path) -> None:
             await received(sink, 2)
             await empty(relay)
     assert [
-        f["event"] for f in (*logged_events(folder, "held"), *logged_events(folder, "released"))
+        f["event"] for f in (*logged_events(directory, "held"), *logged_events(directory, "released"))
     ] == [
         "held",
         "released",

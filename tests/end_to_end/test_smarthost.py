@@ -12,23 +12,23 @@ from zonemta_py.queue.format import keys
 
 
 @pytest.fixture
-def trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def trusted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A certificate that verifying sessions of this test trust."""
     from tests.kit.listener import certificate
     from zonemta_py.transports import connect as smtp
 
-    cert, key, context = certificate(folder)
+    cert, key, context = certificate(directory)
     monkeypatch.setattr(smtp, "_VERIFYING", context)
-    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))  # for senders' processes
+    monkeypatch.setenv("SSL_CERT_FILE", str(directory / "ca.pem"))  # for senders' processes
     return cert, key
 
 
 @pytest.mark.parametrize("password", ["secret", "wrong"])
-async def test_tls_and_auth(folder: Path, trusted: tuple[Path, Path], password: str) -> None:
+async def test_tls_and_auth(directory: Path, trusted: tuple[Path, Path], password: str) -> None:
     cert, key = trusted
-    users = users_file(folder)
-    (folder / "password").write_text(f"{password}\n")
-    async with staged(folder) as stage:
+    users = users_file(directory)
+    (directory / "password").write_text(f"{password}\n")
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         listener = {
             "address": "127.0.0.1:0",
@@ -44,7 +44,7 @@ async def test_tls_and_auth(folder: Path, trusted: tuple[Path, Path], password: 
         async with relaying(front) as smarthost:
             zone = {
                 "smarthost": f"localhost:{smarthost.addresses[0].port}",
-                "smarthost_auth": {"username": "news", "password_file": str(folder / "password")},
+                "smarthost_auth": {"username": "news", "password_file": str(directory / "password")},
                 "tls": "required",
                 "retry": {"delays": ["1h"]},
             }
@@ -61,7 +61,7 @@ async def test_tls_and_auth(folder: Path, trusted: tuple[Path, Path], password: 
                         "a deferral",
                     )
         if password == "secret":
-            assert logged_events(folder, "delivered")[0]["tls"] is True
+            assert logged_events(directory, "delivered")[0]["tls"] is True
             assert b"with ESMTPSA" in sink.messages[0].data
         else:
-            assert "535" in logged_events(folder, "deferred")[0]["reply"]
+            assert "535" in logged_events(directory, "deferred")[0]["reply"]

@@ -16,8 +16,8 @@ ME = "me@sender.example"
 PROGRAM = "import sys; body = sys.stdin.read(); open(sys.argv[1], 'w').write(body); sys.exit(67 if 'gone' in sys.argv[2] else 0)"
 
 
-def zones(folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-c", PROGRAM, str(folder / "piped"), "{recipient}"]
+def zones(directory: Path) -> dict[str, Any]:
+    command = [sys.executable, "-c", PROGRAM, str(directory / "piped"), "{recipient}"]
     return {
         "local": {"transport": "maildir", "maildir": {"path": "mail/{domain}/{user}", "create": True}},
         "program": {"transport": "pipe", "pipe": {"command": command}},
@@ -38,11 +38,11 @@ ROUTES = [
 ]
 
 
-async def test_every_transport(folder: Path) -> None:
+async def test_every_transport(directory: Path) -> None:
     """One message for all of them: each has it its way, failures are reported, and the queue is empty."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         home = await stage.receiver("sender.example")
-        config = stage.config(zones=zones(folder), routing=ROUTES)
+        config = stage.config(zones=zones(directory), routing=ROUTES)
         async with relaying(config) as relay:
             to = [
                 "joe+news@local.example",
@@ -57,21 +57,21 @@ async def test_every_transport(folder: Path) -> None:
             await until(lambda: home.tally.messages == 1, "the report")
             await empty(relay)
         assert b"5.1.1" in home.messages[0].data
-    [stored] = (folder / "mail" / "local.example" / "joe" / "new").iterdir()
-    octets = stored.read_bytes()
-    assert octets.startswith(b"Return-Path: <me@sender.example>\nDelivered-To: joe+news@local.example\n")
-    assert octets.endswith(b"Subject: x\n\nhello\n")
-    assert "hello" in (folder / "piped").read_text()
-    assert {event["zone"] for event in logged_events(folder, "delivered")} == {
+    [stored] = (directory / "mail" / "local.example" / "joe" / "new").iterdir()
+    found = stored.read_bytes()
+    assert found.startswith(b"Return-Path: <me@sender.example>\nDelivered-To: joe+news@local.example\n")
+    assert found.endswith(b"Subject: x\n\nhello\n")
+    assert "hello" in (directory / "piped").read_text()
+    assert {event["zone"] for event in logged_events(directory, "delivered")} == {
         "local", "program", "nowhere", "function", "default",
     }  # fmt: skip
 
 
-async def test_delivery_is_reported_as_delivery(folder: Path) -> None:
+async def test_delivery_is_reported_as_delivery(directory: Path) -> None:
     """NOTIFY=SUCCESS: a maildir is the end of the way, so the report says delivered."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         home = await stage.receiver("sender.example")
-        config = stage.config(zones=zones(folder), routing=ROUTES)
+        config = stage.config(zones=zones(directory), routing=ROUTES)
         async with relaying(config) as relay:
 
             def submit() -> None:
@@ -88,15 +88,15 @@ async def test_delivery_is_reported_as_delivery(folder: Path) -> None:
         assert b"Action: delivered" in home.messages[0].data
 
 
-async def test_large_and_small_through_a_pipe(folder: Path) -> None:
+async def test_large_and_small_through_a_pipe(directory: Path) -> None:
     """A body of many chunks arrives whole."""
-    async with staged(folder) as stage:
-        config = stage.config(zones=zones(folder), routing=ROUTES)
+    async with staged(directory) as stage:
+        config = stage.config(zones=zones(directory), routing=ROUTES)
         async with relaying(config) as relay:
             text = b"Subject: x\r\n\r\n" + b"a line of text\r\n" * 100_000
             await send(relay, ["x@program.example"], text, ME)
             await empty(relay)
-    assert (folder / "piped").read_text().count("a line of text\n") == 100_000
+    assert (directory / "piped").read_text().count("a line of text\n") == 100_000
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,17 @@ def test_a_transport_that_cannot_be(zone: str, problem: str) -> None:
         parse_config(f"zones: {{default: {{{zone}}}}}", Path("z.yaml"))
 
 
-def test_what_is_not_on_this_machine(folder: Path) -> None:
+def test_what_is_not_on_this_machine(directory: Path) -> None:
     from zonemta_py.relay.preflight import verify
 
     text = "zones: {default: {transport: python, python: {function: no.such.thing}}}"
     with pytest.raises(ConfigError, match=r"zones\.default\.python: no function"):
-        verify(parse_config(text, folder / "z.yaml"))
+        verify(parse_config(text, directory / "z.yaml"))
 
 
-async def test_mail_from_relay_to_relay_by_http_16(folder: Path) -> None:
+async def test_mail_from_relay_to_relay_by_http_16(directory: Path) -> None:
     """What one posts the other takes; its refusal is the recipient's, and its words are in the report."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         home = await stage.receiver("sender.example")
         inner = stage.config(

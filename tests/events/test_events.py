@@ -1,4 +1,4 @@
-"""Facts: their JSON, their segments, and that each reaches the log exactly once."""
+"""Events: their JSON, their segments, and that each reaches the log exactly once."""
 
 import asyncio
 from pathlib import Path
@@ -53,48 +53,48 @@ def test_a_fact_is_one_json_object() -> None:
     assert len({kind.name for kind in EVENTS}) == len(EVENTS)
 
 
-def test_segments_appear_whole(folder: Path) -> None:
+def test_segments_appear_whole(directory: Path) -> None:
     """Hidden while written, then under date and hour; several frames, read by any zstd reader."""
-    segment = Segment(folder, "abcdef", 10)
+    segment = Segment(directory, "abcdef", 10)
     segment.append(_lines(10, 3))
-    assert sealed_segments(folder) == []
+    assert sealed_segments(directory) == []
     segment.append(_lines(13, 2))
     sealed = segment.seal(NOW_MS)
-    assert sealed == folder / "date=2026-11-21/hour=08/abcdef-000000000000000a.jsonl.zst"
+    assert sealed == directory / "date=2026-11-21/hour=08/abcdef-000000000000000a.jsonl.zst"
     assert [r["seq"] for r in read_segment(sealed)] == [10, 11, 12, 13, 14]
     with zstandard.open(sealed, "rt") as file:
         assert file.readline().startswith('{"node"')
-    assert list(folder.glob(".*")) == []
+    assert list(directory.glob(".*")) == []
 
 
 @pytest.mark.parametrize("torn", [0, 1, 5, 20])
-def test_a_crash_tears_at_most_the_last_frame(folder: Path, torn: int) -> None:
-    segment = Segment(folder, "abcdef", 1)
+def test_a_crash_tears_at_most_the_last_frame(directory: Path, torn: int) -> None:
+    segment = Segment(directory, "abcdef", 1)
     segment.append(_lines(1, 3))
     whole = segment.size_bytes
     segment.append(_lines(4, 3))
-    path = next(folder.glob(".abcdef-*.open"))
+    path = next(directory.glob(".abcdef-*.open"))
     segment._file.close()
     data = path.read_bytes()
     path.write_bytes(data[: len(data) - torn])
-    assert [recover(folder, "abcdef") for _ in range(2)] == [6 if torn == 0 else 3] * 2
-    assert sealed_segments(folder) == []
-    seal_recovered(folder, "abcdef", NOW_MS)
-    assert [r["seq"] for r in read_segment(sealed_segments(folder)[0])] == list(
+    assert [recover(directory, "abcdef") for _ in range(2)] == [6 if torn == 0 else 3] * 2
+    assert sealed_segments(directory) == []
+    seal_recovered(directory, "abcdef", NOW_MS)
+    assert [r["seq"] for r in read_segment(sealed_segments(directory)[0])] == list(
         range(1, 7 if torn == 0 else 4)
     )
     assert whole > 0
     path.write_bytes(b"")
-    assert recover(folder, "abcdef") == 0
+    assert recover(directory, "abcdef") == 0
     assert not path.exists()
 
 
 async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys of an exported frame are still there: the next life deletes them, and nothing twice."""
-    clock, settings = Clock(), Events(folder / "events", Rotate(Size(1 << 20), Seconds(3600)))
-    queue = make_queue(folder / "queue", clock)
+    clock, settings = Clock(), Events(directory / "events", Rotate(Size(1 << 20), Seconds(3600)))
+    queue = make_queue(directory / "queue", clock)
     await begin(queue)
     for n in range(5):
         await accept(queue, f"a{n}@x.example")
@@ -111,7 +111,7 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
     exporter._segment._file.close()
     await queue.close()
 
-    async with opened(folder / "queue", clock) as queue:
+    async with opened(directory / "queue", clock) as queue:
         await accept(queue, "b@x.example")
         exporter = Exporter(queue, settings)
         await exporter.start()
@@ -120,15 +120,15 @@ async def test_every_fact_once_also_when_the_relay_dies_between_log_and_outbox(
             "the outbox to empty",
         )
         await exporter.close()
-    records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
+    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
     assert len(records) == 11
     assert len({(r["node"], r["seq"], r["position"]) for r in records}) == 11
-    account = read_history(folder / "events")
+    account = read_history(directory / "events")
     assert (account.total("accepted"), account.queued("default")) == (6, 1)
 
 
 async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC on the event log: nothing is lost, and it goes on when there is room again."""
     from zonemta_py.events import segments
@@ -144,9 +144,9 @@ async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
 
     monkeypatch.setattr(segments.os, "fsync", fsync)
     monkeypatch.setattr(segments, "_sync_directory", lambda path: None)
-    async with opened(folder / "queue") as queue:
+    async with opened(directory / "queue") as queue:
         seen: list[bytes] = []
-        settings = Events(folder / "events", Rotate(Size(1 << 20), Seconds(0.2)))
+        settings = Events(directory / "events", Rotate(Size(1 << 20), Seconds(0.2)))
         exporter = Exporter(queue, settings, [seen.append])
         await exporter.start()
         await accept(queue, "a@x.example")
@@ -155,9 +155,9 @@ async def test_a_log_that_cannot_be_written_keeps_facts_in_the_queue(
         assert seen == []
         full[0] = False
         await until(lambda: seen, "the export to go on")
-        await until(lambda: sealed_segments(folder / "events"), "a seal by age")
+        await until(lambda: sealed_segments(directory / "events"), "a seal by age")
         await exporter.close()
-    assert read_history(folder / "events").total("accepted") == 1
+    assert read_history(directory / "events").total("accepted") == 1
 
 
 def test_the_account_counts_a_repeat_once() -> None:

@@ -24,12 +24,12 @@ STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
 DEAD = OSError("the process ends here")
 
 
-def _settings(folder: Path) -> Events:
-    return Events(folder / "events", Rotate(Size(1 << 20), Seconds(3600)))
+def _settings(directory: Path) -> Events:
+    return Events(directory / "events", Rotate(Size(1 << 20), Seconds(3600)))
 
 
-def _records(folder: Path) -> Counter[tuple[int, int]]:
-    sealed = sealed_segments(folder / "events")
+def _records(directory: Path) -> Counter[tuple[int, int]]:
+    sealed = sealed_segments(directory / "events")
     return Counter((r["seq"], r["position"]) for path in sealed for r in read_segment(path))
 
 
@@ -48,10 +48,10 @@ def _dead(exporter: Exporter) -> None:
     exporter._thread.shutdown()
 
 
-async def _first_boot(folder: Path, store: str) -> None:
+async def _first_boot(directory: Path, store: str) -> None:
     """Two frames are in an open segment; the keys of the second are in the outbox."""
-    async with opened(folder / "queue", Clock(), store=store) as queue:
-        exporter = Exporter(queue, _settings(folder))
+    async with opened(directory / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(directory))
         await accept(queue, "a@x.example")
         await exporter._export()
         await accept(queue, "b@x.example")
@@ -61,25 +61,25 @@ async def _first_boot(folder: Path, store: str) -> None:
         _dead(exporter)
 
 
-async def _last_boot(folder: Path, store: str, records: int = 3) -> None:
+async def _last_boot(directory: Path, store: str, records: int = 3) -> None:
     """Accept a third message, export, and stop in order."""
-    async with opened(folder / "queue", Clock(), store=store) as queue:
+    async with opened(directory / "queue", Clock(), store=store) as queue:
         await accept(queue, "c@x.example")
-        exporter = Exporter(queue, _settings(folder))
+        exporter = Exporter(queue, _settings(directory))
         await exporter.start()
         await until(lambda: not _outbox(queue), "the outbox to empty")
         await exporter.close()
-    assert sorted(_records(folder).values()) == [1] * records
+    assert sorted(_records(directory).values()) == [1] * records
 
 
 @STORES
 @pytest.mark.parametrize("step", ["before the keys are deleted", "before the seal"])
 async def test_the_start_that_finishes_it_ends_too(
-    folder: Path, store: str, step: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, store: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await _first_boot(folder, store)
-    async with opened(folder / "queue", Clock(), store=store) as queue:
-        exporter = Exporter(queue, _settings(folder))
+    await _first_boot(directory, store)
+    async with opened(directory / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(directory))
         with monkeypatch.context() as patch:
             if step == "before the seal":
                 patch.setattr(outbox, "seal_recovered", _unable)
@@ -88,7 +88,7 @@ async def test_the_start_that_finishes_it_ends_too(
             with pytest.raises(OSError, match="ends here"):
                 await exporter.start()
         _dead(exporter)
-    await _last_boot(folder, store)
+    await _last_boot(directory, store)
 
 
 def _unable(*_: object) -> None:
@@ -97,28 +97,28 @@ def _unable(*_: object) -> None:
 
 @STORES
 async def test_a_relay_that_cannot_start_exports_nothing_at_its_end(
-    folder: Path, store: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would write the records of the open segment a second time."""
-    await _first_boot(folder, store)
-    async with opened(folder / "queue", Clock(), store=store) as queue:
-        exporter = Exporter(queue, _settings(folder))
+    await _first_boot(directory, store)
+    async with opened(directory / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(directory))
         monkeypatch.setattr(exporter, "_delete", _die)
         with pytest.raises(OSError, match="ends here"):
             await exporter.start()
         monkeypatch.undo()
         await exporter.close()
-    await _last_boot(folder, store)
+    await _last_boot(directory, store)
 
 
 @STORES
 @pytest.mark.parametrize("doubtful", [True, False])
 async def test_a_queue_that_cannot_be_written_leaves_a_doubtful_segment_open(
-    folder: Path, store: str, doubtful: bool, monkeypatch: pytest.MonkeyPatch
+    directory: Path, store: str, doubtful: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outbox may still hold its records, so the next start must read it."""
-    async with opened(folder / "queue", Clock(), store=store) as queue:
-        exporter = Exporter(queue, _settings(folder))
+    async with opened(directory / "queue", Clock(), store=store) as queue:
+        exporter = Exporter(queue, _settings(directory))
         await exporter.start()
         await accept(queue, "a@x.example")
         await until(lambda: exporter._segment and not _outbox(queue), "the first frame")
@@ -130,8 +130,8 @@ async def test_a_queue_that_cannot_be_written_leaves_a_doubtful_segment_open(
                 await accept(queue, "b@x.example")
         await until(lambda: queue.commits.failure, "the failure")
         await exporter.close()
-        assert (sealed_segments(folder / "events") == []) == doubtful
-    await _last_boot(folder, store, 3 if doubtful else 2)
+        assert (sealed_segments(directory / "events") == []) == doubtful
+    await _last_boot(directory, store, 3 if doubtful else 2)
 
 
 def _full(_: object) -> None:

@@ -1,4 +1,4 @@
-"""What the fuzzers feed: each target takes any octets, and only the errors its parser promises may come out."""
+"""What the fuzzers feed: each target takes any bytes, and may raise only the errors its parser documents."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def reply(data: bytes) -> None:
     except SessionLost:
         return
     reader = ReplyReader()
-    assert [r for octet in data for r in reader.feed(bytes([octet]))] == whole
+    assert [r for byte in data for r in reader.feed(bytes([byte]))] == whole
     assert all(r.text.isprintable() and len(r.text) <= TEXT_MAX and 200 <= r.code < 600 for r in whole)
 
 
@@ -67,7 +67,7 @@ def header(data: bytes) -> None:
         body = whole.feed(data) + whole.finish()
     except HeaderTooLarge:
         return
-    again = b"".join(pieces.feed(bytes([octet])) for octet in data) + pieces.finish()
+    again = b"".join(pieces.feed(bytes([byte])) for byte in data) + pieces.finish()
     assert (pieces.header, again) == (whole.header, body)
     assert len(whole.header) + len(body) <= len(data) + 2
 
@@ -78,7 +78,7 @@ def dots(data: bytes) -> None:
     if not text.endswith(b"\r\n"):
         text += b"\r\n"
     encoder, decoder = DotEncoder(), DotDecoder()
-    sent = b"".join(encoder.feed(bytes([octet])) for octet in text) + encoder.finish()
+    sent = b"".join(encoder.feed(bytes([byte])) for byte in text) + encoder.finish()
     assert sent.count(b"\r\n.\r\n") + sent.startswith(b".\r\n") == 1
     assert decoder.feed(sent + b"NOOP\r\n") == text
     assert decoder.done

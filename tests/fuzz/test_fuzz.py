@@ -25,7 +25,7 @@ def test_by_hypothesis(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_by_coverage(name: str, folder: Path) -> None:
+def test_by_coverage(name: str, directory: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris has no wheel for this interpreter")
     result = subprocess.run(
@@ -36,7 +36,7 @@ def test_by_coverage(name: str, folder: Path) -> None:
             name,
             "-runs=20000",
             "-max_len=400",
-            f"-artifact_prefix={folder}/",
+            f"-artifact_prefix={directory}/",
         ],
         capture_output=True,
         text=True,

@@ -44,23 +44,23 @@ def test_merge_fields(value: str) -> None:
 
 
 @item(27)
-def test_compressed_input_is_not_opened(folder: Path) -> None:
-    """No door takes compressed data: a gzip file as a list is an error that names it."""
+def test_compressed_input_is_not_opened(directory: Path) -> None:
+    """No interface takes compressed data: a gzip file as a list is an error that names it."""
     import gzip
 
     from zonemta_py.submit.recipients import read_rows
 
-    path = folder / "list.csv"
+    path = directory / "list.csv"
     path.write_bytes(gzip.compress(b"email\n" + b"x@y.example\n" * 100_000))
     with pytest.raises(LocalError):
         list(read_rows(str(path)))
 
 
 @item(30)
-async def test_a_damaged_chunk_is_never_delivered(folder: Path) -> None:
-    """Missing, shorter, longer, flipped: QueueCorrupt before the last octet is given out."""
+async def test_a_damaged_chunk_is_never_delivered(directory: Path) -> None:
+    """Missing, shorter, longer, flipped: QueueCorrupt before the last byte is returned."""
     for spoil in (None, b"x" * 65_535, b"x" * 65_537, b"y" * 65_536):
-        async with opened(folder / f"{spoil and spoil[:1]}{len(spoil or b'')}") as queue:
+        async with opened(directory / f"{spoil and spoil[:1]}{len(spoil or b'')}") as queue:
             message = await accept(queue, "a@x.example", body=b"x" * 150_000)
             queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
             held = lease(queue, "x.example")
@@ -73,26 +73,26 @@ async def test_a_damaged_chunk_is_never_delivered(folder: Path) -> None:
 
 
 @item(30)
-def test_two_processes_cannot_have_one_queue(folder: Path) -> None:
-    store = LevelDBStore(folder / "db")
+def test_two_processes_cannot_have_one_queue(directory: Path) -> None:
+    store = LevelDBStore(directory / "db")
     with pytest.raises(QueueLocked):
-        LevelDBStore(folder / "db")
+        LevelDBStore(directory / "db")
     store.close()
 
 
 @item(30)
-def test_a_file_that_is_no_database(folder: Path) -> None:
-    (folder / "db").mkdir()
-    (folder / "db" / "CURRENT").write_text("MANIFEST-000099\n")
+def test_a_file_that_is_no_database(directory: Path) -> None:
+    (directory / "db").mkdir()
+    (directory / "db" / "CURRENT").write_text("MANIFEST-000099\n")
     with pytest.raises(LocalError, match="db"):
-        LevelDBStore(folder / "db")
+        LevelDBStore(directory / "db")
 
 
 @item(30)
-async def test_a_clock_that_jumps(folder: Path) -> None:
+async def test_a_clock_that_jumps(directory: Path) -> None:
     """Ids only grow, due mail is sent when its time has come, nothing is lost either way."""
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         made = [await accept(queue, "a@x.example")]
         clock.ms += 10**10
         made.append(await accept(queue, "b@x.example"))

@@ -38,14 +38,14 @@ async def _attack(port: int, rng: random.Random, number: int) -> None:
 
 
 @item(1, 2, 4, 8, 10, 13, 15, 22)
-async def test_no_growth(folder: Path) -> None:
+async def test_no_growth(directory: Path) -> None:
     rng = random.Random(5)
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("good.example")
         port = free_port()
         stage.config(listeners=[{"address": f"127.0.0.1:{port}"}])
         relay = CommandProcess(
-            ["serve", "-c", str(folder / "zonemta.yaml"), "--log-level", "error"], folder / "log"
+            ["serve", "-c", str(directory / "zonemta.yaml"), "--log-level", "error"], directory / "log"
         )
         try:
             relay.wait_ready()
@@ -58,11 +58,11 @@ async def test_no_growth(folder: Path) -> None:
             grown = rss_anon_bytes(relay.pid) - memory
             assert grown < GROWTH_MAX_BYTES, f"{grown} bytes more"
             await until(
-                lambda: not any("recipients" in row for row in ask(folder / "queue", AuditRequest())),
+                lambda: not any("recipients" in row for row in ask(directory / "queue", AuditRequest())),
                 "an empty queue",
             )
-            assert list(ask(folder / "queue", CheckRequest())) == [{"problems": 0}]
+            assert list(ask(directory / "queue", CheckRequest())) == [{"problems": 0}]
             assert relay.stop() == 0
         finally:
             relay.kill()
-        assert "Traceback" not in (folder / "log").read_text()
+        assert "Traceback" not in (directory / "log").read_text()

@@ -22,7 +22,7 @@ SHORT = {phase: time_limit(1) for phase in ("connect", "command", "data", "dot")
 ZONES = {"default": {"retry": {"delays": ["1h"]}, "timeouts": SHORT}}
 
 
-async def outcome(victim: Victim, folder: Path, domain: str = "evil.example") -> dict[str, Any]:
+async def outcome(victim: Victim, directory: Path, domain: str = "evil.example") -> dict[str, Any]:
     """Send one message there; what the ledger says of it when the relay has stopped."""
     await send(victim.relay, [f"x@{domain}"])
     store = victim.relay.queue.store
@@ -34,7 +34,7 @@ async def outcome(victim: Victim, folder: Path, domain: str = "evil.example") ->
 
     await until(over, "an outcome")
     await victim.relay.stop(1)
-    found = [f for name in ("delivered", "deferred", "bounced") for f in logged_events(folder, name)]
+    found = [f for name in ("delivered", "deferred", "bounced") for f in logged_events(directory, name)]
     return next(f for f in found if f["recipient"] == f"x@{domain}")
 
 
@@ -75,14 +75,14 @@ CASES: dict[str, tuple[Handler, str, str]] = {
 
 @item(23)
 @pytest.mark.parametrize("case", CASES)
-async def test_receivers(folder: Path, case: str) -> None:
+async def test_receivers(directory: Path, case: str) -> None:
     """One verdict each, in time; the connection is closed, whatever the peer does about it."""
     handler, fate, text = CASES[case]
     async with (
-        attacked(folder, zones=ZONES) as victim,
+        attacked(directory, zones=ZONES) as victim,
         receiver(victim.stage, "evil.example", handler) as open_now,
     ):
-        event = await outcome(victim, folder)
+        event = await outcome(victim, directory)
         assert (event["event"], text in f"{event['code']} {event['reply']}") == (fate, True), event
         assert not event["reply"] or event["reply"].isprintable()
         assert len(event["reply"]) <= 1024
@@ -90,8 +90,8 @@ async def test_receivers(folder: Path, case: str) -> None:
 
 
 @item(11, 23)
-async def test_a_receiver_that_drips(folder: Path) -> None:
-    """One octet at a time does not keep a connection beyond its time."""
+async def test_a_receiver_that_drips(directory: Path) -> None:
+    """One byte at a time does not keep a connection beyond its time."""
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mx\r\n")
@@ -101,37 +101,40 @@ async def test_a_receiver_that_drips(folder: Path) -> None:
             await writer.drain()
             await asyncio.sleep(0.1)  # the pace of the attack
 
-    async with attacked(folder, zones=ZONES) as victim, receiver(victim.stage, "evil.example", drip):
-        assert (await outcome(victim, folder))["event"] == "deferred"
+    async with attacked(directory, zones=ZONES) as victim, receiver(victim.stage, "evil.example", drip):
+        assert (await outcome(victim, directory))["event"] == "deferred"
 
 
 @item(8)
 @pytest.mark.parametrize("mode", ["opportunistic", "required"])
-async def test_starttls_stripped_or_injected(folder: Path, mode: str) -> None:
+async def test_starttls_stripped_or_injected(directory: Path, mode: str) -> None:
     """Replies in plain text behind the 220 are not believed; a missing STARTTLS is not accepted when required."""
     injected = answering(
         b"250-mx\r\n250 STARTTLS\r\n", b"220 go\r\n250-mx\r\n250 injected\r\n250 ok\r\n250 ok\r\n354 go\r\n250 stolen\r\n"
     )  # fmt: skip
     zones = {"default": {**ZONES["default"], "tls": mode}}
-    async with attacked(folder, zones=zones) as victim, receiver(victim.stage, "evil.example", injected):
-        event = await outcome(victim, folder)
+    async with (
+        attacked(directory, zones=zones) as victim,
+        receiver(victim.stage, "evil.example", injected),
+    ):
+        event = await outcome(victim, directory)
         assert event["event"] == "deferred"
         assert "stolen" not in event["reply"]
-    (folder / "strip").mkdir()
+    (directory / "strip").mkdir()
     if mode == "required":
         async with (
-            attacked(folder / "strip", zones=zones) as victim,
+            attacked(directory / "strip", zones=zones) as victim,
             receiver(victim.stage, "evil.example", then(OK * 3)),
         ):
-            event = await outcome(victim, folder / "strip")
+            event = await outcome(victim, directory / "strip")
             assert event["event"] in ("bounced", "deferred")
             assert "TLS" in event["reply"]
 
 
 @item(8, 23)
-async def test_a_certificate_that_lies(folder: Path) -> None:
-    """With tls: required a certificate of somebody else is a deferral, and nothing is sent."""
-    cert, key, _ = certificate(folder)
+async def test_a_certificate_that_lies(directory: Path) -> None:
+    """With tls: required a certificate for another name is a deferral, and nothing is sent."""
+    cert, key, _ = certificate(directory)
     import ssl
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -147,15 +150,18 @@ async def test_a_certificate_that_lies(folder: Path) -> None:
         await reader.read(1000)
 
     zones = {"default": {**ZONES["default"], "tls": "required"}}
-    async with attacked(folder, zones=zones) as victim, receiver(victim.stage, "evil.example", handler):
-        event = await outcome(victim, folder)
+    async with (
+        attacked(directory, zones=zones) as victim,
+        receiver(victim.stage, "evil.example", handler),
+    ):
+        event = await outcome(victim, directory)
         assert (event["event"], event["code"]) == ("deferred", 0)
 
 
 @item(20)
-async def test_content_the_receiver_cannot_take(folder: Path) -> None:
+async def test_content_the_receiver_cannot_take(directory: Path) -> None:
     """8-bit and SMTPUTF8 without the peer's offer: bounced with the code that says so, not mangled."""
-    async with attacked(folder, zones=ZONES) as victim:
+    async with attacked(directory, zones=ZONES) as victim:
         await victim.stage.receiver("plain.example", extensions=("PIPELINING",))
         await send(
             victim.relay,
@@ -170,7 +176,7 @@ async def test_content_the_receiver_cannot_take(folder: Path) -> None:
 
 
 @item(4)
-async def test_nothing_ambiguous_is_sent(folder: Path) -> None:
+async def test_nothing_ambiguous_is_sent(directory: Path) -> None:
     """What leaves has no bare CR or LF, every dot doubled, and one end."""
     seen = bytearray()
 
@@ -185,7 +191,7 @@ async def test_nothing_ambiguous_is_sent(folder: Path) -> None:
         await reader.read()
 
     body = b"Subject: s\r\n\r\n.\r\n..\r\n.x\r\n\r\n.\r\nRCPT TO:<e@good.example>\r\n"
-    async with attacked(folder) as victim, receiver(victim.stage, "evil.example", handler):
+    async with attacked(directory) as victim, receiver(victim.stage, "evil.example", handler):
         await send(victim.relay, ["x@evil.example"], body)
         await victim.settled()
     assert seen.count(b"\r") == seen.count(b"\n") == seen.count(b"\r\n")
@@ -204,23 +210,23 @@ async def test_nothing_ambiguous_is_sent(folder: Path) -> None:
     ],
     ids=["null", "private", "loopback", "loopback6", "mapped", "nat64", "ourselves", "servfail", "missing", "many", "loop"],
 )  # fmt: skip
-async def test_name_servers(folder: Path, records: Any, fate: str, status: str) -> None:
+async def test_name_servers(directory: Path, records: Any, fate: str, status: str) -> None:
     """Null MX, private and own addresses, loops, thousands of names: one verdict, quickly, no connection inside."""
-    async with attacked(folder, allow_private_destinations=False, zones=ZONES) as victim:
+    async with attacked(directory, allow_private_destinations=False, zones=ZONES) as victim:
         victim.has_neighbour = False  # it is private, too
         if records is not None:
             hosts = {f"h{n}.evil.example": {"A": ["10.0.0.1"]} for n in range(300)}
             hosts["relay.example"] = {"A": ["192.0.2.1"]}
             victim.stage.names.records = {**hosts, "evil.example": records}
-        event = await outcome(victim, folder)
+        event = await outcome(victim, directory)
         assert event["event"] == fate or (not fate and event["event"] in ("deferred", "bounced"))
         assert event["status"].startswith(status)
 
 
 @item(24)
-async def test_a_host_of_thousands_of_addresses(folder: Path) -> None:
+async def test_a_host_of_thousands_of_addresses(directory: Path) -> None:
     """Few of them are kept, few are tried."""
-    async with attacked(folder, allow_private_destinations=False, zones=ZONES) as victim:
+    async with attacked(directory, allow_private_destinations=False, zones=ZONES) as victim:
         victim.has_neighbour = False
         many = [f"10.{n // 250}.{n % 250}.1" for n in range(1500)]
         victim.stage.names.records = {"evil.example": {"A": many}}
@@ -229,14 +235,14 @@ async def test_a_host_of_thousands_of_addresses(folder: Path) -> None:
 
 
 @item(26)
-async def test_replies_in_the_log(folder: Path) -> None:
+async def test_replies_in_the_log(directory: Path) -> None:
     """Line ends, escapes, separators and quotes of a reply stay inside one JSON line."""
     evil = 'no "x",\x1b[2J\u2028\u202e|<script>'.encode()
     async with (
-        attacked(folder, zones=ZONES) as victim,
+        attacked(directory, zones=ZONES) as victim,
         receiver(victim.stage, "evil.example", then(OK + b"451 4.0.0 " + evil + b"\r\n503 x\r\n")),
     ):
-        event = await outcome(victim, folder)
+        event = await outcome(victim, directory)
     assert event["reply"].isprintable()
     assert '"x"' in event["reply"]
     assert json.loads(json.dumps(event)) == event
@@ -254,7 +260,7 @@ def test_replies_made_for_slow_patterns() -> None:
 
 
 @item(22)
-async def test_a_neighbour_does_not_wait_for_a_tarpit(folder: Path) -> None:
+async def test_a_neighbour_does_not_wait_for_a_tarpit(directory: Path) -> None:
     """While every connection to one domain hangs, mail for another flows."""
     zones = {
         "default": {
@@ -264,7 +270,7 @@ async def test_a_neighbour_does_not_wait_for_a_tarpit(folder: Path) -> None:
         }
     }
     async with (
-        attacked(folder, zones=zones, shutdown_grace="100ms") as victim,
+        attacked(directory, zones=zones, shutdown_grace="100ms") as victim,
         receiver(victim.stage, "evil.example", answering(greeting=b"")) as open_now,
     ):
         for n in range(6):
@@ -273,10 +279,10 @@ async def test_a_neighbour_does_not_wait_for_a_tarpit(folder: Path) -> None:
         await victim.unharmed()
 
 
-def _numbers(folder: Path) -> Iterator[int]:
+def _numbers(directory: Path) -> Iterator[int]:
     import re
 
-    for path in folder.glob("test_*.py"):
+    for path in directory.glob("test_*.py"):
         for match in re.finditer(r"@item\(([\d, ]+)\)", path.read_text()):
             yield from map(int, match[1].split(","))
 
@@ -286,9 +292,9 @@ def test_every_number_of_the_catalogue_is_played() -> None:
 
 
 @item(18, 23)
-async def test_a_receiver_that_hangs_up_on_reports(folder: Path) -> None:
+async def test_a_receiver_that_hangs_up_on_reports(directory: Path) -> None:
     """A receiver that hangs up on reports keeps none of them: they are retried like other mail."""
-    async with attacked(folder) as victim:
+    async with attacked(directory) as victim:
         await victim.stage.receiver("no.example", Rule(Step.RCPT, reply="550 5.1.1 no"))
         await victim.stage.receiver("home.example", Rule(Step.DOT, drop=True, times=2))
         await send(victim.relay, ["x@no.example"], sender="s@home.example")

@@ -35,7 +35,7 @@ class Victim:
         self.stage = stage
         self.good = good
         self.port = relay.addresses[0].port
-        self.has_neighbour = True  # whom the configuration of the test lets be reached
+        self.has_neighbour = True  # the addresses that the configuration of the test allows
 
     @property
     def sessions(self) -> int:
@@ -74,10 +74,10 @@ class Victim:
 
 @asynccontextmanager
 async def attacked(
-    folder: Path, listener: dict[str, Any] | None = None, **changes: Any
+    directory: Path, listener: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[Victim]:
     """A relay to attack; after the test it must be unharmed, stop in order and leave no task."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         good = await stage.receiver("good.example")
         config = stage.config(listeners=[{"address": "127.0.0.1:0", **(listener or {})}], **changes)
         before = len(asyncio.all_tasks())

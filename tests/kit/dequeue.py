@@ -24,22 +24,22 @@ ZONE = "list"
 AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
 
 
-def settings(folder: Path, store: str = "leveldb", **retry: Any) -> Config:
+def settings(directory: Path, store: str = "leveldb", **retry: Any) -> Config:
     """A configuration with a zone for programs, without jitter."""
     zone = Zone(retry=replace(Retry(jitter=0), **retry))
     return Config(
         listeners=(),
         hostname="relay.example",
         zones={"default": zone, ZONE: zone},
-        queue=queue_settings(folder / "queue", store, lease_s=scaled(1.0)),
-        events=Events(directory=folder / "queue" / "events"),
+        queue=queue_settings(directory / "queue", store, lease_s=scaled(1.0)),
+        events=Events(directory=directory / "queue" / "events"),
     )
 
 
 @asynccontextmanager
-async def opened(folder: Path, store: str = "leveldb", **retry: Any) -> AsyncIterator[Queue]:
-    """The queue in ``folder``."""
-    async with Queue(settings(folder, store, **retry)) as queue:
+async def opened(directory: Path, store: str = "leveldb", **retry: Any) -> AsyncIterator[Queue]:
+    """The queue in ``directory``."""
+    async with Queue(settings(directory, store, **retry)) as queue:
         yield queue
 
 

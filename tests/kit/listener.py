@@ -30,23 +30,23 @@ HOSTNAME = "relay.example"
 way = "direct"  # or "linked"; set by a fixture of tests/intake
 
 
-def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
+def certificate(directory: Path) -> tuple[Path, Path, ssl.SSLContext]:
     """A certificate for localhost: its files, and a context that trusts it."""
     ca = trustme.CA()
     issued = ca.issue_cert("localhost", "127.0.0.1")
-    cert, key = folder / "cert.pem", folder / "key.pem"
+    cert, key = directory / "cert.pem", directory / "key.pem"
     issued.private_key_pem.write_to_path(key)
     for number, blob in enumerate(issued.cert_chain_pems):
         blob.write_to_path(cert, append=number > 0)
-    ca.cert_pem.write_to_path(folder / "ca.pem")
+    ca.cert_pem.write_to_path(directory / "ca.pem")
     context = ssl.create_default_context()
     ca.configure_trust(context)
     return cert, key, context
 
 
-def users_file(folder: Path) -> Path:
+def users_file(directory: Path) -> Path:
     """One user, ``news``, password ``secret``."""
-    path = folder / "users"
+    path = directory / "users"
     path.write_text(f"# who may submit\nnews:{hash_password('secret')}\n")
     return path
 
@@ -60,22 +60,24 @@ class ListenerUnderTest:
         self.address = address
 
 
-def make_config(folder: Path, listener: str = "", rest: str = "") -> Config:
+def make_config(directory: Path, listener: str = "", rest: str = "") -> Config:
     """A configuration with one listener on a free port; ``listener`` holds more of its keys."""
-    return parse_config(f"listeners:\n  - address: 127.0.0.1:0\n{listener}\n{rest}\n", folder / "z.yaml")
+    return parse_config(
+        f"listeners:\n  - address: 127.0.0.1:0\n{listener}\n{rest}\n", directory / "z.yaml"
+    )
 
 
 @asynccontextmanager
 async def listening(
-    folder: Path, listener: str = "", rest: str = ""
+    directory: Path, listener: str = "", rest: str = ""
 ) -> AsyncIterator[ListenerUnderTest]:
     """A listener as ``make_config`` says."""
-    config = make_config(folder, listener, rest)
-    config = replace(config, queue=replace(config.queue, directory=folder, min_free_disk=1))
-    async with opened(folder / "queue", clock.now_ms) as queue:
+    config = make_config(directory, listener, rest)
+    config = replace(config, queue=replace(config.queue, directory=directory, min_free_disk=1))
+    async with opened(directory / "queue", clock.now_ms) as queue:
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
-        async with queue_client_for(queue) as door:
-            intake = Intake(door, [sockets])
+        async with queue_client_for(queue) as client:
+            intake = Intake(client, [sockets])
             await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners
             try:

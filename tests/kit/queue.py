@@ -57,15 +57,15 @@ kind = "leveldb"  # the store of queues that do not say; the fixture each_store 
 _in_memory: dict[Path, MemoryStore] = {}  # what a restart finds again
 
 
-def make_store(folder: Path, kind: str) -> Store:
-    """The store of ``folder``, made or opened again."""
+def make_store(directory: Path, kind: str) -> Store:
+    """The store of ``directory``, made or opened again."""
     if kind == "memory":
-        return _in_memory.setdefault(folder, MemoryStore())
-    return open_store(queue_settings(folder, kind))
+        return _in_memory.setdefault(directory, MemoryStore())
+    return open_store(queue_settings(directory, kind))
 
 
 def make_queue(
-    folder: Path,
+    directory: Path,
     clock: Callable[[], int],
     *,
     window: int = 1000,
@@ -76,7 +76,7 @@ def make_queue(
 ) -> Queue:
     """A queue whose destinations are recipient domains."""
     return Queue(
-        make_store(folder, store or kind),
+        make_store(directory, store or kind),
         QueueOptions(window=window, body_cache_bytes=cache, poison_after=poison_after),
         lambda zone, domain: domain,
         on_ready=on_ready,
@@ -95,10 +95,10 @@ async def begin(queue: Queue) -> None:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, clock: Callable[[], int] | None = None, **options: Any
+    directory: Path, clock: Callable[[], int] | None = None, **options: Any
 ) -> AsyncIterator[Queue]:
     """A running queue, closed in order at the end."""
-    queue = make_queue(folder, clock or Clock(), **options)
+    queue = make_queue(directory, clock or Clock(), **options)
     try:
         await begin(queue)
         yield queue

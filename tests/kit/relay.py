@@ -32,8 +32,8 @@ RECEIVERS, SENDERS = map(int, os.environ.get(PROCESS_COUNTS, "0/0").split("/"))
 class Stage:
     """Receivers by domain, each at its own address, and a name server that resolves their domains."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.port = free_port("127.0.0.1", *(f"127.0.1.{n}" for n in range(1, 9)))
         self.names = NameServer({})
         self.dns_port = 0
@@ -74,8 +74,8 @@ class Stage:
             **changes,
         }
         text = yaml.safe_dump(document)
-        (self.folder / "zonemta.yaml").write_text(text)
-        return parse_config(text, self.folder / "zonemta.yaml")
+        (self.directory / "zonemta.yaml").write_text(text)
+        return parse_config(text, self.directory / "zonemta.yaml")
 
     async def close(self) -> None:
         for sink in self.sinks.values():
@@ -84,8 +84,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(folder: Path) -> AsyncIterator[Stage]:
-    stage = Stage(folder)
+async def staged(directory: Path) -> AsyncIterator[Stage]:
+    stage = Stage(directory)
     await stage.start()
     try:
         yield stage
@@ -131,14 +131,14 @@ async def received(sink: Sink, count: int) -> list[Received]:
     return sink.messages
 
 
-def ledger(folder: Path) -> RecipientHistory:
+def ledger(directory: Path) -> RecipientHistory:
     """The accounts of a stopped relay."""
-    return read_history(folder / "events")
+    return read_history(directory / "events")
 
 
-def logged_events(folder: Path, name: str) -> list[dict[str, Any]]:
+def logged_events(directory: Path, name: str) -> list[dict[str, Any]]:
     """Every event of that name in the event log of a stopped relay."""
-    records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
+    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
     return [record for record in records if record["event"] == name]
 
 

@@ -124,22 +124,22 @@ def notice_queue(name: str) -> str:
     return url
 
 
-def part_of(folder: Path) -> str:
+def part_of(directory: Path) -> str:
     """A name that only this directory has."""
-    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return hashlib.sha256(str(directory).encode()).hexdigest()[:16]
 
 
 def queue_settings(
-    folder: Path, store: str, *, name: str = "one", lease_s: float = 30.0, **options: Any
+    directory: Path, store: str, *, name: str = "one", lease_s: float = 30.0, **options: Any
 ) -> QueueSettings:
-    """Settings of a queue in ``folder``; shared stores have a prefix that only this directory has."""
+    """Settings of a queue in ``directory``; shared stores have a prefix that only this directory has."""
     return QueueSettings(
-        directory=folder,
+        directory=directory,
         store=store,
         min_free_disk=Size(1),
-        redis=RedisSettings(redis_url(), part_of(folder)) if store == "redis" else RedisSettings(),
+        redis=RedisSettings(redis_url(), part_of(directory)) if store == "redis" else RedisSettings(),
         s3=(
-            S3Settings(BUCKET, part_of(folder), endpoint=object_endpoint())
+            S3Settings(BUCKET, part_of(directory), endpoint=object_endpoint())
             if store == "s3"
             else S3Settings()
         ),

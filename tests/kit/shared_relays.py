@@ -9,13 +9,13 @@ from tests.kit.servers import object_endpoint, part_of, redis_url
 from zonemta_py.config.schema import Config
 
 
-def shared_storage(folder: Path, kind: str) -> dict[str, Any]:
+def shared_storage(directory: Path, kind: str) -> dict[str, Any]:
     """The settings of the Redis or bucket that the relays of a test share."""
     if kind == "redis":
-        return {"store": "redis", "redis": {"url": redis_url(), "prefix": part_of(folder)}}
+        return {"store": "redis", "redis": {"url": redis_url(), "prefix": part_of(directory)}}
     return {
         "store": "s3",
-        "s3": {"bucket": "queues", "prefix": part_of(folder), "endpoint": object_endpoint()},
+        "s3": {"bucket": "queues", "prefix": part_of(directory), "endpoint": object_endpoint()},
     }
 
 
@@ -25,6 +25,6 @@ def shared_settings(stage: Stage, kind: str, name: str, **changes: Any) -> Confi
         "directory": name,
         "min_free_disk": "1MiB",
         "shared": {"name": name, "lease": time_limit(2), "poll": "200ms"},
-        **shared_storage(stage.folder, kind),
+        **shared_storage(stage.directory, kind),
     }
     return stage.config(queue=queue, processes={}, **changes)

@@ -40,9 +40,9 @@ def replaced(record: Any, **changes: Any) -> Any:
     return dataclasses.replace(record, **changes)
 
 
-def own_server(folder: Path, kind: str) -> tuple[QueueSettings, Process]:
+def own_server(directory: Path, kind: str) -> tuple[QueueSettings, Process]:
     """Settings of a queue on a server that no other test uses, and the server's process."""
-    settings = queue_settings(folder, "memory")
+    settings = queue_settings(directory, "memory")
     if kind == "redis":
         port, process = start_redis(*DURABLE)
         redis = replaced(settings.redis, url=f"redis://127.0.0.1:{port}/0")

@@ -53,9 +53,9 @@ def test_a_step_is_short_and_its_functions_exist(title: str) -> None:
         assert re.search(rf"^ *(async )?def {name}\b", source, re.M), f"{file}: no function {name}"
 
 
-async def test_a_message_takes_the_drawn_way(folder: Path) -> None:
+async def test_a_message_takes_the_drawn_way(directory: Path) -> None:
     """Each listed function is called, the first time after the one before it."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("a.example")
         config = stage.config(processes={"receivers": 0, "senders": 0})
         async with relaying(config) as relay:

@@ -61,11 +61,11 @@ def submit_options(*targets: str, **changes: Any) -> SubmitOptions:
     return SubmitOptions(**settings)
 
 
-def send(spark: "SparkSession", folder: Path, options: SubmitOptions) -> "SendCounts":
-    """Submit the plan in ``folder``."""
+def send(spark: "SparkSession", directory: Path, options: SubmitOptions) -> "SendCounts":
+    """Submit the plan in ``directory``."""
     from zonemta_py.pipeline.jobs.send import send_plan
 
-    return send_plan(spark, str(folder), options, no_progress)
+    return send_plan(spark, str(directory), options, no_progress)
 
 
 class RelayAndSinks:
@@ -86,8 +86,8 @@ class RelayAndSinks:
 
 
 @asynccontextmanager
-async def relay_and_sinks(folder: Path, *rules: Rule, **changes: Any) -> AsyncIterator[RelayAndSinks]:
-    async with staged(folder) as stage:
+async def relay_and_sinks(directory: Path, *rules: Rule, **changes: Any) -> AsyncIterator[RelayAndSinks]:
+    async with staged(directory) as stage:
         sinks = [await stage.receiver(f"d{n}.example", *rules) for n in range(3)]
         async with relaying(stage.config(**changes)) as relay:
             yield RelayAndSinks(stage, relay, sinks)
@@ -97,8 +97,8 @@ def addresses(count: int) -> list[str]:
     return [f"u{n:04d}@d{n % 3}.example" for n in range(count)]
 
 
-def personal_plan(spark: "SparkSession", folder: Path, count: int, **changes: Any) -> Path:
+def personal_plan(spark: "SparkSession", directory: Path, count: int, **changes: Any) -> Path:
     """A plan with a message of its own for each of ``addresses(count)``."""
-    listed = write_list(folder / "list.csv", [[address, "x"] for address in addresses(count)])
-    plan(spark, listed, folder / "plan", message=PERSONAL, **changes)
-    return folder / "plan"
+    listed = write_list(directory / "list.csv", [[address, "x"] for address in addresses(count)])
+    plan(spark, listed, directory / "plan", message=PERSONAL, **changes)
+    return directory / "plan"

@@ -41,7 +41,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+async def cluster(directory: Path) -> AsyncIterator[Cluster]:
     """Start a cluster from the installed package; kill it at the end of the block."""
     import pyspark
 
@@ -49,21 +49,30 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
     port = free_port()
     address = f"spark://{HOSTS[0]}:{port}"
     started = [
-        _start(folder, home, "master.Master", "--host", HOSTS[0], "--port", str(port), "--webui-port", "0")
+        _start(directory, home, "master.Master", "--host", HOSTS[0], "--port", str(port), "--webui-port", "0")
     ]  # fmt: skip
     try:
         await until(
-            lambda: "I have been elected leader" in _log(folder, "master.Master"), "a master", START_S
+            lambda: "I have been elected leader" in _log(directory, "master.Master"), "a master", START_S
         )
         small = ("--webui-port", "0", "--cores", "1", "--memory", "1g", address)
         started += [
             _start(
-                folder, home, "worker.Worker", "--host", host, "--work-dir", str(folder / host), *small
+                directory,
+                home,
+                "worker.Worker",
+                "--host",
+                host,
+                "--work-dir",
+                str(directory / host),
+                *small,
             )
             for host in HOSTS
         ]
         await until(
-            lambda: len(re.findall("Registering worker", _log(folder, "master.Master"))) == len(HOSTS),
+            lambda: (
+                len(re.findall("Registering worker", _log(directory, "master.Master"))) == len(HOSTS)
+            ),
             "its workers",
             START_S,
         )
@@ -73,15 +82,15 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
             _end(process)
 
 
-def _start(folder: Path, home: Path, what: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(directory: Path, home: Path, what: str, *arguments: str) -> subprocess.Popen[bytes]:
     from zonemta_py.pipeline.spark.session import find_java
 
     environment = {
-        **os.environ, "SPARK_HOME": str(home), "SPARK_CONF_DIR": str(folder), "SPARK_LOCAL_IP": HOSTS[0],
+        **os.environ, "SPARK_HOME": str(home), "SPARK_CONF_DIR": str(directory), "SPARK_LOCAL_IP": HOSTS[0],
         "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA,
         "JAVA_HOME": str(find_java().resolve().parents[1]),
     }  # fmt: skip
-    with (folder / f"{what}.log").open("ab") as log:
+    with (directory / f"{what}.log").open("ab") as log:
         return subprocess.Popen(
             [home / "bin" / "spark-class", f"org.apache.spark.deploy.{what}", *arguments],
             stdout=log,
@@ -90,8 +99,8 @@ def _start(folder: Path, home: Path, what: str, *arguments: str) -> subprocess.P
         )
 
 
-def _log(folder: Path, what: str) -> str:
-    return (folder / f"{what}.log").read_text(errors="replace")
+def _log(directory: Path, what: str) -> str:
+    return (directory / f"{what}.log").read_text(errors="replace")
 
 
 def _command(pid: int) -> str:

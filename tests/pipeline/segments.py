@@ -23,11 +23,11 @@ def delivered(seq: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_segment(folder: Path, name: str, events: list[dict[str, Any]]) -> Path:
+def write_segment(directory: Path, name: str, events: list[dict[str, Any]]) -> Path:
     """A sealed segment, where the relay would put it."""
-    directory = folder / "date=2026-11-21" / "hour=09"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.jsonl.zst"
+    hour_directory = directory / "date=2026-11-21" / "hour=09"
+    hour_directory.mkdir(parents=True, exist_ok=True)
+    path = hour_directory / f"{name}.jsonl.zst"
     path.write_bytes(
         zstandard.ZstdCompressor().compress(b"".join(to_json(each) + b"\n" for each in events))
     )

@@ -33,9 +33,9 @@ def personal(count: int) -> list[PlannedEnvelope]:
     ]
 
 
-async def test_a_repeat_is_recognised(folder: Path) -> None:
+async def test_a_repeat_is_recognised(directory: Path) -> None:
     """The same envelopes again, and one with a new recipient: no recipient gets the message twice."""
-    async with relay_and_sinks(folder) as here:
+    async with relay_and_sinks(directory) as here:
         first = await submitted(submit_options(here.target), personal(30))
         assert {(s.state, s.repeated, len(s.messages)) for s in first} == {("accepted", False, 1)}
         again = await submitted(submit_options(here.target), personal(30))
@@ -54,9 +54,9 @@ async def test_a_repeat_is_recognised(folder: Path) -> None:
         )
 
 
-async def test_a_relay_that_defers(folder: Path) -> None:
+async def test_a_relay_that_defers(directory: Path) -> None:
     """A 4xx reply is retried until the message is accepted, or ``patience_s`` has passed."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         relay = await stage.receiver(
             "relay.example", Rule(Step.RCPT, reply="450 4.3.2 not now", times=2)
         )
@@ -68,9 +68,9 @@ async def test_a_relay_that_defers(folder: Path) -> None:
         assert (row.state, row.code) == ("deferred", 450)
 
 
-async def test_a_relay_that_dies_at_the_final_dot(folder: Path) -> None:
+async def test_a_relay_that_dies_at_the_final_dot(directory: Path) -> None:
     """Without a reply the message is submitted again with the same key."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         relay = await stage.receiver("relay.example", Rule(Step.DOT, drop=True, times=1))
         rows = await submitted(submit_options(f"127.0.1.1:{stage.port}"), personal(3))
         assert {(s.state, s.code) for s in rows} == {("accepted", 250)}
@@ -80,8 +80,8 @@ async def test_a_relay_that_dies_at_the_final_dot(folder: Path) -> None:
         assert (row.state, row.code, row.messages) == ("deferred", 0, ())
 
 
-async def test_a_relay_that_refuses(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_relay_that_refuses(directory: Path) -> None:
+    async with staged(directory) as stage:
         await stage.receiver("r.example", Rule(Step.RCPT, recipient="u0001*", reply="550 5.7.1 no"))
         rows = await submitted(submit_options(f"127.0.1.1:{stage.port}"), personal(3))
         assert {s.address: s.state for s in rows} == {
@@ -89,15 +89,15 @@ async def test_a_relay_that_refuses(folder: Path) -> None:
         }  # fmt: skip
 
 
-async def test_with_a_password_over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_a_password_over_tls(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """STARTTLS and AUTH; with a wrong password every recipient has a result with the reply."""
-    cert, key, context = certificate(folder)
+    cert, key, context = certificate(directory)
     monkeypatch.setattr(smtp, "_VERIFYING", context)
     listener = {
-        "address": "127.0.0.1:0", "trusted_networks": [], "auth": {"users_file": str(users_file(folder))},
+        "address": "127.0.0.1:0", "trusted_networks": [], "auth": {"users_file": str(users_file(directory))},
         "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
     }  # fmt: skip
-    async with relay_and_sinks(folder, listeners=[listener]) as here:
+    async with relay_and_sinks(directory, listeners=[listener]) as here:
         good = submit_options(here.target, tls="required", credentials=("news", "secret"))
         rows = await submitted(good, personal(10))
         assert {(s.state, s.code) for s in rows} == {("accepted", 250)}
@@ -112,9 +112,9 @@ async def test_with_a_password_over_tls(folder: Path, monkeypatch: pytest.Monkey
         assert row.state == "deferred"
 
 
-async def test_a_dead_relay(folder: Path) -> None:
+async def test_a_dead_relay(directory: Path) -> None:
     """Without failover the envelopes of an unreachable relay are deferred."""
-    async with relay_and_sinks(folder) as here:
+    async with relay_and_sinks(directory) as here:
         dead = "127.0.0.1:9"
         rows = await submitted(submit_options(dead, patience_s=0.3), personal(2))
         assert {s.state for s in rows} == {"deferred"}
@@ -124,9 +124,9 @@ async def test_a_dead_relay(folder: Path) -> None:
         assert {s.relay for s in mixed if s.state == "accepted"} == {here.target}
 
 
-async def test_failover(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failover(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonemta_py.pipeline.submission.FAILOVER_S", 0.1)
-    async with relay_and_sinks(folder) as here:
+    async with relay_and_sinks(directory) as here:
         rows = await submitted(
             submit_options("127.0.0.1:9", here.target, failover=True, patience_s=20), personal(20)
         )

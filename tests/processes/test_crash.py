@@ -1,4 +1,4 @@
-"""The crash runner on a relay of five processes: the same promise, and all end with the relay."""
+"""The crash runner on a relay of five processes: the same guarantees, and all end with the relay."""
 
 import json
 

@@ -33,9 +33,9 @@ async def client_of(relay: Relay) -> RawClient:
     return client
 
 
-async def test_mail_through_both(folder: Path) -> None:
+async def test_mail_through_both(directory: Path) -> None:
     """Small and large, by many clients: ids are unique, every byte arrives, the event log agrees."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert len(pids(relay)) == 2
@@ -47,17 +47,17 @@ async def test_mail_through_both(folder: Path) -> None:
         assert large.data.partition(b"\r\n\r\n")[2] == LARGE.partition(b"\r\n\r\n")[2].replace(
             b"\r\n..", b"\r\n."
         )
-        accepted = logged_events(folder, "accepted")
+        accepted = logged_events(directory, "accepted")
         assert len({event["message"] for event in accepted}) == 41
         workers = {int(event["message"][12:18], 16) >> 17 for event in accepted}
         assert workers == {1, 2}, "both issued some"
-        account = ledger(folder)
+        account = ledger(directory)
         assert account.total("delivered") == account.total("accepted") == 41
 
 
-async def test_a_submission_key_is_one_for_all(folder: Path) -> None:
+async def test_a_submission_key_is_one_for_all(directory: Path) -> None:
     """Of many sessions at once with one key, in both processes, one is new."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             clients = [await client_of(relay) for _ in range(12)]
@@ -88,10 +88,10 @@ async def empty_but_keys(relay: Relay) -> None:
     )
 
 
-async def test_envid_keys(folder: Path) -> None:
+async def test_envid_keys(directory: Path) -> None:
     """A key named at MAIL is known there, and busy while another session writes under it."""
     listener = {"address": "127.0.0.1:0", "submission_key": {"envid_prefix": "key:"}}
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(listeners=[listener], processes=TWO)) as relay:
             one, other = await client_of(relay), await client_of(relay)
@@ -114,9 +114,9 @@ async def test_envid_keys(folder: Path) -> None:
             await received(sink, 1)
 
 
-async def test_a_killed_receiver(folder: Path) -> None:
+async def test_a_killed_receiver(directory: Path) -> None:
     """Its sessions end and their bodies are removed; other sessions continue; another receiver starts."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             clients = [await client_of(relay) for _ in range(30)]
@@ -146,9 +146,9 @@ def open_bodies(relay: Relay) -> list[bytes]:
     return list(relay.queue.store.keys(keys.OPEN, keys.end_of(keys.OPEN)))
 
 
-async def test_stopping_in_order(folder: Path) -> None:
+async def test_stopping_in_order(directory: Path) -> None:
     """A running transaction may finish; idle sessions get 421; no process is left."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         relay = Relay(stage.config(processes=TWO, shutdown_grace=time_limit(20)))
         await relay.start()
@@ -169,13 +169,13 @@ async def test_stopping_in_order(folder: Path) -> None:
             await received(sink, 1)
 
 
-async def test_a_reload_and_max_sessions(folder: Path) -> None:
+async def test_a_reload_and_max_sessions(directory: Path) -> None:
     """Each has its part of ``max_sessions``; a reload reaches both, a bad one neither."""
 
     def config(most: int) -> dict[str, object]:
         return {"listeners": [{"address": "127.0.0.1:0", "max_sessions": most}], "processes": TWO}
 
-    async with staged(folder) as stage, relaying(stage.config(**config(3))) as relay:
+    async with staged(directory) as stage, relaying(stage.config(**config(3))) as relay:
         held, refused = await sessions(relay, 30)
         assert 2 <= held <= 3, "one has two places, the other one"
         assert refused == 30 - held
@@ -186,7 +186,7 @@ async def test_a_reload_and_max_sessions(folder: Path) -> None:
 
 
 async def sessions(relay: Relay, tries: int) -> tuple[int, int]:
-    """How many of so many connections at once are greeted, and how many turned away."""
+    """How many of several simultaneous connections are greeted, and how many refused."""
     clients = [await RawClient.connect(relay.addresses[0].port, greeting=False) for _ in range(tries)]
     replies = [await client.reply() for client in clients]
     for client in clients:
@@ -202,10 +202,10 @@ async def until_sessions(relay: Relay, least: int, most: int) -> None:
 
 
 async def test_a_failed_write_is_reported_and_final(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot be written is refused at the dot; from then on at MAIL."""
-    async with staged(folder) as stage, relaying(stage.config(processes={"receivers": 1})) as relay:
+    async with staged(directory) as stage, relaying(stage.config(processes={"receivers": 1})) as relay:
         client = await client_of(relay)
 
         def failing(batch: object) -> None:
@@ -217,7 +217,7 @@ async def test_a_failed_write_is_reported_and_final(
         client.close()
 
 
-async def test_another_relay_on_the_same_address(folder: Path) -> None:
+async def test_another_relay_on_the_same_address(directory: Path) -> None:
     """SO_REUSEPORT would let both have it, and half of the mail go to the wrong queue."""
     [first], [second] = await listening_sockets(HostPort("127.0.0.1", 0), 2)
     address = HostPort("127.0.0.1", first.getsockname()[1])
@@ -231,10 +231,10 @@ async def test_another_relay_on_the_same_address(folder: Path) -> None:
         second.close()
 
 
-async def test_a_receiver_that_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_receiver_that_cannot_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay reports it and stops in order; no process is left."""
     monkeypatch.setattr(ReceiverChild, "module", "zonemta_py.nothing_here")
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         relay = Relay(stage.config(processes={"receivers": 1}))
         with pytest.raises(LocalError, match="a receiver process cannot be started"):
             await relay.start()

@@ -28,12 +28,12 @@ def pids(relay: Relay) -> list[int]:
     return relay._delivery.senders.pids
 
 
-async def test_small_and_large_mail(folder: Path) -> None:
+async def test_small_and_large_mail(directory: Path) -> None:
     """Bodies sent with the request, and bodies fetched in chunks, byte for byte; signed there."""
-    key = write_key(folder / "k.pem", "ed25519")
+    key = write_key(directory / "k.pem", "ed25519")
     dkim = {"keys": [{"domain": "sender.example", "selector": "s", "key_file": str(key)}]}
     bodies = [b"", b".\r\n..\r\nsmall\r\n", b"x" * 76 + b"\r\n", (b"." + b"y" * 75 + b"\r\n") * 40_000]
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO, dkim=dkim)) as relay:
             assert len(pids(relay)) == 2
@@ -47,12 +47,12 @@ async def test_small_and_large_mail(folder: Path) -> None:
             data = got[str(number)]
             assert data.partition(b"\r\n\r\n")[2] == body
             assert verified(data, Key("sender.example", "s", key)) == [True]
-    assert ledger(folder).total("delivered") == len(bodies)
+    assert ledger(directory).total("delivered") == len(bodies)
 
 
-async def test_a_killed_sender(folder: Path) -> None:
+async def test_a_killed_sender(directory: Path) -> None:
     """Its leases are released at once, another sender takes them and a new one starts; every repeat is recorded."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", Rule(Step.DOT, stall_s=0.05))
         config = stage.config(processes=TWO, zones={"default": {"connections_per_domain": 10}})
         async with relaying(config) as relay:
@@ -65,15 +65,15 @@ async def test_a_killed_sender(folder: Path) -> None:
             await until(lambda: len(pids(relay)) == 2, "both senders to be there again")
             assert sound(relay)
         repeated = {r for r, times in sink.tally.by_recipient.items() if times > 1}
-        uncertain = {event["recipient"] for event in logged_events(folder, "uncertain")}
+        uncertain = {event["recipient"] for event in logged_events(directory, "uncertain")}
         assert repeated <= uncertain
-        account = ledger(folder)
+        account = ledger(directory)
         assert account.total("delivered") == account.total("accepted") == 60
 
 
-async def test_all_senders_killed_at_once(folder: Path) -> None:
+async def test_all_senders_killed_at_once(directory: Path) -> None:
     """Mail waits for the next sender, and is not deferred."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             await send(relay, ["a@a.example"])
@@ -84,12 +84,12 @@ async def test_all_senders_killed_at_once(folder: Path) -> None:
             await send(relay, ["b@a.example"])
             await received(sink, 2)
             await empty(relay)
-        assert logged_events(folder, "deferred") == []
+        assert logged_events(directory, "deferred") == []
 
 
-async def test_connections_are_counted_over_all_processes(folder: Path) -> None:
+async def test_connections_are_counted_over_all_processes(directory: Path) -> None:
     """Never more sessions with a destination than allowed, idle ones in any process included."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example", Rule(Step.DOT, stall_s=0.01))
         most = 0
         config = stage.config(
@@ -115,11 +115,11 @@ async def test_connections_are_counted_over_all_processes(folder: Path) -> None:
 
 @pytest.mark.parametrize("poison_after", [2])
 async def test_a_message_that_kills_its_sender(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, poison_after: int
+    directory: Path, monkeypatch: pytest.MonkeyPatch, poison_after: int
 ) -> None:
     """It is detected and held, like one that kills the relay; the next message is delivered."""
     monkeypatch.setenv(VARIABLE, "dot.answered")
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         queue = {"directory": "queue", "min_free_disk": "1MiB", "poison_after": poison_after}
         async with relaying(stage.config(processes={"senders": 1}, queue=queue)) as relay:
@@ -130,17 +130,17 @@ async def test_a_message_that_kills_its_sender(
             await send(relay, ["b@a.example"])
             await until(lambda: "b@a.example" in sink.tally.by_recipient, "the other message")
             await until(lambda: not facts_in(relay, keys.WAITING), "its end")
-        assert [event["recipient"] for event in logged_events(folder, "held")] == ["a@a.example"]
-        assert len(logged_events(folder, "uncertain")) == poison_after
+        assert [event["recipient"] for event in logged_events(directory, "held")] == ["a@a.example"]
+        assert len(logged_events(directory, "uncertain")) == poison_after
 
 
 def facts_in(relay: Relay, space: bytes) -> bool:
     return next(relay.queue.store.keys(space, keys.end_of(space)), None) is not None
 
 
-async def test_reload_and_unreachable_hosts_reach_every_process(folder: Path) -> None:
+async def test_reload_and_unreachable_hosts_reach_every_process(directory: Path) -> None:
     """An unreachable address found by one sender is known to all and cleared in all; a reload reaches all."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             assert relay._delivery.senders is not None
@@ -157,8 +157,8 @@ async def test_reload_and_unreachable_hosts_reach_every_process(folder: Path) ->
             assert len(pids(relay)) == 2, "the number takes a restart"
 
 
-async def test_a_sender_ends_with_the_relay(folder: Path) -> None:
-    async with staged(folder) as stage:
+async def test_a_sender_ends_with_the_relay(directory: Path) -> None:
+    async with staged(directory) as stage:
         async with relaying(stage.config(processes=TWO)) as relay:
             children = pids(relay)
         for pid in children:
@@ -167,10 +167,10 @@ async def test_a_sender_ends_with_the_relay(folder: Path) -> None:
 
 
 async def test_a_sender_that_cannot_start(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its start is repeated, after growing pauses; the other sender delivers."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             with monkeypatch.context() as patch:
@@ -182,7 +182,7 @@ async def test_a_sender_that_cannot_start(
             await until(lambda: len(pids(relay)) == 2, "the second sender")
 
 
-async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> None:
+async def test_a_large_body_is_sent_again_from_its_beginning(directory: Path) -> None:
     """An idle session that fails in the middle of a body: what was fetched ahead for it is dropped."""
     body = b"".join(b"%07d %s\r\n" % (n, b"z" * 60) for n in range(60_000))
     got: list[bytes] = []
@@ -214,7 +214,7 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
     left = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=16 << 20)
     port = server.sockets[0].getsockname()[1]
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         zone = {"smarthost": f"127.0.0.1:{port}"}
         config = stage.config(processes={"senders": 1}, zones={"default": zone})
         async with relaying(config) as relay:
@@ -230,11 +230,11 @@ async def test_a_large_body_is_sent_again_from_its_beginning(folder: Path) -> No
     assert got[1].partition(b"\r\n\r\n")[2] == body + b".\r\n"
 
 
-async def test_a_hung_sender_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hung_sender_is_killed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs and sends nothing: its requests go to another. One that works stays."""
     monkeypatch.setattr(ChildProcess, "beat_s", 0.05)
     monkeypatch.setattr(ChildProcess, "silent_s", scaled(1.0))
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         async with relaying(stage.config(processes=TWO)) as relay:
             hung, well = pids(relay)
@@ -245,4 +245,4 @@ async def test_a_hung_sender_is_killed(folder: Path, monkeypatch: pytest.MonkeyP
             await until(lambda: hung not in pids(relay) and len(pids(relay)) == 2, "another sender")
             assert well in pids(relay)
             await empty(relay)
-        assert ledger(folder).total("delivered") == 6
+        assert ledger(directory).total("delivered") == 6

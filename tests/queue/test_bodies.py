@@ -17,9 +17,11 @@ def _body(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_every_way_of_reading_returns_the_same(folder: Path, each_store: str, size: int) -> None:
+async def test_every_way_of_reading_returns_the_same(
+    directory: Path, each_store: str, size: int
+) -> None:
     body = _body(size)
-    async with opened(folder, cache=0) as queue:
+    async with opened(directory, cache=0) as queue:
         await accept(queue, "a@x.example", body=body)
         active = lease(queue, "x.example").active
         bodies: Bodies = queue.bodies
@@ -32,9 +34,9 @@ async def test_every_way_of_reading_returns_the_same(folder: Path, each_store: s
         assert b"".join(bodies.read(active)) == body
 
 
-async def test_a_damaged_body_is_never_complete(folder: Path, each_store: str) -> None:
+async def test_a_damaged_body_is_never_complete(directory: Path, each_store: str) -> None:
     body = _body(3 * keys.CHUNK_BYTES)
-    async with opened(folder, cache=0) as queue:
+    async with opened(directory, cache=0) as queue:
         message = await accept(queue, "a@x.example", body=body)
         spoiled = [(keys.chunk_key(message, 3), b"other")]
         queue.store.write(queue.store.batch(spoiled, sync=True))

@@ -33,7 +33,7 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.runner = asyncio.Runner()
-        self.folder = Path(tempfile.mkdtemp(prefix="zonemta-model-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="zonemta-model-"))
         self.clock = Clock()
         self.number = 0
         self.waiting: set[tuple[str, str]] = set()  # (message, address), leased ones included
@@ -46,7 +46,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         async def start() -> None:
             self.queue = make_queue(
-                self.folder, self.clock, window=16, cache=2000, store=self.store, poison_after=10**6
+                self.directory, self.clock, window=16, cache=2000, store=self.store, poison_after=10**6
             )
             await begin(self.queue)
 
@@ -215,7 +215,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert len(finals) == len(identities) == self.accepted
         finally:
             self.runner.close()
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.directory)
 
 
 class MemoryQueueMachine(QueueMachine):

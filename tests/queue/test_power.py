@@ -1,7 +1,7 @@
 """A power cut by the book: of LevelDB's log only what a synced write covered is sure to be there.
 
 No shim and no process: after every commit the sizes of the files are noted, and a copy of the
-database cut at any of these notes, or anywhere behind it, must hold every promise made by then.
+database cut at any of these notes, or anywhere behind it, must keep every message acknowledged by then.
 ``tests/crash/test_power.py`` does the same to a whole relay, with what it really synced.
 """
 
@@ -18,8 +18,8 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return {p.name: p.stat().st_size for p in folder.iterdir() if p.is_file()}
+def _sizes(directory: Path) -> dict[str, int]:
+    return {p.name: p.stat().st_size for p in directory.iterdir() if p.is_file()}
 
 
 def _cut(source: Path, target: Path, synced: dict[str, int], rng: random.Random) -> None:
@@ -34,12 +34,12 @@ def _cut(source: Path, target: Path, synced: dict[str, int], rng: random.Random)
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_what_was_answered_is_there(folder: Path, seed: int) -> None:
+async def test_what_was_answered_is_there(directory: Path, seed: int) -> None:
     """Less than a write buffer, so that no compaction runs beside the copying."""
     rng, clock = random.Random(seed), Clock()
-    queue = make_queue(folder / "whole", clock)
+    queue = make_queue(directory / "whole", clock)
     await begin(queue)
-    database = folder / "whole" / "db"
+    database = directory / "whole" / "db"
     promised: set[str] = set()
     for step in range(15):
         count = rng.randint(1, 4)
@@ -56,7 +56,7 @@ async def test_what_was_answered_is_there(folder: Path, seed: int) -> None:
         unsettled = [asyncio.ensure_future(accept(queue, f"late-{step}@x.example", body=b"c" * 70_000))]
         for _ in range(rng.randint(0, 5)):
             await asyncio.sleep(0)
-        copy = folder / f"cut-{step}"
+        copy = directory / f"cut-{step}"
         _cut(database, copy / "db", synced, rng)
         promised |= set(await asyncio.gather(*unsettled))
         async with opened(copy, clock) as after:

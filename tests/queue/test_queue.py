@@ -34,9 +34,9 @@ from zonemta_py.queue.transitions import Outcome
 pytestmark = pytest.mark.usefixtures("each_store")
 
 
-async def test_accepted_and_delivered_leaves_nothing(folder: Path) -> None:
+async def test_accepted_and_delivered_leaves_nothing(directory: Path) -> None:
     """One message, one recipient: the keys while it waits, and none when it is gone."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await accept(queue, "a@b.example")
         assert everything(queue.store) == [
             keys.mark_key(message), keys.meta_key(message), keys.chunk_key(message, 1),
@@ -53,9 +53,9 @@ async def test_accepted_and_delivered_leaves_nothing(folder: Path) -> None:
         assert queue.lease("default", "b.example", 1) is None
 
 
-async def test_recipients_of_a_message_and_domain_travel_together(folder: Path) -> None:
+async def test_recipients_of_a_message_and_domain_travel_together(directory: Path) -> None:
     """One lease takes one message at one destination, up to the limit, oldest first."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         first = await accept(queue, "a@x.example", "b@y.example", "c@x.example", "d@x.example")
         await accept(queue, "e@x.example")
         held = lease(queue, "x.example", 2)
@@ -68,9 +68,9 @@ async def test_recipients_of_a_message_and_domain_travel_together(folder: Path) 
         assert queue.lease("default", "x.example", 2) is None
 
 
-async def test_two_that_settle_together_are_not_both_not_the_last(folder: Path) -> None:
+async def test_two_that_settle_together_are_not_both_not_the_last(directory: Path) -> None:
     """DESIGN trap 2: two leases settled before one commit."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await accept(queue, "a@x.example", "b@y.example", body=b"z" * 200_000)
         one, two = lease(queue, "x.example"), lease(queue, "y.example")
         await asyncio.gather(
@@ -80,10 +80,10 @@ async def test_two_that_settle_together_are_not_both_not_the_last(folder: Path) 
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
 
-async def test_large_body_in_chunks(folder: Path) -> None:
-    """65,536 octets each, the last shorter; open/ while it is written, cleanup/ when it goes."""
+async def test_large_body_in_chunks(directory: Path) -> None:
+    """65,536 bytes each, the last shorter; open/ while it is written, cleanup/ when it goes."""
     body = bytes(range(256)) * 1000
-    async with opened(folder, cache=0) as queue:
+    async with opened(directory, cache=0) as queue:
         writer = queue.open_message()
         for at in range(0, len(body), 10_000):
             await write(writer, body[at : at + 10_000])
@@ -100,17 +100,17 @@ async def test_large_body_in_chunks(folder: Path) -> None:
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
 
-async def test_empty_body_has_no_chunk(folder: Path) -> None:
-    async with opened(folder) as queue:
+async def test_empty_body_has_no_chunk(directory: Path) -> None:
+    async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", body=b"")
         assert queue.store.get(keys.chunk_key(message, 1)) is None
         assert list(queue.bodies.read(lease(queue, "x.example").active)) == []
         assert problems(queue.store) == []
 
 
-async def test_chunk_boundary_is_exact(folder: Path) -> None:
+async def test_chunk_boundary_is_exact(directory: Path) -> None:
     """A body of exactly one chunk, and of exactly two."""
-    async with opened(folder, cache=0) as queue:
+    async with opened(directory, cache=0) as queue:
         for size in (65_535, 65_536, 65_537, 131_072):
             await accept(queue, f"a{size}@x.example", body=b"q" * size)
             held = lease(queue, "x.example")
@@ -118,19 +118,19 @@ async def test_chunk_boundary_is_exact(folder: Path) -> None:
         assert problems(queue.store) == []
 
 
-async def test_abort_leaves_nothing(folder: Path) -> None:
+async def test_abort_leaves_nothing(directory: Path) -> None:
     """A client that leaves in the middle of a large message."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         writer = queue.open_message()
         await write(writer, b"x" * 300_000)
         queue.abort(writer)
         await until(lambda: everything(queue.store) == [], "the chunks to go")
 
 
-async def test_deferred_and_woken(folder: Path) -> None:
+async def test_deferred_and_woken(directory: Path) -> None:
     """A deferral moves the recipient; the clock brings it back with what was learned."""
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         message = await accept(queue, "a@x.example")
         held = lease(queue, "x.example")
         await queue.start(held)
@@ -151,13 +151,13 @@ async def test_deferred_and_woken(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_the_timer_wakes_by_itself(folder: Path) -> None:
-    """No poll: the background task sleeps until the first is due, and is told of a sooner one."""
+async def test_the_timer_wakes_by_itself(directory: Path) -> None:
+    """No poll: the background task sleeps until the first is due, and is woken for a sooner one."""
     from zonemta_py.core import clock
 
     ready: list[str] = []
     async with opened(
-        folder, clock.now_ms, on_ready=lambda zone, destination, light: ready.append(destination)
+        directory, clock.now_ms, on_ready=lambda zone, destination, light: ready.append(destination)
     ) as queue:
         await accept(queue, "a@x.example")
         await accept(queue, "a@y.example")
@@ -168,9 +168,9 @@ async def test_the_timer_wakes_by_itself(folder: Path) -> None:
         await until(lambda: ready == ["y.example"], "the wake-up")
 
 
-async def test_flush_wakes_what_matches(folder: Path) -> None:
+async def test_flush_wakes_what_matches(directory: Path) -> None:
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         for address in ("a@x.example", "b@y.example"):
             await accept(queue, address)
             await settle(queue, lease(queue, address[2:]), OutcomeKind.DEFERRED, clock.ms + 10**6)
@@ -183,9 +183,9 @@ async def test_flush_wakes_what_matches(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_untried_recipients_go_back_to_the_front(folder: Path) -> None:
+async def test_untried_recipients_go_back_to_the_front(directory: Path) -> None:
     """452 after some: the rest of the lease is next, with no attempt counted."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await accept(queue, "a@x.example", "b@x.example", "c@x.example")
         await accept(queue, "z@x.example")
         held = lease(queue, "x.example")
@@ -199,9 +199,9 @@ async def test_untried_recipients_go_back_to_the_front(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
+async def test_a_report_is_in_the_batch_of_the_bounce(directory: Path) -> None:
     """The failed recipient and the report about it change places in one group commit."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await accept(queue, "a@x.example")
         held = lease(queue, "x.example")
         report = compose_report(
@@ -227,10 +227,10 @@ async def test_a_report_is_in_the_batch_of_the_bounce(folder: Path) -> None:
         assert sum(map(len, queue.bodies.read(waiting.active))) == 70_000
 
 
-async def test_delete(folder: Path) -> None:
+async def test_delete(directory: Path) -> None:
     """Waiting and deferred recipients go, one in flight stays and is counted."""
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         message = await accept(queue, "a@x.example", "b@y.example", "c@z.example", body=b"b" * 100_000)
         held = lease(queue, "x.example")
         await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, clock.ms + 1000)
@@ -244,9 +244,9 @@ async def test_delete(folder: Path) -> None:
         assert await queue.operator.delete(message) == (0, 0)
 
 
-async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
+async def test_a_damaged_body_is_never_complete(directory: Path) -> None:
     """Missing or changed chunks raise before the last one is given out."""
-    async with opened(folder, cache=0) as queue:
+    async with opened(directory, cache=0) as queue:
         for spoil in (None, b"x" * 65_536):
             message = await accept(queue, "a@x.example", body=b"y" * 150_000)
             queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
@@ -259,11 +259,11 @@ async def test_a_damaged_body_is_never_complete(folder: Path) -> None:
 
 
 async def test_after_a_failed_write_everything_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC or EIO: later writes fail too, nothing is lost, the next life finds everything."""
     clock = Clock()
-    queue = make_queue(folder, clock)
+    queue = make_queue(directory, clock)
     await begin(queue)
     message = await accept(queue, "a@x.example")
     held = lease(queue, "x.example")
@@ -281,13 +281,13 @@ async def test_after_a_failed_write_everything_is_refused(
     with pytest.raises(QueueUnavailable):
         await accept(queue, "c@x.example")
     await queue.close()
-    async with opened(folder, clock) as again:
+    async with opened(directory, clock) as again:
         assert lease(again, "x.example").active.id == message
 
 
-async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
+async def test_a_client_that_hangs_up_during_the_commit(directory: Path) -> None:
     """The accept goes on without it, and the message is offered at once, not at the next start."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         writer = queue.open_message()
         await write(writer, b"body\r\n")
         new = NewMessage("", HEADER, [NewRecipient("a@x.example", "x.example", "default")], ORIGIN)
@@ -299,11 +299,11 @@ async def test_a_client_that_hangs_up_during_the_commit(folder: Path) -> None:
         await until(lambda: queue.windows.zone("default").waiting("x.example") == 1, "the message")
 
 
-async def test_facts_are_numbered_for_ever(folder: Path) -> None:
-    """(node, seq, position) identifies a fact, also across restarts."""
+async def test_facts_are_numbered_for_ever(directory: Path) -> None:
+    """(node, seq, position) identifies an event, also across restarts."""
     clock, seen = Clock(), set()
     for _ in range(3):
-        async with opened(folder, clock) as queue:
+        async with opened(directory, clock) as queue:
             await accept(queue, "a@x.example", "b@x.example")
             held = lease(queue, "x.example", 1)
             await settle(queue, held, OutcomeKind.DEFERRED, clock.ms + 10**9)
@@ -313,10 +313,10 @@ async def test_facts_are_numbered_for_ever(folder: Path) -> None:
             seen = set(found)
 
 
-async def test_deferral_to_an_earlier_time_than_the_cursor(folder: Path) -> None:
+async def test_deferral_to_an_earlier_time_than_the_cursor(directory: Path) -> None:
     """A clock that went back: a due key before the cursor is found all the same."""
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         await accept(queue, "a@x.example")
         await accept(queue, "a@y.example")
         await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, clock.ms)
@@ -329,10 +329,10 @@ async def test_deferral_to_an_earlier_time_than_the_cursor(folder: Path) -> None
 
 
 async def test_large_bodies_wait_for_a_store_that_is_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their chunks are on disk and the writer is not told; everybody else is."""
-    async with opened(folder) as queue:
+    """Their chunks are on disk and the writer does not learn it; all others do."""
+    async with opened(directory) as queue:
         behind = True
         monkeypatch.setattr(queue.store, "is_behind", lambda: behind)
         writer = queue.open_message()

@@ -1,4 +1,4 @@
-"""The ready window: bounded, fair to destinations, and nobody forgotten outside it."""
+"""The ready window: bounded, fair to destinations, with no recipient forgotten outside it."""
 
 from pathlib import Path
 
@@ -49,9 +49,9 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
     assert not {r.key for r in rest} & set(held)
 
 
-async def test_a_flood_for_one_domain_leaves_room_for_others(folder: Path) -> None:
+async def test_a_flood_for_one_domain_leaves_room_for_others(directory: Path) -> None:
     """More mail than the share of one destination spills, on disk, in order; nothing is lost."""
-    async with opened(folder, window=80) as queue:
+    async with opened(directory, window=80) as queue:
         share = 80 // SHARES
         sent = [await accept(queue, f"a{n}@flood.example") for n in range(share * 5)]
         window = queue.windows.zone("default")
@@ -67,11 +67,11 @@ async def test_a_flood_for_one_domain_leaves_room_for_others(folder: Path) -> No
         assert not [key for key in everything(queue.store) if key.startswith(keys.SPILL)]
 
 
-async def test_more_domains_than_the_window_holds(folder: Path) -> None:
+async def test_more_domains_than_the_window_holds(directory: Path) -> None:
     """With the whole window full, a new destination's mail waits on disk and still gets its turn."""
     ready: list[str] = []
     async with opened(
-        folder, window=100, on_ready=lambda zone, destination, light: ready.append(destination)
+        directory, window=100, on_ready=lambda zone, destination, light: ready.append(destination)
     ) as queue:
         domains = [f"d{n}.example" for n in range(300)]
         for domain in domains:
@@ -86,12 +86,12 @@ async def test_more_domains_than_the_window_holds(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_a_restart_finds_window_and_spill(folder: Path) -> None:
+async def test_a_restart_finds_window_and_spill(directory: Path) -> None:
     """The scan at start covers what was in memory and what was spilled, each once."""
     clock = Clock()
-    async with opened(folder, clock, window=80) as queue:
+    async with opened(directory, clock, window=80) as queue:
         sent = [await accept(queue, f"a{n}@x.example", f"b{n}@x.example") for n in range(60)]
-    async with opened(folder, clock, window=80) as queue:
+    async with opened(directory, clock, window=80) as queue:
         assert problems(queue.store) == []
         new = await accept(queue, "new@x.example")
         got = []
@@ -103,9 +103,9 @@ async def test_a_restart_finds_window_and_spill(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_a_small_job_overtakes_a_flood_at_its_own_destination(folder: Path) -> None:
+async def test_a_small_job_overtakes_a_flood_at_its_own_destination(directory: Path) -> None:
     """One customer's thousand for a domain, most of them on disk: another's message is next but one."""
-    async with opened(folder, window=80) as queue:
+    async with opened(directory, window=80) as queue:
         flood = [await accept(queue, f"a{n}@x.example", user="bulk") for n in range(100)]
         small = await accept(queue, "b@x.example", user="small")
         assert queue.store.get(keys.spill_key("default", "x.example", small)) is None
@@ -121,11 +121,13 @@ async def test_a_small_job_overtakes_a_flood_at_its_own_destination(folder: Path
         assert everything(queue.store) == []
 
 
-async def test_a_small_job_finds_a_place_in_a_window_full_of_anothers(folder: Path) -> None:
+async def test_a_small_job_finds_a_place_in_a_window_full_of_anothers(directory: Path) -> None:
     """A flood for more domains than the window holds leaves its last quarter to others."""
     ready: list[tuple[str, bool]] = []
     async with opened(
-        folder, window=100, on_ready=lambda zone, destination, light: ready.append((destination, light))
+        directory,
+        window=100,
+        on_ready=lambda zone, destination, light: ready.append((destination, light)),
     ) as queue:
         for n in range(150):
             await accept(queue, f"a@d{n}.example", user="bulk")
@@ -137,9 +139,9 @@ async def test_a_small_job_finds_a_place_in_a_window_full_of_anothers(folder: Pa
         assert lease(queue, "new.example").recipients[0].address == "b@new.example"
 
 
-async def test_two_floods_with_their_mail_mixed_on_disk(folder: Path) -> None:
+async def test_two_floods_with_their_mail_mixed_on_disk(directory: Path) -> None:
     """Both are refilled, each in its order, and take turns."""
-    async with opened(folder, window=80) as queue:
+    async with opened(directory, window=80) as queue:
         sent: dict[str, list[str]] = {"one": [], "two": []}
         for n in range(60):
             for user, own in sent.items():

@@ -14,8 +14,8 @@ from zonemta_py.queue.upkeep.state import state_of_message
 pytestmark = pytest.mark.usefixtures("each_store")
 
 
-async def test_every_state(folder: Path) -> None:
-    async with opened(folder) as queue:
+async def test_every_state(directory: Path) -> None:
+    async with opened(directory) as queue:
         store = queue.store
 
         def state(message: str) -> tuple[str, list[str]]:

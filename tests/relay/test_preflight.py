@@ -32,16 +32,16 @@ from zonemta_py.relay.preflight import verify, warnings
         ),
     ],
 )
-def test_says_which_key(folder: Path, text: str, problem: str) -> None:
-    (folder / "file").write_text("")
+def test_says_which_key(directory: Path, text: str, problem: str) -> None:
+    (directory / "file").write_text("")
     with pytest.raises(ConfigError, match=problem):
-        verify(parse_config(text, folder / "z.yaml"))
+        verify(parse_config(text, directory / "z.yaml"))
 
 
-def test_warnings(folder: Path) -> None:
+def test_warnings(directory: Path) -> None:
     config = parse_config(
         "listeners: [{address: 'a:1', trusted_networks: [0.0.0.0/0]}]\nqueue: {durability: none}\n",
-        folder / "z.yaml",
+        directory / "z.yaml",
     )
     verify(config)
     assert len(list(warnings(config, "relay.example"))) == 2

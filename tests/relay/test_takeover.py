@@ -18,13 +18,13 @@ from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
 
 
-async def with_mail(folder: Path, kind: str, zone: str = "default") -> Any:
+async def with_mail(directory: Path, kind: str, zone: str = "default") -> Any:
     """Shared storage with one partition, which has mail and no relay."""
-    queue = make_queue(folder, lambda: 1_800_000_000_000, store=kind)
+    queue = make_queue(directory, lambda: 1_800_000_000_000, store=kind)
     await queue.recover()
     await accept(queue, "u@x.example", zone=zone)
     await queue.close()
-    return open_shared_storage(queue_settings(folder, kind))
+    return open_shared_storage(queue_settings(directory, kind))
 
 
 class FailingRelay:
@@ -55,7 +55,7 @@ class RelayWithoutLease(FailingRelay):
 
 @pytest.mark.parametrize("kind", SHARED)
 @pytest.mark.parametrize("how", ["make", "start", "lost"])
-async def test_a_partition_is_released(folder: Path, kind: str, how: str) -> None:
+async def test_a_partition_is_released(directory: Path, kind: str, how: str) -> None:
     """After any failure another relay can open it at once, and this one continues to look."""
     opened: list[str] = []
 
@@ -65,8 +65,8 @@ async def test_a_partition_is_released(folder: Path, kind: str, how: str) -> Non
             raise OSError("no space left")
         return FailingRelay() if how == "start" else RelayWithoutLease()
 
-    storage = await with_mail(folder, kind)
-    recovery = OrphanRecovery(storage, queue_settings(folder, kind).shared, make_relay)
+    storage = await with_mail(directory, kind)
+    recovery = OrphanRecovery(storage, queue_settings(directory, kind).shared, make_relay)
     await recovery.start()
     await until(lambda: opened and not recovery.names, "the partition to be released")
     await asyncio.to_thread(lambda: storage.open("one").close())
@@ -75,11 +75,11 @@ async def test_a_partition_is_released(folder: Path, kind: str, how: str) -> Non
 
 
 @pytest.mark.parametrize("kind", SHARED)
-async def test_mail_for_programs_is_left(folder: Path, kind: str) -> None:
+async def test_mail_for_programs_is_left(directory: Path, kind: str) -> None:
     """The relay does not deliver a zone that programs dequeue."""
     opened: list[str] = []
-    storage = await with_mail(folder, kind, "archive")
-    settings = queue_settings(folder, kind).shared
+    storage = await with_mail(directory, kind, "archive")
+    settings = queue_settings(directory, kind).shared
     recovery = OrphanRecovery(
         storage, settings, lambda store, name: opened.append(name) or FailingRelay(), {"archive"}
     )
@@ -93,16 +93,16 @@ async def test_mail_for_programs_is_left(folder: Path, kind: str) -> None:
     await recovery.close()
 
 
-async def test_with_an_http_listener(folder: Path) -> None:
+async def test_with_an_http_listener(directory: Path) -> None:
     """The takeover relay does not open a second one."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
-        queue = make_queue(folder / "queue", lambda: 1_800_000_000_000, store="redis")
+        queue = make_queue(directory / "queue", lambda: 1_800_000_000_000, store="redis")
         await queue.recover()
         await accept(queue, "u@d.example")
         await queue.close()
         config = shared_settings(stage, "redis", "two", admin={"address": "127.0.0.1:0", "mail": True})
-        other = queue_settings(folder / "queue", "redis")
+        other = queue_settings(directory / "queue", "redis")
         config = replace(config, queue=replace(config.queue, redis=other.redis))
         async with relaying(config):
             await until(lambda: sink.tally.messages == 1, "the mail of the other relay")

@@ -41,9 +41,11 @@ def fields(sender: str, *recipients: str, **more: str) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def door(folder: Path, **admin: Any) -> AsyncIterator[tuple[Relay, aiohttp.ClientSession, Any]]:
-    """A relay with an HTTP door, a client of it, and the receiver of what it sends."""
-    async with staged(folder) as stage:
+async def serving(
+    directory: Path, **admin: Any
+) -> AsyncIterator[tuple[Relay, aiohttp.ClientSession, Any]]:
+    """A relay that accepts mail over HTTP, a client of it, and the receiver of what it sends."""
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         config = stage.config(
             admin={"address": "127.0.0.1:0", "mail": True, **admin},
@@ -56,9 +58,9 @@ async def door(folder: Path, **admin: Any) -> AsyncIterator[tuple[Relay, aiohttp
                 yield relay, client, sink
 
 
-async def test_a_message_by_http(folder: Path) -> None:
+async def test_a_message_by_http(directory: Path) -> None:
     """204 and the reply of SMTP; the receiver gets it, with where it came from in its trace."""
-    async with door(folder) as (relay, client, sink):
+    async with serving(directory) as (relay, client, sink):
         to = ["u@d.example", "v@d.example"]
         async with client.post("/mail", data=TEXT, headers=fields("s@a.example", *to)) as answer:
             assert answer.status == 204
@@ -73,7 +75,7 @@ async def test_a_message_by_http(folder: Path) -> None:
         assert b"from client.example ([127.0.0.1])" in data
         assert b" with HTTP " in data
         assert [len(message.recipients) for message in sink.messages] == [2, 2]
-    accepted = logged_events(folder, "accepted")
+    accepted = logged_events(directory, "accepted")
     assert [(event["protocol"], event["client_ip"]) for event in accepted] == [("HTTP", "127.0.0.1")] * 2
 
 
@@ -91,9 +93,9 @@ async def test_a_message_by_http(folder: Path) -> None:
         ({"method": "GET"}, 405, ""),
     ],
 )  # fmt: skip
-async def test_what_is_refused(folder: Path, change: dict[str, Any], status: int, reply: str) -> None:
+async def test_what_is_refused(directory: Path, change: dict[str, Any], status: int, reply: str) -> None:
     """By the same rules as over SMTP, and nothing is left of it."""
-    async with door(folder) as (relay, client, _):
+    async with serving(directory) as (relay, client, _):
         headers = dict(fields("s@a.example", *change.get("recipients", ["u@d.example"])))
         headers |= change.get("fields", {})
         headers.pop(change.get("without", ""), None)
@@ -106,22 +108,22 @@ async def test_what_is_refused(folder: Path, change: dict[str, Any], status: int
         await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
-async def test_a_client_that_leaves(folder: Path) -> None:
+async def test_a_client_that_leaves(directory: Path) -> None:
     """In the middle of a message of several chunks: nothing stays."""
 
     async def half() -> AsyncIterator[bytes]:
         yield TEXT + b"x\r\n" * 70_000
         raise ConnectionError("gone")
 
-    async with door(folder) as (relay, client, _):
+    async with serving(directory) as (relay, client, _):
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await client.post("/mail", data=half(), headers=fields("s@a.example", "u@d.example"))
         await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
-async def test_fields_that_no_one_can_write_down(folder: Path) -> None:
-    """Octets that are no text in a field cost a character; the next message is delivered."""
-    async with door(folder) as (relay, _, sink):
+async def test_fields_that_no_one_can_write_down(directory: Path) -> None:
+    """Bytes that are no text in a field cost a character; the next message is delivered."""
+    async with serving(directory) as (relay, _, sink):
         assert relay._intake.http is not None
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
@@ -139,7 +141,7 @@ async def test_fields_that_no_one_can_write_down(folder: Path) -> None:
         await empty(relay)
 
 
-async def test_far_too_much(folder: Path) -> None:
+async def test_far_too_much(directory: Path) -> None:
     """An upload that goes on past twice the limit is answered, and read no further."""
     sent = 0
 
@@ -150,7 +152,7 @@ async def test_far_too_much(folder: Path) -> None:
             sent += 65_520
             yield b"line 67\r\n" * 7280
 
-    async with door(folder) as (relay, client, _):
+    async with serving(directory) as (relay, client, _):
         try:
             headers = fields("s@a.example", "u@d.example")
             async with client.post("/mail", data=endless(), headers=headers) as answer:
@@ -161,9 +163,9 @@ async def test_far_too_much(folder: Path) -> None:
         await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
-async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
+async def test_a_client_that_stalls_keeps_nobody(directory: Path) -> None:
     """The relay stops within its grace; what was not answered is not kept."""
-    async with door(folder) as (relay, _, _sink):
+    async with serving(directory) as (relay, _, _sink):
         assert relay._intake.http is not None
         _, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
         writer.write(
@@ -176,9 +178,9 @@ async def test_a_client_that_stalls_keeps_nobody(folder: Path) -> None:
         writer.close()
 
 
-async def test_keys_of_two_clients(folder: Path) -> None:
+async def test_keys_of_two_clients(directory: Path) -> None:
     """A key is its client's own: what another says under the same one is another message."""
-    async with door(folder) as (relay, _, sink):
+    async with serving(directory) as (relay, _, sink):
         assert relay._intake.http is not None
         for ip in ("127.0.0.2", "127.0.0.3"):
             connector = aiohttp.TCPConnector(local_addr=(ip, 0))
@@ -190,19 +192,19 @@ async def test_keys_of_two_clients(folder: Path) -> None:
         await until(lambda: len(sink.messages) == 2)
 
 
-async def test_a_token(folder: Path) -> None:
-    (folder / "token").write_text("secret\n")
-    async with door(folder, token_file="token") as (relay, client, _):
+async def test_a_token(directory: Path) -> None:
+    (directory / "token").write_text("secret\n")
+    async with serving(directory, token_file="token") as (relay, client, _):
         for given_token, status in (("", 401), ("Bearer wrong", 401), ("Bearer secret", 204)):
             headers = [*fields("s@a.example", "u@d.example"), ("Authorization", given_token)]
             async with client.post("/mail", data=TEXT, headers=headers) as answer:
                 assert answer.status == status
         await empty(relay)
-    assert len(logged_events(folder, "accepted")) == 1
+    assert len(logged_events(directory, "accepted")) == 1
 
 
-async def test_a_key_makes_a_repeat_harmless(folder: Path) -> None:
-    async with door(folder) as (relay, client, _):
+async def test_a_key_makes_a_repeat_harmless(directory: Path) -> None:
+    async with serving(directory) as (relay, client, _):
         replies = []
         for _ in range(2):
             headers = fields("s@a.example", "u@d.example", X_Submission_Key="k")
@@ -210,18 +212,18 @@ async def test_a_key_makes_a_repeat_harmless(folder: Path) -> None:
                 replies.append(answer.headers["X-Smtp-Reply"])
         assert replies[0] == replies[1]
         await until(lambda: len(message_keys(relay)) == 0)
-    assert len(logged_events(folder, "accepted")) == 1
+    assert len(logged_events(directory, "accepted")) == 1
 
 
 def message_keys(relay: Relay) -> list[bytes]:
     return [key for key in everything(relay.queue.store) if key.startswith(b"message/")]
 
 
-async def test_a_door_that_cannot_open(folder: Path) -> None:
+async def test_a_door_that_cannot_open(directory: Path) -> None:
     """Its address is taken, its token is not there: said, and nothing else is left open."""
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         config = stage.config(admin={"address": f"127.0.0.1:{port}", "mail": True})
         with pytest.raises(LocalError, match=r"admin\.address"):
             await Relay(config).start()

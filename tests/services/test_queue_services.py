@@ -55,21 +55,21 @@ async def finish(message: AsyncMessage, **said: Disposition) -> None:
     await message.finish()
 
 
-def damage(folder: Path, store: str, opened_store: Store, message: str) -> None:
+def damage(directory: Path, store: str, opened_store: Store, message: str) -> None:
     """Overwrite the record of the recipient, so that it cannot be decoded."""
     if store == "filesystem":
-        (folder / "queue" / "files" / "data" / message / "0" / "metadata").write_text("?")
+        (directory / "queue" / "files" / "data" / message / "0" / "metadata").write_text("?")
         return
     key = keys.deferred_key(ZONE, message, "z@y.example")
     opened_store.write(opened_store.batch([(key, b"?")], sync=True))
 
 
 @pytest.mark.parametrize("store", STORES)
-async def test_stored_messages_survive_restarts_01_to_05(folder: Path, store: str) -> None:
+async def test_stored_messages_survive_restarts_01_to_05(directory: Path, store: str) -> None:
     """Envelope, body, attempts and partial deliveries across restarts; unknown ids; the list without a damaged record."""
     body = bytes(range(1, 10)) * 3 + b"\r\n" + b"y\r\n" * 50_000
     abcd = [f"{name}@x.example" for name in "abcd"]
-    async with opened(folder, store) as queue:
+    async with opened(directory, store) as queue:
         first = await queue.enqueue("s@a.example", abcd, b"X: \xff\r\n\r\n" + body, zone=ZONE, user="me")
         bad = await queue.enqueue("s@a.example", ["z@y.example"], TEXT, zone=ZONE)
         assert len(rows(queue)) == 5
@@ -89,7 +89,7 @@ async def test_stored_messages_survive_restarts_01_to_05(folder: Path, store: st
 
     # 1, 2: envelope and body are unchanged, attempts are counted.
     for attempts in range(2):
-        async with opened(folder, store) as queue:
+        async with opened(directory, store) as queue:
             await queue.channels.context.queue.deferral.flush(ZONE, "x.example", None)
             await run(queue, lambda message: look(message), max_threads=1)
             assert {row["attempts"] for row in rows(queue) if row["message"] == first} == {attempts + 1}
@@ -99,7 +99,7 @@ async def test_stored_messages_survive_restarts_01_to_05(folder: Path, store: st
     assert mine[0][5] == mine[1][5] == [b"", *body.removesuffix(b"\r\n").split(b"\r\n")]
     # 3: a is delivered, then d after a restart; b and c are left.
     for name, left in (("a", "bcd"), ("d", "bc")):
-        async with opened(folder, store) as queue:
+        async with opened(directory, store) as queue:
             await queue.channels.context.queue.deferral.flush(ZONE, "x.example", None)
 
             async def only(message: AsyncMessage, name: str = name) -> None:
@@ -109,14 +109,14 @@ async def test_stored_messages_survive_restarts_01_to_05(folder: Path, store: st
             there = sorted(row["recipient"][0] for row in rows(queue) if row["domain"] == "x.example")
             assert "".join(there) == left
     # 4: an unknown message cannot be read; deleting it has no effect.
-    async with opened(folder, store) as queue:
+    async with opened(directory, store) as queue:
         inner = queue.channels.context.queue
         assert await inner.operator.delete("0" * 24) == (0, 0)
         assert inner.store.get(keys.mark_key("0" * 24)) is None
         assert len(rows(queue)) == 3
-        damage(folder, store, inner.store, bad)
+        damage(directory, store, inner.store, bad)
     # 5: the damaged message is kept; every other one is listed once.
-    async with opened(folder, store) as queue:
+    async with opened(directory, store) as queue:
         seen.clear()
         await queue.channels.context.queue.deferral.flush(None, None, None)
         await run(queue, lambda message: look(message), max_threads=1)
@@ -163,7 +163,7 @@ def routed(stage: Stage, store: str = "leveldb", **changes: Any) -> Any:
         "python": {"function": f"{__name__}.routine"},
         "retry": {"delays": ["1h"]},
     }
-    own = kit.settings(stage.folder, store).queue
+    own = kit.settings(stage.directory, store).queue
     shared = {"name": "one", "lease": time_limit(1)}
     queue = {
         "directory": "queue", "min_free_disk": "1MiB", "store": store, "shared": shared,
@@ -185,9 +185,9 @@ def fresh_script() -> None:
 
 
 @pytest.mark.parametrize("store", [*LOCAL, *SHARED])
-async def test_each_recipient_has_its_own_outcome_06(folder: Path, store: str) -> None:
+async def test_each_recipient_has_its_own_outcome_06(directory: Path, store: str) -> None:
     """Of three recipients c bounces once, a is not sent again, b alone is retried, with one attempt."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         home = await stage.receiver("a.example")
         async with Relay(routed(stage, store)) as relay:
             to = [f"{name}@list.example" for name in "abc"]
@@ -201,10 +201,10 @@ async def test_each_recipient_has_its_own_outcome_06(folder: Path, store: str) -
             await gone(relay)
         assert Counter(name for _, name in script.calls) == {"a": 1, "b": 2, "c": 1}
     deliveries = {
-        event["recipient"][0]: event["attempt"] for event in logged_events(folder, "delivered")
+        event["recipient"][0]: event["attempt"] for event in logged_events(directory, "delivered")
     }
     assert (deliveries["a"], deliveries["b"]) == (1, 2)
-    assert len(logged_events(folder, "bounced")) == 1
+    assert len(logged_events(directory, "bounced")) == 1
 
 
 POINTS = ["start.unwritten", "start.written", "bounce.unwritten", "bounce.written"]
@@ -216,35 +216,35 @@ POINTS = ["start.unwritten", "start.written", "bounce.unwritten", "bounce.writte
     [("leveldb", point) for point in POINTS] + [(kind, "bounce.written") for kind in SHARED],
 )
 async def test_killed_at_every_write_of_a_partial_delivery_07(
-    folder: Path, store: str, point: str
+    directory: Path, store: str, point: str
 ) -> None:
     """After a kill a is sent at most twice, b is not lost, c bounces exactly once."""
     program = Path(__file__).parents[1] / "dequeue" / "partial_program.py"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    async with opened(folder, store) as queue:
+    async with opened(directory, store) as queue:
         to = [f"{name}@x.example" for name in "abc"]
         await queue.enqueue("s@a.example", to, TEXT, zone=ZONE)
-    command = [sys.executable, str(program), str(folder), store]
+    command = [sys.executable, str(program), str(directory), store]
     options: Any = {"env": environment, "check": False, "capture_output": True, "timeout": scaled(60)}
     killed = subprocess.run([*command, point], **options)
-    place = open_shared_storage(kit.settings(folder, store).queue)
+    place = open_shared_storage(kit.settings(directory, store).queue)
     if place is not None:
         await until(lambda: place.orphans() == ["one"], "the lease of the dead one to run out")
         place.close()
     done = subprocess.run(command, **options)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert done.returncode == 0, done.stderr.decode()
-    sent = Counter((folder / "sent").read_text().split())
+    sent = Counter((directory / "sent").read_text().split())
     assert 1 <= sent["a@x.example"] <= 2
-    async with opened(folder, store) as queue:
+    async with opened(directory, store) as queue:
         assert [row["recipient"] for row in rows(queue, ZONE)] == ["b@x.example"]
         (report,) = await reports(queue)
         assert [about["Final-Recipient"] for about in per_recipient(report)] == ["rfc822; c@x.example"]
 
 
-async def attempts_of(folder: Path, backoff: Any) -> tuple[list[int], list[Mail]]:
+async def attempts_of(directory: Path, backoff: Any) -> tuple[list[int], list[Mail]]:
     """When a message that always fails is tried (s after its acceptance), and the reports at its end."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         inner = queue.channels.context.queue
         began_ms = at_ms = inner.now()
         inner.now = lambda: at_ms
@@ -266,9 +266,9 @@ async def attempts_of(folder: Path, backoff: Any) -> tuple[list[int], list[Mail]
                 pass
 
 
-async def test_a_backoff_function_decides_the_attempts_08(folder: Path) -> None:
+async def test_a_backoff_function_decides_the_attempts_08(directory: Path) -> None:
     """Six attempts at the times of the function, regardless of ``give_up_after``; then a bounce with the last reply."""
-    made, told = await attempts_of(folder, manual)
+    made, told = await attempts_of(directory, manual)
     assert made == [0, 60, 360, 1860, 9360, 46_860]
     (about,) = per_recipient(told[0])
     assert (about["Action"], about["Status"]) == ("failed", "4.4.7")
@@ -276,7 +276,7 @@ async def test_a_backoff_function_decides_the_attempts_08(folder: Path) -> None:
     assert "Attempts: 6" in str(told[0])
 
 
-async def test_a_backoff_function_by_name_or_argument_08(folder: Path) -> None:
+async def test_a_backoff_function_by_name_or_argument_08(directory: Path) -> None:
     """The same function named in the configuration and passed to the relay."""
     asked: list[tuple[str, int]] = []
 
@@ -284,7 +284,7 @@ async def test_a_backoff_function_by_name_or_argument_08(folder: Path) -> None:
         asked.append((recipient.recipient, attempts))
         return None if attempts == 2 else 0.01
 
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         home = await stage.receiver("a.example")
         async with Relay(routed(stage), backoff=backoff) as relay:
             await relay.enqueue("s@a.example", ["b@list.example"], TEXT)
@@ -306,14 +306,14 @@ def deferred_rows(relay: Relay) -> list[dict[str, Any]]:
     return [row for row in recipient_rows(relay.queue.store) if row["state"] == "deferred"]
 
 
-async def test_a_backoff_of_none_bounces_at_once_09(folder: Path) -> None:
+async def test_a_backoff_of_none_bounces_at_once_09(directory: Path) -> None:
     """A function that returns None: the first temporary failure is final."""
-    made, told = await attempts_of(folder, lambda recipient, attempts: None)
+    made, told = await attempts_of(directory, lambda recipient, attempts: None)
     assert made == [0]
     assert len(told) == 1
 
 
-async def test_bounces_can_be_routed_changed_and_suppressed_10(folder: Path) -> None:
+async def test_bounces_can_be_routed_changed_and_suppressed_10(directory: Path) -> None:
     """No bounce to the null sender; a zone for bounces; a function that changes a bounce or suppresses it."""
     seen: list[Bounce] = []
 
@@ -327,7 +327,7 @@ async def test_bounces_can_be_routed_changed_and_suppressed_10(folder: Path) -> 
             return bounce._replace(body="not octets")
         return bounce._replace(header=b"X-Ours: yes\r\n" + bounce.header)
 
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         home = await stage.receiver("a.example")
         zone = {
             "transport": "python",
@@ -350,17 +350,17 @@ async def test_bounces_can_be_routed_changed_and_suppressed_10(folder: Path) -> 
         assert b"X-Ours" not in told["odd@a.example"] + told["text@a.example"]
         assert b"text/rfc822-headers" in told["s@a.example"]
         assert b"\r\nbody\r\n" not in told["s@a.example"]
-    assert {event["zone"] for event in logged_events(folder, "delivered")} == {"reports"}
-    assert {event["reason"] for event in logged_events(folder, "discarded")} == {
+    assert {event["zone"] for event in logged_events(directory, "delivered")} == {"reports"}
+    assert {event["reason"] for event in logged_events(directory, "discarded")} == {
         "bounce function",
         "double bounce",
     }
 
 
 @pytest.mark.parametrize("store", [*LOCAL, *SHARED])
-async def test_flush_tries_all_deferred_mail_now_11(folder: Path, store: str) -> None:
+async def test_flush_tries_all_deferred_mail_now_11(directory: Path, store: str) -> None:
     """All deferred mail is tried at once and keeps its retry times when it fails again."""
-    async with staged(folder) as stage, Relay(routed(stage, store)) as relay:
+    async with staged(directory) as stage, Relay(routed(stage, store)) as relay:
         for _ in range(3):
             await relay.enqueue("s@a.example", ["b@list.example"], TEXT)
         await until(lambda: len(deferred_rows(relay)) == 3)
@@ -373,9 +373,9 @@ async def test_flush_tries_all_deferred_mail_now_11(folder: Path, store: str) ->
         await gone(relay)
 
 
-async def test_a_transport_that_raises_defers_12(folder: Path) -> None:
+async def test_a_transport_that_raises_defers_12(directory: Path) -> None:
     """Its message is deferred; other messages are delivered."""
-    async with staged(folder) as stage, Relay(routed(stage)) as relay:
+    async with staged(directory) as stage, Relay(routed(stage)) as relay:
         await relay.enqueue("s@a.example", ["e@list.example", "a@list.example"], TEXT)
         await relay.enqueue("s@a.example", ["a@list.example"], TEXT)
         await until(lambda: [name for _, name in script.calls].count("a") == 2)
@@ -387,14 +387,14 @@ async def test_a_transport_that_raises_defers_12(folder: Path) -> None:
         await gone(relay)
 
 
-async def test_policies_split_forward_and_add_fields_13(folder: Path) -> None:
+async def test_policies_split_forward_and_add_fields_13(directory: Path) -> None:
     """Split by domain or recipient, forwarded by the first matching rule, looked up; fields are added once."""
     book = {
         "list@d.example": {"alias": "everybody@d.example"},
         "v@d.example": {"verp": "b.example", "add_headers": {"X-Seen": "yes"}},
     }
     forward = Forward([(r"^old-(.*)@old\.example$", r"\1@d.example"), ("^old-", "never-")])
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sinks = {name: await stage.receiver(name, Rule(Step.RCPT, reply="451 4.2.0 later", times=1)) for name in ("d.example", "e.example")}  # fmt: skip
         config = stage.config(processes={}, zones={"default": {"retry": FAST_RETRY}})
         async with Relay(config, policies=[split_by_domain, forward, Lookup(book.get)]) as relay:
@@ -420,7 +420,7 @@ async def test_policies_split_forward_and_add_fields_13(folder: Path) -> None:
             head = message.data.partition(b"\r\n\r\n")[0]
             assert [head.count(name) for name in (b"Received:", b"Message-ID:", b"Date:")] == [1, 1, 1]
             assert message.data.endswith(b"y\r\n" * 60_000)
-    accepted = logged_events(folder, "accepted")
+    accepted = logged_events(directory, "accepted")
     assert len(accepted) == 4
     assert sum(len(event["recipients"]) for event in accepted) == 6
 
@@ -456,9 +456,9 @@ def refuse(envelope: Envelope) -> Iterable[Envelope] | None:
     return [] if kind == "nobody" else None
 
 
-async def test_replies_to_failures_at_acceptance_15(folder: Path) -> None:
+async def test_replies_to_failures_at_acceptance_15(directory: Path) -> None:
     """The reply of a policy, 451, or 421 and the end of the session; 451 for a failing disk. The queue stays empty."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         await stage.receiver("d.example")
         async with Relay(stage.config(policies=[f"{__name__}.refuse"], processes={})) as relay:
             for sender, reply in {
@@ -498,12 +498,12 @@ def failing(relay: Relay) -> None:
     relay.queue.store.write = write
 
 
-async def test_the_client_of_a_proxy_is_in_received_17(folder: Path) -> None:
+async def test_the_client_of_a_proxy_is_in_received_17(directory: Path) -> None:
     """Both versions of the PROXY protocol: the address of the client is in the Received field."""
     from tests.intake.test_proxy import test_the_client_is_who_the_proxy_names as check
 
     for version in (1, 2):
-        place = folder / str(version)
+        place = directory / str(version)
         place.mkdir()
         await check(place, version)
 
@@ -525,9 +525,9 @@ async def test_exit_codes_and_output_of_programs_18(tmp_path: Path) -> None:
     assert "{sender}" in PRESETS["maildrop"]
 
 
-async def test_hosts_of_a_destination_19(folder: Path) -> None:
+async def test_hosts_of_a_destination_19(directory: Path) -> None:
     """The next host on the next attempt; a host that overrides MX; the codes of names that cannot be resolved."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("fixed.example")
         stage.names.records = {
             **stage.names.records,
@@ -551,13 +551,13 @@ async def test_hosts_of_a_destination_19(folder: Path) -> None:
             await send(relay, ["u@broken.example"], sender="")
             await until(lambda: deferred_rows(relay))
             assert deferred_rows(relay)[0]["status"] == "4.4.3"
-    codes = {event["domain"]: event["status"] for event in logged_events(folder, "bounced")}
+    codes = {event["domain"]: event["status"] for event in logged_events(directory, "bounced")}
     assert codes == {"null.example": "5.1.10", "missing.example": "5.1.2"}
 
 
-async def test_reports_parse_as_rfc_3464_20(folder: Path) -> None:
+async def test_reports_parse_as_rfc_3464_20(directory: Path) -> None:
     """The fields of RFC 3464, as the email package of the standard library parses them."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         home = await stage.receiver("a.example")
         async with Relay(routed(stage)) as relay:
             await relay.enqueue("s@a.example", ["c@list.example", "a@list.example"], TEXT)

@@ -24,9 +24,9 @@ from zonemta_py.storage.open import open_shared_storage
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", SHARED)
-async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str) -> None:
+async def test_another_relay_takes_over_after_a_kill_14(directory: Path, kind: str) -> None:
     """Under load, with recipients deferred and in transactions: the other relay completes every outcome."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         rules = [
             Rule(Step.RCPT, recipient="*.later@*", reply="451 4.7.1 later", times=1),
             Rule(Step.RCPT, recipient="*.no@*", reply="550 5.1.1 no"),
@@ -39,11 +39,11 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
             config = shared_settings(
                 stage, kind, name, listeners=[{"address": f"127.0.0.1:{ports[-1]}"}]
             )
-            path = folder / f"{name}.yaml"
+            path = directory / f"{name}.yaml"
             path.write_text(config.text)
             relays.append(
                 CommandProcess(
-                    ["serve", "-c", str(path), "--log-level", "warning"], folder / f"{name}.log"
+                    ["serve", "-c", str(path), "--log-level", "warning"], directory / f"{name}.log"
                 )
             )
         one, two = relays
@@ -65,10 +65,10 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
             shared = open_shared_storage(shared_settings(stage, kind, "three").queue)
             assert shared is not None
             await until(
-                lambda: "given back" in (folder / "two.log").read_text(), "the end of the takeover"
+                lambda: "given back" in (directory / "two.log").read_text(), "the end of the takeover"
             )
             await until(
-                lambda: not any("recipients" in row for row in ask(folder / "two", AuditRequest()))
+                lambda: not any("recipients" in row for row in ask(directory / "two", AuditRequest()))
             )
             assert two.stop() == 0
             assert shared.orphans() == []
@@ -76,14 +76,14 @@ async def test_another_relay_takes_over_after_a_kill_14(folder: Path, kind: str)
         finally:
             for relay in relays:
                 relay.kill()
-        text = (folder / "two.log").read_text()
+        text = (directory / "two.log").read_text()
         assert "the queue of one is taken over" in text
         assert "Traceback" not in text
-    records = [r for path in sealed_segments(folder / "events") for r in read_segment(path)]
+    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
     named = {r["recipient"] for r in records if r["event"] == "uncertain" or r.get("uncertain")}
     twice = {address for address, count in arrived(sinks).items() if count > 1}
     assert twice <= named
-    assert read_history(folder / "events").queued("default") == 0
+    assert read_history(directory / "events").queued("default") == 0
     finals = Counter(
         (r["message"], r["index"]) for r in records if r["event"] in ("delivered", "bounced")
     )
@@ -99,9 +99,9 @@ def arrived(sinks: list[Sink]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", SHARED)
-async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) -> None:
+async def test_mail_left_by_a_program_is_taken_over_14(directory: Path, kind: str) -> None:
     """A program submits mail and ends; a relay with the same shared storage delivers it."""
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
         async with relaying(shared_settings(stage, kind, "one")) as relay:
             async with Queue(shared_settings(stage, kind, "program", listeners=[])) as queue:
@@ -113,4 +113,4 @@ async def test_mail_left_by_a_program_is_taken_over_14(folder: Path, kind: str) 
             recovery = relay._orphans
             await until(lambda: not recovery.names, "the partition to be released")
             await empty(relay)
-    assert ledger(folder).total("delivered") == 3
+    assert ledger(directory).total("delivered") == 3

@@ -18,9 +18,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def storage(folder: Path, kind: str) -> Iterator[SharedStorage]:
+def storage(directory: Path, kind: str) -> Iterator[SharedStorage]:
     """Shared storage of this test's own, with short leases."""
-    found = open_shared_storage(queue_settings(folder, kind, lease_s=scaled(0.6)))
+    found = open_shared_storage(queue_settings(directory, kind, lease_s=scaled(0.6)))
     assert found is not None
     yield found
     found.close()

@@ -37,16 +37,18 @@ def listing(root: Path) -> list[str]:
     return sorted(name for name in found if "data/.relay" not in name)
 
 
-def test_an_empty_store_is_four_private_directories(folder: Path) -> None:
-    store = FilesystemStore(folder / "q")
-    assert listing(folder / "q") == ["cleanup", "data", "inflight", "queue"]
-    assert all((folder / "q" / name).stat().st_mode & 0o777 == 0o700 for name in listing(folder / "q"))
+def test_an_empty_store_is_four_private_directories(directory: Path) -> None:
+    store = FilesystemStore(directory / "q")
+    assert listing(directory / "q") == ["cleanup", "data", "inflight", "queue"]
+    assert all(
+        (directory / "q" / name).stat().st_mode & 0o777 == 0o700 for name in listing(directory / "q")
+    )
     store.close()
 
 
-async def test_links_follow_the_states(folder: Path) -> None:
-    root = folder / "files"
-    async with opened(folder, store=STORE) as queue:
+async def test_links_follow_the_states(directory: Path) -> None:
+    root = directory / "files"
+    async with opened(directory, store=STORE) as queue:
         message = await accept(queue, "a@x.example", "b@x.example", "c@y.example", body=b"b" * 70_000)
         targets = {link.name: str(link.readlink()) for link in (root / "queue").iterdir()}
         assert targets == {f"{message}.{i}": f"../data/{message}/{i}" for i in range(3)}
@@ -70,41 +72,41 @@ async def test_links_follow_the_states(folder: Path) -> None:
         assert schedule["at"] == "2033-05-18T03:33:20.000Z"
 
 
-async def test_an_edited_schedule_counts_at_the_next_start(folder: Path) -> None:
+async def test_an_edited_schedule_counts_at_the_next_start(directory: Path) -> None:
     clock = Clock()
-    async with opened(folder, clock, store=STORE) as queue:
+    async with opened(directory, clock, store=STORE) as queue:
         message = await accept(queue, "a@x.example")
         await settle(
             queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, due_ms=clock.ms + 10_000_000
         )
-    path = folder / "files" / "queue" / f"{message}.0" / "schedule"
+    path = directory / "files" / "queue" / f"{message}.0" / "schedule"
     path.write_text(path.read_text().replace("2027", "2026"))
-    async with opened(folder, clock, store=STORE) as queue:
+    async with opened(directory, clock, store=STORE) as queue:
         await until(lambda: queue.lease("default", "x.example", 1), "the recipient to be due")
 
 
-async def test_links_removed_by_hand_come_back_and_foreign_ones_go(folder: Path) -> None:
-    async with opened(folder, store=STORE) as queue:
+async def test_links_removed_by_hand_come_back_and_foreign_ones_go(directory: Path) -> None:
+    async with opened(directory, store=STORE) as queue:
         message = await accept(queue, "a@x.example")
-    root = folder / "files"
+    root = directory / "files"
     (root / "queue" / f"{message}.0").unlink()
     (root / "cleanup" / "gone").symlink_to("../data/gone")
-    async with opened(folder, store=STORE) as queue:
+    async with opened(directory, store=STORE) as queue:
         assert lease(queue, "x.example").active.id == message
         assert list((root / "cleanup").iterdir()) == []
 
 
-async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(folder: Path) -> None:
-    async with opened(folder, store=STORE) as queue:
+async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(directory: Path) -> None:
+    async with opened(directory, store=STORE) as queue:
         message = await accept(queue, "a@x.example", "b@y.example")
-    (folder / "files" / "data" / message / "0" / "schedule").write_text("{torn")
-    async with opened(folder, store=STORE) as queue:
+    (directory / "files" / "data" / message / "0" / "schedule").write_text("{torn")
+    async with opened(directory, store=STORE) as queue:
         assert cast(FilesystemStore, queue.store).damaged == [f"{message}.0"]
         held = lease(queue, "y.example")
         assert held.recipients[0].address == "b@y.example"
         await settle(queue, held, OutcomeKind.DELIVERED)
         assert queue.store.get(keys.mark_key(message)), "the message is still needed for the other one"
-    assert (folder / "files" / "data" / message / "0").exists()
+    assert (directory / "files" / "data" / message / "0").exists()
 
 
 class Killed(Exception):
@@ -135,11 +137,11 @@ ENOUGH = 40
 
 @pytest.mark.parametrize("survive", [*range(12), ENOUGH])
 async def test_a_crash_between_any_two_steps(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, survive: int
+    directory: Path, monkeypatch: pytest.MonkeyPatch, survive: int
 ) -> None:
     """Each of accept, start and settle is complete or absent after the next opening."""
     clock = Clock()
-    queue = make_queue(folder, clock, store=STORE)
+    queue = make_queue(directory, clock, store=STORE)
     await begin(queue)
     first = await accept(queue, "a@x.example")
     held = lease(queue, "x.example")
@@ -154,7 +156,7 @@ async def test_a_crash_between_any_two_steps(
     cut = any(isinstance(result, QueueUnavailable) for result in results)
     assert cut or survive == ENOUGH
     await queue.close()
-    async with opened(folder, clock, store=STORE) as queue:
+    async with opened(directory, clock, store=STORE) as queue:
         assert problems(queue.store) == []
         here = {
             keys.parse_recipient(k)[2]
@@ -167,18 +169,18 @@ async def test_a_crash_between_any_two_steps(
         assert queue.store.get(keys.mark_key(first)) is not None
 
 
-def test_an_incomplete_intent_is_ignored(folder: Path) -> None:
-    store = FilesystemStore(folder)
+def test_an_incomplete_intent_is_ignored(directory: Path) -> None:
+    store = FilesystemStore(directory)
     store.close()
-    (folder / "data" / ".relay" / "intent.new").write_bytes(b"half")
-    store = FilesystemStore(folder)
+    (directory / "data" / ".relay" / "intent.new").write_bytes(b"half")
+    store = FilesystemStore(directory)
     store.write(store.batch([(b"meta/x", b"1")], sync=True))
     assert store.get(b"meta/x") == b"1"
     store.close()
 
 
-def test_a_recipient_without_a_message_keeps_its_key(folder: Path) -> None:
-    store = FilesystemStore(folder)
+def test_a_recipient_without_a_message_keeps_its_key(directory: Path) -> None:
+    store = FilesystemStore(directory)
     key = keys.waiting_key("default", "0" * 24, "a@x.example")
     store.write(
         store.batch(
@@ -186,7 +188,7 @@ def test_a_recipient_without_a_message_keeps_its_key(folder: Path) -> None:
         )
     )
     store.close()
-    store = FilesystemStore(folder)
+    store = FilesystemStore(directory)
     assert list(store.keys(keys.WAITING, keys.end_of(keys.WAITING))) == [key]
     assert FORMAT
     store.close()

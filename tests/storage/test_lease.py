@@ -36,12 +36,12 @@ def backend_of(settings: QueueSettings, lease_s: float, closing: ExitStack) -> L
 
 
 @pytest.fixture
-def make_lease(folder: Path, kind: str) -> Iterator[MakeLease]:
+def make_lease(directory: Path, kind: str) -> Iterator[MakeLease]:
     """Leases of one partition, each with a client of its own as in a process of its own."""
     with ExitStack() as closing:
 
         def make(lease_s: float = LONG_S, settings: QueueSettings | None = None) -> PartitionLease:
-            backend = backend_of(settings or queue_settings(folder, kind), lease_s, closing)
+            backend = backend_of(settings or queue_settings(directory, kind), lease_s, closing)
             lease = PartitionLease("partition 'one'", lease_s, backend)
             closing.callback(lease.stop_renewing)
             return lease
@@ -59,7 +59,7 @@ def is_locked(lease: PartitionLease) -> bool:
 
 
 async def test_one_holder(make_lease: MakeLease) -> None:
-    """A second relay is refused and told which process has the lease; after a release it gets it."""
+    """A second relay is refused with the process that has the lease; after a release it gets it."""
     one, two = make_lease(), make_lease()
     one.acquire()
     with pytest.raises(QueueLocked, match=r"partition 'one': in use by .+:[0-9]+$") as caught:
@@ -107,13 +107,13 @@ async def test_a_lost_lease(make_lease: MakeLease, caplog: pytest.LogCaptureFixt
     two.check()
 
 
-async def test_lost_in_the_background(folder: Path, kind: str, make_lease: MakeLease) -> None:
+async def test_lost_in_the_background(directory: Path, kind: str, make_lease: MakeLease) -> None:
     """The thread that renews finds the loss by itself, and ends."""
     lease = make_lease(scaled(0.6))
     lease.acquire()
     lease.check()
     with ExitStack() as closing:
-        overwrite(queue_settings(folder, kind), closing)
+        overwrite(queue_settings(directory, kind), closing)
     thread = lease._thread
     assert thread is not None
     await until(lambda: lease.lost and not thread.is_alive(), "the loss to be found")
@@ -131,10 +131,10 @@ def overwrite(settings: QueueSettings, closing: ExitStack) -> None:
         other._client.put(other._path, other._data("x:1:y"))
 
 
-async def test_notifications_of_mail(folder: Path, kind: str, make_lease: MakeLease) -> None:
+async def test_notifications_of_mail(directory: Path, kind: str, make_lease: MakeLease) -> None:
     """A release with mail left sends one, and a release without does not."""
-    settings = queue_settings(folder, kind)
-    settings = replaced(settings, s3=replaced(settings.s3, notices=notice_queue(part_of(folder))))
+    settings = queue_settings(directory, kind)
+    settings = replaced(settings, s3=replaced(settings.s3, notices=notice_queue(part_of(directory))))
     storage = open_shared_storage(settings)
     assert storage is not None
     for mail, expected in ((True, "one"), (False, None)):
@@ -147,10 +147,10 @@ async def test_notifications_of_mail(folder: Path, kind: str, make_lease: MakeLe
 
 @pytest.mark.usefixtures("no_retries")
 async def test_a_server_that_ended(
-    folder: Path, kind: str, make_lease: MakeLease, caplog: pytest.LogCaptureFixture
+    directory: Path, kind: str, make_lease: MakeLease, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lease is not lost, as far as is known; it is not renewed and not released, and the log says so."""
-    settings, process = own_server(folder, kind)
+    settings, process = own_server(directory, kind)
     one, two = make_lease(LONG_S, settings), make_lease(LONG_S, settings)
     one.acquire()
     kill(process)

@@ -11,9 +11,9 @@ from zonemta_py.storage.open import open_store
 
 
 @pytest.mark.parametrize("kind", ["leveldb", "filesystem"])
-def test_a_second_opener_is_refused(folder: Path, kind: str) -> None:
+def test_a_second_opener_is_refused(directory: Path, kind: str) -> None:
     """The error names the process that has the store."""
-    settings = QueueSettings(directory=folder, store=kind)
+    settings = QueueSettings(directory=directory, store=kind)
     store = open_store(settings)
     try:
         with pytest.raises(QueueLocked, match=f"process {os.getpid()}"):
@@ -24,8 +24,8 @@ def test_a_second_opener_is_refused(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["filesystem", "memory"])
-def test_a_queue_in_another_store(folder: Path, other: str) -> None:
+def test_a_queue_in_another_store(directory: Path, other: str) -> None:
     """Its mail would wait unseen: refused."""
-    open_store(QueueSettings(directory=folder)).close()
+    open_store(QueueSettings(directory=directory)).close()
     with pytest.raises(LocalError, match="store 'leveldb' here"):
-        open_store(QueueSettings(directory=folder, store=other))
+        open_store(QueueSettings(directory=directory, store=other))

@@ -15,8 +15,8 @@ from zonemta_py.storage.open import open_store
 from zonemta_py.storage.redis import RedisStore
 
 
-def opened(folder: Path) -> RedisStore:
-    return cast(RedisStore, open_store(queue_settings(folder, "redis")))
+def opened(directory: Path) -> RedisStore:
+    return cast(RedisStore, open_store(queue_settings(directory, "redis")))
 
 
 def on_server(store: RedisStore) -> set[bytes]:
@@ -32,28 +32,30 @@ def on_server(store: RedisStore) -> set[bytes]:
         ((*DURABLE, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), "maxmemory-policy noeviction"),
     ],
 )  # fmt: skip
-async def test_a_redis_that_may_lose_mail(folder: Path, options: tuple[str, ...], problem: str) -> None:
+async def test_a_redis_that_may_lose_mail(
+    directory: Path, options: tuple[str, ...], problem: str
+) -> None:
     """Refused, unless the configuration allows it."""
     port, _ = start_redis(*options)
     redis = RedisSettings(f"redis://127.0.0.1:{port}/0")
-    settings = QueueSettings(directory=folder, store="redis", redis=redis)
+    settings = QueueSettings(directory=directory, store="redis", redis=redis)
     with pytest.raises(LocalError, match=problem):
         open_store(settings)
     open_store(replaced(settings, durability="none")).close()
 
 
 @pytest.mark.usefixtures("no_retries")
-async def test_a_redis_that_ended(folder: Path) -> None:
-    settings, process = own_server(folder, "redis")
+async def test_a_redis_that_ended(directory: Path) -> None:
+    settings, process = own_server(directory, "redis")
     open_store(settings).close()
     kill(process)
     with pytest.raises(LocalError, match=r"queue\.redis\.url: redis://.* cannot be used"):
         open_store(settings)
 
 
-async def test_a_batch_that_comes_again(folder: Path) -> None:
+async def test_a_batch_that_comes_again(directory: Path) -> None:
     """A batch that is sent twice because its answer was lost is applied once, however late it comes."""
-    store = opened(folder)
+    store = opened(directory)
     put(store, {b"k": b"1"})
     put(store, {b"k": None})
     where = store._where
@@ -63,15 +65,15 @@ async def test_a_batch_that_comes_again(folder: Path) -> None:
         assert store._client.run(late) == answer
     put(store, {b"m": b"2"})
     store.close()
-    store = opened(folder)
+    store = opened(directory)
     assert content(store) == {b"m": b"2"}
     store.close()
 
 
-async def test_removed_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_removed_chunks(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their values go with the next batch or at the close; at once when they are many."""
     second = keys.chunk_key("0" * 24, 2)
-    store = opened(folder)
+    store = opened(directory)
     put(store, {CHUNK: b"c", second: b"d"})
     put(store, {CHUNK: None})
     assert on_server(store) == {CHUNK, second}
@@ -81,7 +83,7 @@ async def test_removed_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert store.get(second) == b"e", "put again under the same key"
     put(store, {second: None})
     store.close()
-    store = opened(folder)
+    store = opened(directory)
     assert on_server(store) == set()
     monkeypatch.setattr(redis_store, "REMOVED_CHUNKS_MAX", 1)
     put(store, {CHUNK: b"c", second: b"d"})
@@ -90,28 +92,28 @@ async def test_removed_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     store.close()
 
 
-async def test_chunks_that_a_crash_left(folder: Path) -> None:
+async def test_chunks_that_a_crash_left(directory: Path) -> None:
     """Removed from the index and not from the values: the next writer removes them."""
-    store = opened(folder)
+    store = opened(directory)
     put(store, {b"a": b"1"})
     store._client.run(store._client.commands.hset(store._where.values, CHUNK, b"left"))
     store.close()
-    store = opened(folder)
+    store = opened(directory)
     assert content(store) == {b"a": b"1"}
     put(store, {b"b": b"2"})
     assert on_server(store) == {b"a", b"b"}
     store.close()
 
 
-async def test_more_than_a_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_than_a_page(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key is loaded, whatever the size of a page."""
     values = {b"k/%03d" % number: b"%d" % number for number in range(10)}
     values |= {keys.chunk_key("0" * 24, number): b"c" for number in range(1, 6)}
-    store = opened(folder)
+    store = opened(directory)
     put(store, values)
     store.close()
     for page in (1, 2, 5, 15, 16):
         monkeypatch.setattr(redis_store, "PAGE_KEYS", page)
-        store = opened(folder)
+        store = opened(directory)
         assert content(store) == values
         store.close()

@@ -20,9 +20,9 @@ from zonemta_py.storage.remote import RemoteBodyStore
 AT_ONCE_S = 0.5  # for calls that take microseconds; one request would take as long as the server sleeps
 
 
-async def test_reads_while_the_server_sleeps(folder: Path, kind: str) -> None:
+async def test_reads_while_the_server_sleeps(directory: Path, kind: str) -> None:
     """Every call of an event loop returns at once, also while another thread waits in a write."""
-    settings, process = own_server(folder, kind)
+    settings, process = own_server(directory, kind)
     store = cast(RemoteBodyStore, open_store(settings))
     values = {b"k/%03d" % number: b"value" for number in range(600)}
     put(store, {**values, MARK: b"m", CHUNK: b"c" * 70_000})
@@ -51,9 +51,9 @@ async def test_reads_while_the_server_sleeps(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-async def test_fetched_chunks(folder: Path, name: str) -> None:
+async def test_fetched_chunks(directory: Path, name: str) -> None:
     """On every store the same as ``get``, before and after it was opened again."""
-    settings = queue_settings(folder, name)
+    settings = queue_settings(directory, name)
     store = open_store(settings)
     put(store, {CHUNK: b"c" * 65_536, MARK: b"m"})
     for _ in range(2):
@@ -67,9 +67,9 @@ async def test_fetched_chunks(folder: Path, name: str) -> None:
 
 @pytest.mark.usefixtures("no_retries")
 @pytest.mark.parametrize("how", ["get", "fetch_chunk"])
-async def test_a_read_that_fails_is_not_damage(folder: Path, kind: str, how: str) -> None:
+async def test_a_read_that_fails_is_not_damage(directory: Path, kind: str, how: str) -> None:
     """Nothing is written any more: a decision taken without the answer could lose mail."""
-    settings, process = own_server(folder, kind)
+    settings, process = own_server(directory, kind)
     store = open_store(settings)
     put(store, {CHUNK: b"c", MARK: b"m"})
     kill(process)
@@ -86,9 +86,9 @@ async def test_a_read_that_fails_is_not_damage(folder: Path, kind: str, how: str
 
 
 @pytest.mark.usefixtures("no_retries")
-async def test_a_write_that_fails_is_final(folder: Path, kind: str) -> None:
+async def test_a_write_that_fails_is_final(directory: Path, kind: str) -> None:
     """Later writes raise at once, and memory does not have what was not written."""
-    settings, process = own_server(folder, kind)
+    settings, process = own_server(directory, kind)
     store = open_store(settings)
     put(store, {b"a": b"1"})
     kill(process)
@@ -99,8 +99,8 @@ async def test_a_write_that_fails_is_final(folder: Path, kind: str) -> None:
     store.close()
 
 
-async def test_a_cancelled_fetch_is_not_a_failure(folder: Path, kind: str) -> None:
-    settings, process = own_server(folder, kind)
+async def test_a_cancelled_fetch_is_not_a_failure(directory: Path, kind: str) -> None:
+    settings, process = own_server(directory, kind)
     store = cast(RemoteBodyStore, open_store(settings))
     put(store, {CHUNK: b"c"})
     with suspended(process):
@@ -114,9 +114,9 @@ async def test_a_cancelled_fetch_is_not_a_failure(folder: Path, kind: str) -> No
     await asyncio.to_thread(store.close)
 
 
-async def test_a_frozen_view_keeps_its_bodies(folder: Path, kind: str) -> None:
+async def test_a_frozen_view_keeps_its_bodies(directory: Path, kind: str) -> None:
     """A batch that removes them is on the server, and the view can still read them."""
-    store = cast(RemoteBodyStore, open_store(queue_settings(folder, kind)))
+    store = cast(RemoteBodyStore, open_store(queue_settings(directory, kind)))
     put(store, {CHUNK: b"c", MARK: b"m"})
     with store.frozen() as view:
         write = asyncio.create_task(asyncio.to_thread(put, store, {CHUNK: None, MARK: None}))
@@ -136,9 +136,9 @@ def _is_written(store: RemoteBodyStore) -> bool:
     return store._seq == 3  # the first one is empty
 
 
-async def test_its_size(folder: Path, kind: str) -> None:
+async def test_its_size(directory: Path, kind: str) -> None:
     """Of small values, and 64 KiB for each chunk; the same when it is opened again."""
-    settings = queue_settings(folder, kind)
+    settings = queue_settings(directory, kind)
     store = open_store(settings)
     put(store, {b"a": b"12345", CHUNK: b"c"})
     put(store, {b"a": b"123"})

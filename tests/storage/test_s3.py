@@ -18,13 +18,13 @@ from zonemta_py.storage.s3_client import S3Client
 from zonemta_py.storage.s3_lease import S3Lease
 
 
-def opened(folder: Path) -> S3Store:
-    return cast(S3Store, open_store(queue_settings(folder, "s3")))
+def opened(directory: Path) -> S3Store:
+    return cast(S3Store, open_store(queue_settings(directory, "s3")))
 
 
 @pytest.mark.usefixtures("no_retries")
-async def test_a_server_that_is_not_there(folder: Path) -> None:
-    settings = queue_settings(folder, "s3")
+async def test_a_server_that_is_not_there(directory: Path) -> None:
+    settings = queue_settings(directory, "s3")
     for changed in (
         S3Settings("no-such-bucket", endpoint=settings.s3.endpoint),
         S3Settings("queues", endpoint="http://127.0.0.1:9"),
@@ -33,12 +33,12 @@ async def test_a_server_that_is_not_there(folder: Path) -> None:
             open_store(replaced(settings, s3=changed))
 
 
-async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshots(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is cut; the first batch of each boot stays."""
     monkeypatch.setattr(s3_store, "SNAPSHOT_BATCHES", 5)
     expected: dict[bytes, bytes] = {}
     for boot in range(3):
-        store = opened(folder)
+        store = opened(directory)
         assert content(store) == expected
         for number in range(8):
             key = b"k/%d/%d" % (boot, number)
@@ -46,7 +46,7 @@ async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             expected[key] = b"v"
             expected.pop(b"k/0/0", None)
         store.close()
-    store = opened(folder)
+    store = opened(directory)
     assert content(store) == expected
     found = store._client.paths("one/")
     assert len([path for path in found if "/snapshot/" in path]) == 1
@@ -54,25 +54,25 @@ async def test_snapshots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
 
 
-async def test_bodies_without_a_batch(folder: Path) -> None:
+async def test_bodies_without_a_batch(directory: Path) -> None:
     """A crash between a body and its batch leaves an unused object: the next opening deletes it."""
-    store = opened(folder)
+    store = opened(directory)
     put(store, {CHUNK: b"kept"})
     store._client.put(store._path("body", "0" * 16, "f" * 24, "000001"), b"lost")
     store.close()
-    store = opened(folder)
+    store = opened(directory)
     assert store._client.paths("one/body/") == [store._path("body", f"{1:016x}", "0" * 24, "000001")]
     assert store.get(CHUNK) == b"kept"
     put(store, {CHUNK: None})
     store.close()
-    store = opened(folder)
+    store = opened(directory)
     assert store._client.paths("one/body/") == []
     store.close()
 
 
-async def test_a_relay_that_hung_in_a_snapshot(folder: Path) -> None:
+async def test_a_relay_that_hung_in_a_snapshot(directory: Path) -> None:
     """It deletes older objects, and none that another relay wrote since."""
-    settings = queue_settings(folder, "s3", lease_s=scaled(0.6))
+    settings = queue_settings(directory, "s3", lease_s=scaled(0.6))
     one = cast(S3Store, open_store(settings))
     put(one, {b"a": b"1"})
     stop_renewing(one)
@@ -90,9 +90,9 @@ async def test_a_relay_that_hung_in_a_snapshot(folder: Path) -> None:
     storage.close()
 
 
-async def test_a_lease_whose_version_changed(folder: Path) -> None:
+async def test_a_lease_whose_version_changed(directory: Path) -> None:
     """By a request of this relay that was sent again: it is kept. By another relay: it is lost."""
-    settings = queue_settings(folder, "s3")
+    settings = queue_settings(directory, "s3")
     client = S3Client(settings.s3)
     lease = S3Lease(client, "one", 30)
     assert lease.try_acquire("a:1:b") is None
@@ -103,7 +103,7 @@ async def test_a_lease_whose_version_changed(folder: Path) -> None:
     client.close()
 
 
-async def test_a_store_without_conditions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_without_conditions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two relays could write one partition there: refused when it is opened."""
     conditional = S3Client._put
 
@@ -112,17 +112,17 @@ async def test_a_store_without_conditions(folder: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(S3Client, "_put", careless)
     with pytest.raises(LocalError, match="ignores If-None-Match"):
-        opened(folder)
+        opened(directory)
 
 
-async def test_a_damaged_lease(folder: Path) -> None:
+async def test_a_damaged_lease(directory: Path) -> None:
     """Its partition is ignored and cannot be opened; the others are listed."""
-    store = opened(folder)
+    store = opened(directory)
     put(store, {MARK: b"x"})
     for name, data in (("two", b"{}"), ("three", b"garbage"), ("four", b"[]")):
         store._client.put(f"{name}/lease", data)
     store.close()
-    storage = open_shared_storage(queue_settings(folder, "s3"))
+    storage = open_shared_storage(queue_settings(directory, "s3"))
     assert storage is not None
     assert storage.orphans() == ["one"]
     for name in ("two", "three", "four"):

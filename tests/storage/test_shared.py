@@ -101,10 +101,10 @@ async def test_partitions_without_a_relay(storage: SharedStorage) -> None:
     store.close()
 
 
-async def test_notifications(folder: Path, kind: str) -> None:
+async def test_notifications(directory: Path, kind: str) -> None:
     """Redis keeps them in a list, SQS in a queue; each is received once."""
-    settings = queue_settings(folder, kind)
-    url = notice_queue(part_of(folder))
+    settings = queue_settings(directory, kind)
+    url = notice_queue(part_of(directory))
     storage = open_shared_storage(replaced(settings, s3=replaced(settings.s3, notices=url)))
     assert storage is not None
     assert storage.wait_for_notification(0.1) is None
@@ -118,9 +118,9 @@ async def test_notifications(folder: Path, kind: str) -> None:
     storage.close()
 
 
-async def test_a_standby_partition(folder: Path, kind: str) -> None:
+async def test_a_standby_partition(directory: Path, kind: str) -> None:
     """A relay whose partition is being delivered by another opens a standby."""
-    settings = queue_settings(folder, kind)
+    settings = queue_settings(directory, kind)
     stores = [open_store(settings, standby=True) for _ in range(3)]
     assert [name_of(store) for store in stores] == ["one", "one-2", "one-3"]
     with pytest.raises(QueueLocked):
@@ -129,24 +129,26 @@ async def test_a_standby_partition(folder: Path, kind: str) -> None:
         store.close()
 
 
-async def test_a_relay_that_comes_back_soon(folder: Path, kind: str) -> None:
+async def test_a_relay_that_comes_back_soon(directory: Path, kind: str) -> None:
     """After a crash it waits for its own lease: its submission keys and its mail are in that partition."""
-    settings = queue_settings(folder, kind, lease_s=scaled(0.6))
+    settings = queue_settings(directory, kind, lease_s=scaled(0.6))
     code = (
         "import os, sys; from pathlib import Path; from tests.kit.servers import queue_settings; "
         "from zonemta_py.storage.open import open_store; "
         "open_store(queue_settings(Path(sys.argv[1]), sys.argv[2], lease_s=0.6)); os._exit(9)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code, folder, kind], env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", code, directory, kind], env=environment, check=False)
     assert done.returncode == 9
     store = open_store(settings, standby=True)
     assert name_of(store) == "one"
     store.close()
 
 
-def test_invalid_addresses(folder: Path) -> None:
+def test_invalid_addresses(directory: Path) -> None:
     with pytest.raises(LocalError, match=r"queue\.redis\.url: what"):
-        open_store(QueueSettings(directory=folder, store="redis", redis=RedisSettings("what")))
+        open_store(QueueSettings(directory=directory, store="redis", redis=RedisSettings("what")))
     with pytest.raises(LocalError, match="s3://queues"):
-        open_store(QueueSettings(directory=folder, store="s3", s3=S3Settings("queues", endpoint="what")))
+        open_store(
+            QueueSettings(directory=directory, store="s3", s3=S3Settings("queues", endpoint="what"))
+        )

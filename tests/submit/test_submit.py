@@ -21,9 +21,9 @@ from zonemta_py.submit.recipients import ListRow, read_rows
 LETTER = b"From: a@b.example\nTo: {{email}}\nSubject: Dear {{ name }}\n\nHello {{name}}!\n.dot\n"
 
 
-def test_csv_and_json_lines(folder: Path) -> None:
+def test_csv_and_json_lines(directory: Path) -> None:
     """Header names, quotes, UTF-8 with a mark, bad rows that do not stop the others."""
-    path = folder / "list.csv"
+    path = directory / "list.csv"
     path.write_text(
         '\ufeffname,Email,email\n"O\'Neil, Zoë",x,zoë@b.example\nbad,y,nobody\nlast,z,A@B.example\n',
         encoding="utf-8",
@@ -46,8 +46,8 @@ def test_csv_and_json_lines(folder: Path) -> None:
     assert [row.fields.get("n") for row in rows] == ["1", None, None, ""] or len(rows) == 4
 
 
-def test_no_list(folder: Path) -> None:
-    path = folder / "list.csv"
+def test_no_list(directory: Path) -> None:
+    path = directory / "list.csv"
     path.write_text("name,phone\nx,1\n")
     with pytest.raises(
         LocalError, match=r"list\.csv:2: no column email or address or recipient; columns: name, phone"
@@ -55,7 +55,7 @@ def test_no_list(folder: Path) -> None:
         list(read_rows(str(path)))
     assert next(read_rows(str(path), "name")).problem
     with pytest.raises(LocalError, match="No such file"):
-        list(read_rows(str(folder / "nope")))
+        list(read_rows(str(directory / "nope")))
     path.write_bytes(b"email\n\xff\xfe@b.example\n")
     with pytest.raises(LocalError, match="utf-8"):
         list(read_rows(str(path)))
@@ -104,9 +104,9 @@ def test_template_edges() -> None:
     assert Template(b"Subject: x").render({})[0].startswith(b"Subject: x")
 
 
-async def test_journal(folder: Path) -> None:
+async def test_journal(directory: Path) -> None:
     """Reads what was sent; a truncated last line, another message, a second process."""
-    path = folder / "j"
+    path = directory / "j"
     journal = Journal(path, "s@x.example", "hash")
     await asyncio.gather(*(journal.sent([f"{n}@x.example"]) for n in range(20)))
     await journal.answered(ACCEPTED, ["1@x.example"], "250 ok")
@@ -127,12 +127,12 @@ async def test_journal(folder: Path) -> None:
     third = Journal(path, "s@x.example", "hash")
     assert digest("3@x.example") in third.done
     third.close()
-    (folder / "torn").write_bytes(b'{"journal":1,"fr')
-    Journal(folder / "torn", "s", "h").close()
-    Journal(folder / "torn", "s", "h").close()
-    (folder / "other").write_bytes(b"[1]\n")
+    (directory / "torn").write_bytes(b'{"journal":1,"fr')
+    Journal(directory / "torn", "s", "h").close()
+    Journal(directory / "torn", "s", "h").close()
+    (directory / "other").write_bytes(b"[1]\n")
     with pytest.raises(LocalError, match="not a journal"):
-        Journal(folder / "other", "s", "h")
+        Journal(directory / "other", "s", "h")
 
 
 def _settings(port: int, template: Template, **changes: object) -> SubmissionSettings:
@@ -217,7 +217,7 @@ async def test_a_relay_that_drops_and_one_that_is_not_there() -> None:
     assert "refused" in summary.failure
 
 
-async def test_resume_sends_to_no_recipient_twice(folder: Path) -> None:
+async def test_resume_sends_to_no_recipient_twice(directory: Path) -> None:
     """A recipient whose reply was lost is uncertain, and skipped unless --resend-uncertain is given."""
     sink = Sink(
         Script(
@@ -231,7 +231,7 @@ async def test_resume_sends_to_no_recipient_twice(folder: Path) -> None:
     port = await sink.start()
 
     async def run(**changes: object) -> SubmissionSummary:
-        journal = Journal(folder / "j", "s@x.example", "h")
+        journal = Journal(directory / "j", "s@x.example", "h")
         try:
             return await _submit(
                 _settings(port, PLAIN, recipients_per_message=1, **changes), _rows(20), journal

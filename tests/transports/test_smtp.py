@@ -311,9 +311,9 @@ async def test_a_closed_port() -> None:
         await open_to(port, source="192.0.2.1")
 
 
-async def test_starttls(folder: Path) -> None:
+async def test_starttls(directory: Path) -> None:
     """Opportunistic takes any certificate, required verifies, broken TLS is said to be TLS."""
-    cert, key, trusting = certificate(folder)
+    cert, key, trusting = certificate(directory)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(cert, key)
     offer = [

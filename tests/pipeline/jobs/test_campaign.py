@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 COUNT = 120
 
 
-async def campaign(spark: "SparkSession", folder: Path) -> dict[str, Any]:
+async def campaign(spark: "SparkSession", directory: Path) -> dict[str, Any]:
     """A plan of 120, submitted and delivered: one in six bounces hard, one in six is deferred once."""
     rows = [
         [f"{'gone' if n % 6 == 0 else 'later' if n % 6 == 1 else 'fine'}{n}@d{n % 2}.example"]
         for n in range(COUNT)
     ]
-    listed = write_list(folder / "list.csv", rows, head=("email",))
+    listed = write_list(directory / "list.csv", rows, head=("email",))
     rules = (
         Rule(Step.RCPT, recipient="gone*", reply="550 5.1.1 <{}> no such user"),
         Rule(
@@ -38,12 +38,12 @@ async def campaign(spark: "SparkSession", folder: Path) -> dict[str, Any]:
             times=1,
         ),
     )
-    async with staged(folder) as stage:
+    async with staged(directory) as stage:
         for n in range(2):
             await stage.receiver(f"d{n}.example", *rules)
         home = await stage.receiver("example.com")
         async with relaying(stage.config()) as relay:
-            plan_path = folder / "plan"
+            plan_path = directory / "plan"
             await asyncio.to_thread(
                 plan, spark, listed, plan_path, message=LETTER, recipients_per_message=10
             )
@@ -53,7 +53,7 @@ async def campaign(spark: "SparkSession", folder: Path) -> dict[str, Any]:
             assert sums.complete
             await empty_queue(relay)
         assert home.tally.messages > 0
-    return {"plan": str(plan_path), "events": str(folder / "events"), "rows": rows}
+    return {"plan": str(plan_path), "events": str(directory / "events"), "rows": rows}
 
 
 async def empty_queue(relay: Any) -> None:
@@ -63,17 +63,17 @@ async def empty_queue(relay: Any) -> None:
     )
 
 
-async def test_a_campaign(spark: "SparkSession", folder: Path) -> None:
-    found = await campaign(spark, folder)
-    await asyncio.to_thread(_report, spark, found, folder)
-    await asyncio.to_thread(_reconcile, spark, found, folder)
-    await asyncio.to_thread(_suppress, spark, found, folder)
+async def test_a_campaign(spark: "SparkSession", directory: Path) -> None:
+    found = await campaign(spark, directory)
+    await asyncio.to_thread(_report, spark, found, directory)
+    await asyncio.to_thread(_reconcile, spark, found, directory)
+    await asyncio.to_thread(_suppress, spark, found, directory)
 
 
-def _report(spark: "SparkSession", found: dict[str, Any], folder: Path) -> None:
+def _report(spark: "SparkSession", found: dict[str, Any], directory: Path) -> None:
     from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
 
-    output = folder / "report"
+    output = directory / "report"
     sums = make_report(spark, ReportRequest(found["events"], [found["plan"]], str(output)), no_progress)
     gone, later = COUNT // 6, COUNT // 6
     campaigns = {
@@ -98,35 +98,35 @@ def _report(spark: "SparkSession", found: dict[str, Any], folder: Path) -> None:
         make_report(spark, ReportRequest(found["events"], [], str(output)), no_progress)
 
 
-def _reconcile(spark: "SparkSession", found: dict[str, Any], folder: Path) -> None:
+def _reconcile(spark: "SparkSession", found: dict[str, Any], directory: Path) -> None:
     from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
 
-    request = ReconcileRequest(found["plan"], found["events"], str(folder / "outcomes"))
+    request = ReconcileRequest(found["plan"], found["events"], str(directory / "outcomes"))
     counts = reconcile(spark, request, no_progress)
     assert counts["delivered"] == COUNT * 5 // 6
     assert counts["bounced"] == COUNT // 6
     assert sum(counts.values()) == COUNT
-    rows = spark.read.parquet(str(folder / "outcomes")).collect()
+    rows = spark.read.parquet(str(directory / "outcomes")).collect()
     assert Counter(r["outcome"] for r in rows if r["address"].startswith("gone")) == {
         "bounced": COUNT // 6
     }
     assert all("5.1.1" in r["detail"] for r in rows if r["outcome"] == "bounced")
-    empty = folder / "no-events"
+    empty = directory / "no-events"
     empty.mkdir()
     counts = reconcile(spark, ReconcileRequest(found["plan"], str(empty)), no_progress)
     assert counts["waiting"] == COUNT
 
 
-def _suppress(spark: "SparkSession", found: dict[str, Any], folder: Path) -> None:
+def _suppress(spark: "SparkSession", found: dict[str, Any], directory: Path) -> None:
     from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
 
-    path = folder / "bounced.txt"
+    path = directory / "bounced.txt"
     assert make_suppression(spark, SuppressRequest(found["events"], path), no_progress) == COUNT // 6
     entries = read_suppression([path])
     assert entries.bad == 0
     assert all(address.startswith("gone") for address in entries.entries)
     assert all(reason.startswith("bounced 5.1.1 on 20") for reason in entries.entries.values())
-    listed = write_list(folder / "again.csv", found["rows"], head=("email",))
-    manifest = plan(spark, listed, folder / "second", suppression=entries, message=LETTER)
+    listed = write_list(directory / "again.csv", found["rows"], head=("email",))
+    manifest = plan(spark, listed, directory / "second", suppression=entries, message=LETTER)
     assert (manifest.planned, manifest.suppressed) == (COUNT * 5 // 6, COUNT // 6)
     assert make_suppression(spark, SuppressRequest(found["events"], path, times=2), no_progress) == 0

@@ -35,18 +35,18 @@ class Node:
     """A relay in a process of its own; it keeps its port after a restart."""
 
     def __init__(self, stage: Stage, name: str) -> None:
-        self.folder = stage.folder / name
-        self.folder.mkdir()
+        self.directory = stage.directory / name
+        self.directory.mkdir()
         port = free_port()
         self.target = f"127.0.0.1:{port}"
         stage.config(listeners=[{"address": self.target}])
-        self.config = self.folder / "zonemta.yaml"
-        (stage.folder / "zonemta.yaml").rename(self.config)
+        self.config = self.directory / "zonemta.yaml"
+        (stage.directory / "zonemta.yaml").rename(self.config)
         self.start()
 
     def start(self) -> None:
         command = ["serve", "-c", str(self.config), "--log-level", "warning"]
-        self.process = CommandProcess(command, self.folder / "log")
+        self.process = CommandProcess(command, self.directory / "log")
         self.process.wait_ready()
 
     def kill(self) -> None:
@@ -57,13 +57,13 @@ class Sending:
     """``zonemta pipeline send`` on the cluster, in a process of its own."""
 
     def __init__(
-        self, folder: Path, spark_cluster: Cluster, plan_path: Path, *, targets: list[str]
+        self, directory: Path, spark_cluster: Cluster, plan_path: Path, *, targets: list[str]
     ) -> None:
         relays = [part for target in targets for part in ("--relay", target)]
         settings = [part for each in (*SMALL, *HASTY) for part in ("--conf", each)]
         self.child = CommandProcess(
             ["pipeline", "send", str(plan_path), *relays, "--connections", "1", "--master", spark_cluster.address, "--heap", "512m", *settings, "--json"],
-            folder / "send.log",
+            directory / "send.log",
             environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         )  # fmt: skip
 
@@ -85,11 +85,11 @@ class Sending:
         return found
 
 
-async def planned(spark: "SparkSession", folder: Path) -> tuple[Path, list[str]]:
+async def planned(spark: "SparkSession", directory: Path) -> tuple[Path, list[str]]:
     addresses = [f"u{n:05d}@d{n % 3}.example" for n in range(COUNT)]
-    listed = write_list(folder / "list.csv", [[address, "x"] for address in addresses])
-    await asyncio.to_thread(plan, spark, listed, folder / "plan", message=PERSONAL, slots=8)
-    return folder / "plan", addresses
+    listed = write_list(directory / "list.csv", [[address, "x"] for address in addresses])
+    await asyncio.to_thread(plan, spark, listed, directory / "plan", message=PERSONAL, slots=8)
+    return directory / "plan", addresses
 
 
 def got(sinks: list[Sink]) -> Counter[str]:
@@ -99,31 +99,31 @@ def got(sinks: list[Sink]) -> Counter[str]:
 
 def named_uncertain(node: Node) -> list[str]:
     """The recipients that the relay's event log names uncertain."""
-    interrupted = [event["recipient"] for event in logged_events(node.folder, "uncertain")]
+    interrupted = [event["recipient"] for event in logged_events(node.directory, "uncertain")]
     return interrupted + [
-        f["recipient"] for f in logged_events(node.folder, "deferred") if f.get("uncertain")
+        f["recipient"] for f in logged_events(node.directory, "deferred") if f.get("uncertain")
     ]
 
 
 def accepted(node: Node) -> int:
-    return ledger(node.folder).total("accepted")
+    return ledger(node.directory).total("accepted")
 
 
 @pytest.mark.timeout(400)
-async def test_on_a_cluster(spark: "SparkSession", folder: Path) -> None:
+async def test_on_a_cluster(spark: "SparkSession", directory: Path) -> None:
     """An executor and a relay are killed during the job, with speculative execution.
 
     Every recipient is accepted once, by one relay; one that got the message twice is named uncertain by that relay.
     """
-    plan_path, addresses = await planned(spark, folder)
+    plan_path, addresses = await planned(spark, directory)
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(staged(folder))
+        stage = await stack.enter_async_context(staged(directory))
         sinks = [await stage.receiver(f"d{n}.example") for n in range(3)]
         nodes = [Node(stage, "one"), Node(stage, "two")]
         for node in nodes:
             stack.callback(node.kill)
-        spark_cluster = await stack.enter_async_context(cluster(folder))
-        sending = Sending(folder, spark_cluster, plan_path, targets=[n.target for n in nodes])
+        spark_cluster = await stack.enter_async_context(cluster(directory))
+        sending = Sending(directory, spark_cluster, plan_path, targets=[n.target for n in nodes])
         stack.callback(sending.child.kill)
         await sending.until(lambda: sum(got(sinks).values()) > COUNT // 10, "the first deliveries")
         spark_cluster.kill_executor()
@@ -147,5 +147,5 @@ async def _drained(node: Node) -> bool:
     from zonemta_py.admin.control import ask
     from zonemta_py.admin.requests import ListRequest
 
-    rows = await asyncio.to_thread(lambda: list(ask(node.folder / "queue", ListRequest())))
+    rows = await asyncio.to_thread(lambda: list(ask(node.directory / "queue", ListRequest())))
     return not rows

@@ -57,42 +57,42 @@ MAIL = [
 ]
 
 
-def ledger_of(spark: "SparkSession", folder: Path) -> str:
+def ledger_of(spark: "SparkSession", directory: Path) -> str:
     """A plan that was submitted: k1 to a and b, k2 to c."""
     from zonemta_py.pipeline.spark import tables
 
     manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
-    spark.createDataFrame([manifest], tables.MANIFEST).write.parquet(f"{folder}/manifest")
+    spark.createDataFrame([manifest], tables.MANIFEST).write.parquet(f"{directory}/manifest")
     rows = [
         ("june", key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, 1)
         for key, names in (("k1", "ab"), ("k2", "c"))
         for name in names
     ]
-    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{folder}/ledger/run=1")
-    return str(folder)
+    spark.createDataFrame(rows, tables.LEDGER).write.parquet(f"{directory}/ledger/run=1")
+    return str(directory)
 
 
-def as_mbox(folder: Path) -> Path:
-    box = mailbox.mbox(str(folder / "bounces.mbox"))
+def as_mbox(directory: Path) -> Path:
+    box = mailbox.mbox(str(directory / "bounces.mbox"))
     for message in MAIL:
         box.add(message)
     box.close()
-    return folder / "bounces.mbox"
+    return directory / "bounces.mbox"
 
 
-def as_maildirs(folder: Path) -> Path:
+def as_maildirs(directory: Path) -> Path:
     """Two maildirs; the name of one begins with a dot."""
-    (folder / "tree").mkdir()
+    (directory / "tree").mkdir()
     for n, message in enumerate(MAIL):
-        directory = folder / "tree" / (".bounces" if n % 2 else "inbox")
-        box = mailbox.Maildir(str(directory), create=True)
+        maildir = directory / "tree" / (".bounces" if n % 2 else "inbox")
+        box = mailbox.Maildir(str(maildir), create=True)
         box.add(message)
-    (folder / "tree" / "inbox" / "tmp" / "half").write_bytes(MAIL[0][:50])
-    return folder / "tree"
+    (directory / "tree" / "inbox" / "tmp" / "half").write_bytes(MAIL[0][:50])
+    return directory / "tree"
 
 
-def as_table(folder: Path) -> Path:
-    path = folder / "mail.jsonl"
+def as_table(directory: Path) -> Path:
+    path = directory / "mail.jsonl"
     path.write_bytes(
         b"".join(to_json({"octets": base64.b64encode(message).decode()}) + b"\n" for message in MAIL)
     )

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from zonemta_py.pipeline.jobs.send import SendCounts
 
 
-async def test_a_plan_is_submitted_once(spark: "SparkSession", folder: Path) -> None:
+async def test_a_plan_is_submitted_once(spark: "SparkSession", directory: Path) -> None:
     """A second run submits nothing; the relay's ledger, the plan's ledger and the sinks agree."""
-    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 300)
-    async with relay_and_sinks(folder) as here:
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 300)
+    async with relay_and_sinks(directory) as here:
         sums = await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
         assert (sums.planned, sums.accepted, sums.repeated, sums.unsent) == (300, 300, 0, 0)
         assert sums.complete
@@ -36,7 +36,7 @@ async def test_a_plan_is_submitted_once(spark: "SparkSession", folder: Path) -> 
         assert again == sums
         await until(lambda: len(here.delivered()) == 300, "300 deliveries")
         assert here.delivered() == addresses_sorted(300)
-    assert ledger(folder).total("accepted") == 300
+    assert ledger(directory).total("accepted") == 300
 
 
 def addresses_sorted(count: int) -> list[str]:
@@ -44,7 +44,7 @@ def addresses_sorted(count: int) -> list[str]:
 
 
 async def test_progress_is_reported_in_recipients(
-    spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reported number grows and never exceeds the number of recipients."""
     from zonemta_py.pipeline.jobs import send as module
@@ -52,9 +52,9 @@ async def test_progress_is_reported_in_recipients(
 
     monkeypatch.setattr(module, "ROWS_PER_FILE", 20)
     monkeypatch.setattr(progress, "POLL_S", 0.01)
-    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 300, recipients_per_message=5)
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 300, recipients_per_message=5)
     steps: list[str] = []
-    async with relay_and_sinks(folder) as here:
+    async with relay_and_sinks(directory) as here:
         await asyncio.to_thread(
             module.send_plan, spark, str(plan_path), submit_options(here.target), steps.append
         )
@@ -68,19 +68,19 @@ async def test_progress_is_reported_in_recipients(
 
 
 async def test_a_task_that_dies(
-    spark: "SparkSession", folder: Path, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task runs again from its beginning; the relay recognises what it has submitted before."""
-    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 200)
-    async with relay_and_sinks(folder) as here:
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 200)
+    async with relay_and_sinks(directory) as here:
         sums = await asyncio.to_thread(
-            _send_with_a_fault, spark, plan_path, submit_options(here.target), folder / "mark"
+            _send_with_a_fault, spark, plan_path, submit_options(here.target), directory / "mark"
         )
         assert (sums.accepted, sums.unsent) == (200, 0)
         assert sums.repeated > 0
         await until(lambda: len(here.delivered()) >= 200, "200 deliveries")
     assert here.delivered() == addresses_sorted(200)
-    assert ledger(folder).total("accepted") == 200
+    assert ledger(directory).total("accepted") == 200
 
 
 def _send_with_a_fault(
@@ -113,10 +113,10 @@ def _send_with_a_fault(
         module._submit_batches = original
 
 
-async def test_deferred_recipients_are_submitted_again(spark: "SparkSession", folder: Path) -> None:
+async def test_deferred_recipients_are_submitted_again(spark: "SparkSession", directory: Path) -> None:
     """A relay defers some recipients; the next run submits only those."""
-    plan_path = await asyncio.to_thread(personal_plan, spark, folder, 60)
-    async with staged(folder) as stage:
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
+    async with staged(directory) as stage:
         sink = await stage.receiver(
             "relay.example", Rule(Step.RCPT, recipient="*@d1*", reply="452 4.2.2 full", times=1)
         )

@@ -10,12 +10,12 @@ from zonemta_py.core.errors import LocalError
 session = pytest.importorskip("zonemta_py.pipeline.spark.session")
 
 
-def _java(folder: Path, version: str) -> Path:
-    command = folder / "bin" / "java"
+def _java(directory: Path, version: str) -> Path:
+    command = directory / "bin" / "java"
     command.parent.mkdir(parents=True)
     command.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    return folder
+    return directory
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
+def test_the_data_source(spark: "SparkSession", directory: Path) -> None:
     """``write`` submits, and a second time delivers nothing twice; ``read`` returns the waiting recipients.
 
     The relay is a process of its own: Spark finds sources by the session of the main thread.
     """
-    plan_path = personal_plan(spark, folder, 30)
+    plan_path = personal_plan(spark, directory, 30)
     port = free_port()
-    (folder / "z.yaml").write_text(
+    (directory / "z.yaml").write_text(
         f"listeners: [{{address: '127.0.0.1:0'}}]\nqueue: {{directory: queue, min_free_disk: 1MiB}}\n"
         f"events: {{directory: events}}\nzones: {{default: {{smarthost: '127.0.0.1:{port}'}}}}\n"
     )
-    (folder / "rules.yaml").write_text("- {at: rcpt, recipient: 'u0000*', reply: '451 4.2.0 later'}\n")
-    rules = ["--script", str(folder / "rules.yaml"), "--json"]
-    sink = CommandProcess(["sink", "--listen", f"127.0.0.1:{port}", *rules], folder / "sink.log")
+    (directory / "rules.yaml").write_text(
+        "- {at: rcpt, recipient: 'u0000*', reply: '451 4.2.0 later'}\n"
+    )
+    rules = ["--script", str(directory / "rules.yaml"), "--json"]
+    sink = CommandProcess(["sink", "--listen", f"127.0.0.1:{port}", *rules], directory / "sink.log")
     relay = CommandProcess(
-        ["serve", "-c", str(folder / "z.yaml"), "--log-level", "warning"], folder / "relay.log"
+        ["serve", "-c", str(directory / "z.yaml"), "--log-level", "warning"], directory / "relay.log"
     )
     try:
         target = relay.wait_ready()[0]
@@ -41,7 +43,7 @@ def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
         envelopes = spark.read.parquet(f"{plan_path}/envelopes")
         for _ in range(2):
             envelopes.write.format("zonemta").mode("append").options(**options).save()
-        waiting = spark.read.format("zonemta").option("queue", str(folder / "queue")).load()
+        waiting = spark.read.format("zonemta").option("queue", str(directory / "queue")).load()
         for _ in range(100):  # each read takes Spark a while
             rows = {(row["recipient"], row["zone"]) for row in waiting.collect()}
             if len(rows) == 1:
@@ -51,8 +53,8 @@ def test_the_data_source(spark: "SparkSession", folder: Path) -> None:
     finally:
         relay.kill()
         sink.kill()
-    assert ledger(folder).total("accepted") == 30
-    assert ledger(folder).total("delivered") == 29
+    assert ledger(directory).total("accepted") == 30
+    assert ledger(directory).total("delivered") == 29
 
 
 def test_a_data_source_without_its_options(spark: "SparkSession") -> None:

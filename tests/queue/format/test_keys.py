@@ -46,7 +46,7 @@ def test_keys_are_frozen() -> None:
 
 
 def test_records_are_frozen() -> None:
-    """What an older relay wrote is read by this one, to the octet."""
+    """What an older relay wrote is read by this one, byte for byte."""
     records = [
         (Mark(FORMAT, 1_800_000_000_000, 70_000, 2, 0xDEADBEEF), read_mark),
         (
@@ -198,7 +198,7 @@ def test_ids_overflow_into_the_next_ms() -> None:
     st.integers(0, 2**20),
 )
 def test_ids_of_many_lanes(turns: list[tuple[int, int]], floor_ms: int) -> None:
-    """Each once, all above what there was when the lane began, and the queue's above all it was told of."""
+    """Each once, all above those that existed when the lane began; the queue's above all that it was given."""
     floor = f"{floor_ms:012x}{2**24 - 1:06x}abcdef"
     lanes: dict[int, MessageIds] = {}
     main, made = MessageIds("abcdef", floor), []

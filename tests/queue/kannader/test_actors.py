@@ -29,7 +29,7 @@ class Actors(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.runner = asyncio.Runner()
-        self.folder = Path(tempfile.mkdtemp(prefix="zonemta-kannader-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="zonemta-kannader-"))
         self.committed: set[str] = set()
         self.done: set[str] = set()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -37,7 +37,7 @@ class Actors(RuleBasedStateMachine):
 
     def _open(self) -> None:
         async def start() -> tuple[Queue, Storage]:
-            queue = make_queue(self.folder, Clock(), store=self.store)
+            queue = make_queue(self.directory, Clock(), store=self.store)
             queue.commits.start()
             return queue, Storage(queue)
 
@@ -65,7 +65,7 @@ class Actors(RuleBasedStateMachine):
         what=st.sampled_from(["done", "cancel", "drop", "reschedule", "leave"]),
     )
     def act(self, which: int, what: str) -> None:
-        """Take a mail, or somebody's lease, and do something with it; others may be at it too."""
+        """Take a mail, or the lease of another actor, and act on it; others may do so at the same time."""
 
         async def work() -> None:
             storage = self.storage
@@ -112,7 +112,7 @@ class Actors(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The process ends: nobody hears how the calls under way came out."""
+        """The process ends: no one learns the results of the calls under way."""
 
         async def die() -> None:
             await self.queue.close()
@@ -124,7 +124,7 @@ class Actors(RuleBasedStateMachine):
         self.tasks.clear()
         self._open()
         where = self._where()
-        self.done |= self.committed - set(where)  # settled, and nobody heard
+        self.done |= self.committed - set(where)  # settled, with the result unread
         self.committed |= set(where)
 
     def _where(self) -> list[str]:
@@ -152,7 +152,7 @@ class Actors(RuleBasedStateMachine):
             )
             self.runner.run(self.queue.close())
             self.runner.close()
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.directory)
 
 
 class MemoryActors(Actors):

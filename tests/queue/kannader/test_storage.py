@@ -25,8 +25,8 @@ CONTENT = b"Subject: x\r\n\r\nhello\r\n..dot\r\n.\r\n"
 pytestmark = pytest.mark.usefixtures("each_store")
 
 
-def open_storage(folder: Path) -> Storage:
-    queue = make_queue(folder, Clock())
+def open_storage(directory: Path) -> Storage:
+    queue = make_queue(directory, Clock())
     queue.commits.start()
     return Storage(queue)
 
@@ -36,8 +36,8 @@ async def close(storage: Storage) -> None:
 
 
 @asynccontextmanager
-async def storing(folder: Path) -> AsyncIterator[Storage]:
-    storage = open_storage(folder)
+async def storing(directory: Path) -> AsyncIterator[Storage]:
+    storage = open_storage(directory)
     try:
         yield storage
     finally:
@@ -59,10 +59,10 @@ async def content_of(storage: Storage, mail: InflightMail) -> bytes:
     return b"".join([chunk async for chunk in content])
 
 
-async def test_content_comes_back_as_it_went_in(folder: Path) -> None:
+async def test_content_comes_back_as_it_went_in(directory: Path) -> None:
     """Encoded in, encoded out, twice the same; raw below; large bodies in chunks."""
     large = b"Subject: x\r\n\r\n" + b"..line\r\n" * 30_000 + b".\r\n"
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         for content in (CONTENT, large, b"A: 1\r\n\r\n.\r\n"):
             (mail,) = await put(storage, "a@x.example", content=content)
             lease = await storage.send_start(mail)
@@ -72,8 +72,8 @@ async def test_content_comes_back_as_it_went_in(folder: Path) -> None:
             assert metadata == MailMetadata("s@x.example", "a@x.example")
 
 
-async def test_nothing_is_visible_before_commit(folder: Path) -> None:
-    async with storing(folder) as storage:
+async def test_nothing_is_visible_before_commit(directory: Path) -> None:
+    async with storing(directory) as storage:
         enqueuer = storage.enqueue()
         await enqueuer.write(b"Subject: x\r\n\r\n" + b"x" * 1_000_000)
         assert await listed(storage) == []
@@ -86,33 +86,33 @@ async def test_nothing_is_visible_before_commit(folder: Path) -> None:
         assert everything(storage._store) == []
 
 
-async def test_several_destinations_in_order(folder: Path) -> None:
-    async with storing(folder) as storage:
+async def test_several_destinations_in_order(directory: Path) -> None:
+    async with storing(directory) as storage:
         mails = await put(storage, "c@x.example", "a@x.example", "b@y.example")
         assert [m.address for m in mails] == ["c@x.example", "a@x.example", "b@y.example"]
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         assert sorted(await listed(storage)) == sorted(m.id for m in mails)
 
 
-async def test_the_life_of_a_mail_with_restarts(folder: Path) -> None:
+async def test_the_life_of_a_mail_with_restarts(directory: Path) -> None:
     """start, cancel, reschedule, start, done, cleanup: a new process between any two calls."""
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         (mail,) = await put(storage, "a@x.example")
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         lease = await storage.send_start(mail)
         assert lease is not None
         assert await storage.send_start(mail) is None
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         (found,) = [m async for m in storage.find_inflight()]
         assert found.id == mail.id
         back = await storage.send_cancel(found)
         assert back is not None
         assert back.schedule == mail.schedule
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         moved = await storage.reschedule(back, LATER)
         assert moved is not None
         assert moved.schedule.last_interval() == timedelta(days=41)
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         (again,) = [m async for m in storage.list_queue()]
         assert isinstance(again, QueuedMail)
         assert again.schedule == LATER
@@ -122,15 +122,15 @@ async def test_the_life_of_a_mail_with_restarts(folder: Path) -> None:
         assert await storage.send_done(lease) is None, "a stale holder"
         done = await storage.send_done(second)
         assert done is not None
-    async with storing(folder) as storage:
+    async with storing(directory) as storage:
         (pending,) = [m async for m in storage.find_pending_cleanup()]
         assert await storage.cleanup(pending) is True
         assert await storage.cleanup(pending) is False
         assert everything(storage._store) == []
 
 
-async def test_content_goes_with_the_last_destination(folder: Path) -> None:
-    async with storing(folder) as storage:
+async def test_content_goes_with_the_last_destination(directory: Path) -> None:
+    async with storing(directory) as storage:
         one, two = await put(storage, "a@x.example", "b@x.example")
         lease = await storage.send_start(one)
         assert lease is not None
@@ -145,8 +145,8 @@ async def test_content_goes_with_the_last_destination(folder: Path) -> None:
         assert everything(storage._store) == []
 
 
-async def test_one_damaged_item_does_not_end_the_list(folder: Path) -> None:
-    async with storing(folder) as storage:
+async def test_one_damaged_item_does_not_end_the_list(directory: Path) -> None:
+    async with storing(directory) as storage:
         good, bad = await put(storage, "a@x.example", "b@x.example")
         key = keys.deferred_key("default", bad.id.partition(".")[0], "b@x.example")
         if type(storage._store).__name__ == "FilesystemStore":

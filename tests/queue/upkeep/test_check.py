@@ -30,8 +30,8 @@ from zonemta_py.storage.interface import Op
         (lambda m: [(b"due/nonsense", b"")], "not a due key"),
     ],
 )
-async def test_finds(folder: Path, spoil: Callable[[str], list[Op]], finding: str) -> None:
-    async with opened(folder) as queue:
+async def test_finds(directory: Path, spoil: Callable[[str], list[Op]], finding: str) -> None:
+    async with opened(directory) as queue:
         message = await accept(queue, "a@x.example")
         assert problems(queue.store) == []
         queue.store.write(queue.store.batch(spoil(message), sync=True))
@@ -39,9 +39,9 @@ async def test_finds(folder: Path, spoil: Callable[[str], list[Op]], finding: st
         assert any(finding in problem for problem in found) if finding else found == []
 
 
-async def test_finds_recipients_astray(folder: Path) -> None:
+async def test_finds_recipients_astray(directory: Path) -> None:
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         message = await accept(queue, "a@x.example", "b@y.example")
         await settle(queue, lease(queue, "y.example"), OutcomeKind.DEFERRED, clock.ms + 1000)
         value = queue.store.get(keys.waiting_key("default", message, "a@x.example"))

@@ -7,8 +7,8 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 
 
-async def test_it_finds_what_the_check_without_bodies_does_not(folder: Path, each_store: str) -> None:
-    async with opened(folder, cache=0) as queue:
+async def test_it_finds_what_the_check_without_bodies_does_not(directory: Path, each_store: str) -> None:
+    async with opened(directory, cache=0) as queue:
         store = queue.store
         sound = await accept(queue, "a@x.example", body=b"x" * 3 * keys.CHUNK_BYTES)
         spoiled = await accept(queue, "b@x.example", body=b"y" * 3 * keys.CHUNK_BYTES)

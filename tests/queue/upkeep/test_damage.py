@@ -1,4 +1,4 @@
-"""A flipped bit in a file of a running database: told, and everything that can be read is delivered."""
+"""A flipped bit in a file of a running database: reported, and everything that can be read is delivered."""
 
 import logging
 from pathlib import Path
@@ -20,8 +20,8 @@ def waiting(queue: Queue) -> int:
     return sum(1 for _ in queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)))
 
 
-async def _fill(folder: Path, clock: Clock, *, deferred: bool) -> None:
-    async with opened(folder, clock) as queue:
+async def _fill(directory: Path, clock: Clock, *, deferred: bool) -> None:
+    async with opened(directory, clock) as queue:
         for n in range(MESSAGES):
             await accept(queue, f"{n}@x.example")
         if deferred:
@@ -29,14 +29,14 @@ async def _fill(folder: Path, clock: Clock, *, deferred: bool) -> None:
                 await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1000)
 
 
-def _flip(folder: Path, space: bytes) -> None:
+def _flip(directory: Path, space: bytes) -> None:
     """Flip a bit of a value in the middle of a key space, on disk."""
-    store = LevelDBStore(folder / "db")
+    store = LevelDBStore(directory / "db")
     store.compact()
     found = list(store.scan(space, keys.end_of(space)))
     needle = found[len(found) // 2][0].rpartition(b"/")[2]
     store.close()
-    for path in (folder / "db").glob("*.ldb"):
+    for path in (directory / "db").glob("*.ldb"):
         data = bytearray(path.read_bytes())
         at = data.find(needle)
         if at >= 0 and space == keys.DUE:
@@ -50,13 +50,13 @@ def _flip(folder: Path, space: bytes) -> None:
 
 @pytest.mark.parametrize("deferred", [False, True])
 async def test_mail_beyond_the_damage_is_delivered(
-    folder: Path, deferred: bool, caplog: pytest.LogCaptureFixture
+    directory: Path, deferred: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
-    await _fill(folder, clock, deferred=deferred)
-    _flip(folder, keys.DEFERRED if deferred else keys.WAITING)
+    await _fill(directory, clock, deferred=deferred)
+    _flip(directory, keys.DEFERRED if deferred else keys.WAITING)
     caplog.set_level(logging.CRITICAL)
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         if deferred:
             clock.ms += 5000
             while await queue.deferral.wake_due(clock.ms):

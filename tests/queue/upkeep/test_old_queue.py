@@ -15,8 +15,8 @@ ARCHIVE = Path(__file__).parents[2] / "golden" / "queue-4.archive"
 RECORDS = 43
 
 
-async def test_it_is_read_and_delivered(folder: Path, each_store: str) -> None:
-    store = make_store(folder, each_store)
+async def test_it_is_read_and_delivered(directory: Path, each_store: str) -> None:
+    store = make_store(directory, each_store)
     assert import_queue(store, ARCHIVE, lambda count: None) == RECORDS
     assert problems(store) == []
     queue = Queue(store, QueueOptions(), lambda zone, domain: domain, now=Clock())

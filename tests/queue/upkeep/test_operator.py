@@ -1,4 +1,4 @@
-"""An operator's hold, release and delete in every order, beside windows that rest and values that are damaged."""
+"""An operator's hold, release and delete in every order, beside windows that are closed and values that are damaged."""
 
 import asyncio
 from pathlib import Path
@@ -19,9 +19,9 @@ def addresses(queue: Queue, most: int = 10) -> list[str]:
     return [recipient.address for recipient in held.recipients] if held else []
 
 
-async def test_hold_release_delete(folder: Path) -> None:
+async def test_hold_release_delete(directory: Path) -> None:
     """One that was held and released in the window can be deleted, and is then not sent."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", "z@y.example")
         assert await queue.operator.hold(message, "a@x.example") == (1, 0)
         assert await queue.operator.release(message) == 1
@@ -31,8 +31,8 @@ async def test_hold_release_delete(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_hold_release_hold(folder: Path) -> None:
-    async with opened(folder) as queue:
+async def test_hold_release_hold(directory: Path) -> None:
+    async with opened(directory) as queue:
         message = await accept(queue, "a@x.example")
         for _ in range(3):
             assert await queue.operator.hold(message) == (1, 0)
@@ -44,9 +44,9 @@ async def test_hold_release_hold(folder: Path) -> None:
         assert everything(queue.store) == []
 
 
-async def test_released_while_its_destination_rests(folder: Path) -> None:
-    """The rest puts the window's mail back on disk; whoever is released meanwhile is found there."""
-    async with opened(folder) as queue:
+async def test_released_while_its_destination_rests(directory: Path) -> None:
+    """A closed window puts its mail back on disk; a recipient released meanwhile is found there."""
+    async with opened(directory) as queue:
         message = await accept(queue, "a@x.example")
         other = await accept(queue, "b@x.example")
         await queue.operator.hold(message)
@@ -63,11 +63,11 @@ async def test_released_while_its_destination_rests(folder: Path) -> None:
         await until(all_found, "both")
 
 
-async def test_a_damaged_recipient_does_not_stop_the_operator(folder: Path, each_store: str) -> None:
+async def test_a_damaged_recipient_does_not_stop_the_operator(directory: Path, each_store: str) -> None:
     """The readable ones are deleted, the damaged one stays, nothing is left withdrawn or pinned."""
     if each_store == "filesystem":
         return  # its records cannot be damaged by key
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", "b@x.example", "c@y.example")
         key = keys.waiting_key("default", message, "b@x.example")
         queue.store.write(queue.store.batch([(key, b"\xc1")], sync=True))
@@ -76,9 +76,9 @@ async def test_a_damaged_recipient_does_not_stop_the_operator(folder: Path, each
         assert problems(queue.store) != []
 
 
-async def test_leased_the_moment_it_is_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leased_the_moment_it_is_on_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that finds a spilled message before its accept has returned counts with the same entry."""
-    async with opened(folder, window=100) as queue:
+    async with opened(directory, window=100) as queue:
         for n in range(20):
             await accept(queue, f"{n}@x.example")
         done: list[str] = []

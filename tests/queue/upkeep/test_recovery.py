@@ -44,15 +44,15 @@ async def _die(queue: Queue) -> None:
     queue.store.close()
 
 
-async def test_a_transaction_cut_off_is_uncertain(folder: Path) -> None:
+async def test_a_transaction_cut_off_is_uncertain(directory: Path) -> None:
     """Its recipients are ready again, and the ledger names them."""
     clock = Clock()
-    queue = make_queue(folder, clock)
+    queue = make_queue(directory, clock)
     await begin(queue)
     await accept(queue, "a@x.example", "b@x.example", "c@y.example")
     await queue.start(lease(queue, "x.example"))
     await _die(queue)
-    async with opened(folder, clock) as again:
+    async with opened(directory, clock) as again:
         assert [e["recipient"] for e in events(again.store) if e["event"] == "uncertain"] == [
             "a@x.example",
             "b@x.example",
@@ -65,11 +65,11 @@ async def test_a_transaction_cut_off_is_uncertain(folder: Path) -> None:
         assert everything(again.store) == []
 
 
-async def test_a_message_that_kills_the_relay_is_held(folder: Path) -> None:
+async def test_a_message_that_kills_the_relay_is_held(directory: Path) -> None:
     """Twice cut off, it waits alone; three times, it is held until an operator releases it."""
     clock = Clock()
     for life in range(3):
-        queue = make_queue(folder, clock)
+        queue = make_queue(directory, clock)
         await begin(queue)
         if life == 0:
             await accept(queue, "poison@x.example")
@@ -80,7 +80,7 @@ async def test_a_message_that_kills_the_relay_is_held(folder: Path) -> None:
                 pass
         await queue.start(lease(queue, "x.example"))
         await _die(queue)
-    async with opened(folder, clock) as again:
+    async with opened(directory, clock) as again:
         clock.ms += 10**9
         while await again.deferral.wake_due(clock.ms):
             pass
@@ -100,15 +100,15 @@ async def test_a_message_that_kills_the_relay_is_held(folder: Path) -> None:
         ]
 
 
-async def test_a_finished_attempt_clears_the_suspicion(folder: Path) -> None:
+async def test_a_finished_attempt_clears_the_suspicion(directory: Path) -> None:
     """Cut off, deferred in order, cut off: that is not twice in a row."""
     clock = Clock()
-    queue = make_queue(folder, clock)
+    queue = make_queue(directory, clock)
     await begin(queue)
     await accept(queue, "a@x.example")
     await queue.start(lease(queue, "x.example"))
     await _die(queue)
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         held = lease(queue, "x.example")
         assert held.recipients[0].record.uncertain == 1
         await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 1)
@@ -116,10 +116,10 @@ async def test_a_finished_attempt_clears_the_suspicion(folder: Path) -> None:
         assert lease(queue, "x.example").recipients[0].record.uncertain == 0
 
 
-async def test_half_a_body_is_swept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_body_is_swept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """open/ of a dead process, and a removal that was cut off."""
     clock = Clock()
-    queue = make_queue(folder, clock)
+    queue = make_queue(directory, clock)
     await begin(queue)
     writer = queue.open_message()
     await write(writer, b"x" * 200_000)
@@ -129,50 +129,50 @@ async def test_half_a_body_is_swept(folder: Path, monkeypatch: pytest.MonkeyPatc
     await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
     assert queue.store.get(keys.cleanup_key(gone)) is not None
     await _die(queue)
-    async with opened(folder, clock) as again:
+    async with opened(directory, clock) as again:
         owners = {keys.owner_of(key) for key in everything(again.store) if key.startswith(keys.MESSAGE)}
         assert owners == {kept}
         assert problems(again.store) == []
 
 
 async def test_a_stop_leaves_only_bodies_that_are_being_removed(
-    folder: Path, each_store: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, each_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start removes them."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         await accept(queue, "a@x.example", body=b"y" * 200_000)
         monkeypatch.setattr(queue.cleanup, "add", lambda message: None)
         await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
-    with closing(make_store(folder, each_store)) as store:
+    with closing(make_store(directory, each_store)) as store:
         assert everything(store) != []
         assert unexplained(store) == []
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         assert everything(queue.store) == []
 
 
-async def test_ids_go_on_after_a_clock_that_went_back(folder: Path) -> None:
+async def test_ids_go_on_after_a_clock_that_went_back(directory: Path) -> None:
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         first = await accept(queue, "a@x.example")
     clock.ms -= 10**6
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         assert await accept(queue, "a@x.example") > first
 
 
-async def test_another_format_is_refused(folder: Path) -> None:
-    async with opened(folder) as queue:
+async def test_another_format_is_refused(directory: Path) -> None:
+    async with opened(directory) as queue:
         queue.store.write(queue.store.batch([(keys.META_FORMAT, b"99")], sync=True))
     with pytest.raises(LocalError, match="format"):
-        make_queue(folder, Clock())
+        make_queue(directory, Clock())
 
 
-async def test_moving_a_zone(folder: Path) -> None:
+async def test_moving_a_zone(directory: Path) -> None:
     """Waiting and deferred recipients change zone, one batch a message, and say so."""
     clock = Clock()
-    async with opened(folder, clock) as queue:
+    async with opened(directory, clock) as queue:
         await accept(queue, "a@x.example|old", "b@y.example|old", "c@x.example")
         await settle(queue, lease(queue, "y.example", zone="old"), OutcomeKind.DEFERRED, clock.ms + 1000)
-    queue = make_queue(folder, clock)
+    queue = make_queue(directory, clock)
     await queue.recover()
     assert await move_zone(queue.store, queue.commits, "old", "default", clock.ms) == 1
     assert problems(queue.store) == []
@@ -194,23 +194,23 @@ async def begin_after_start(queue: Queue) -> None:
     await asyncio.wait([task for task in queue.background.tasks if task.get_name().startswith("scan-")])
 
 
-async def test_spill_keys_of_another_life_do_not_stay(folder: Path) -> None:
+async def test_spill_keys_of_another_life_do_not_stay(directory: Path) -> None:
     """What had spilled and now fits the window is found by the scan; its old key goes."""
     clock = Clock()
-    async with opened(folder, clock, window=100) as queue:
+    async with opened(directory, clock, window=100) as queue:
         messages = [await accept(queue, f"{n}@x.example") for n in range(20)]
         assert any(key.startswith(keys.SPILL) for key in everything(queue.store))
         for message in messages[:10]:
             await queue.operator.delete(message)
-    async with opened(folder, clock, window=100) as queue:
+    async with opened(directory, clock, window=100) as queue:
         while held := queue.lease("default", "x.example", 5):
             await settle(queue, held, OutcomeKind.DELIVERED)
         await until(lambda: everything(queue.store) == [], "the last key to go")
 
 
-async def test_a_body_without_progress_is_swept_after_a_day(folder: Path) -> None:
+async def test_a_body_without_progress_is_swept_after_a_day(directory: Path) -> None:
     """A younger one, and one that is being removed, are left alone; a swept one is not accepted."""
-    async with opened(folder) as queue:
+    async with opened(directory) as queue:
         writer = queue.open_message()
         await write(writer, b"b" * 200_000)
         since = now_ms()

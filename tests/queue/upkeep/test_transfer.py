@@ -47,11 +47,11 @@ PAIRS += [("leveldb", "redis"), ("redis", "s3"), ("s3", "leveldb")]
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_between_all_stores(folder: Path, source: str, target: str) -> None:
+def test_between_all_stores(directory: Path, source: str, target: str) -> None:
     """Every key and value, and nothing else."""
-    one = filled(open_store(queue_settings(folder / "one", source)), RECORDS)
-    other = open_store(queue_settings(folder / "other", target))
-    path = folder / "queue.export"
+    one = filled(open_store(queue_settings(directory / "one", source)), RECORDS)
+    other = open_store(queue_settings(directory / "other", target))
+    path = directory / "queue.export"
     progress: list[int] = []
     assert export_queue(one, path, progress.append) == len(RECORDS) + 3 == sum(progress)
     assert import_queue(other, path, quiet) == len(RECORDS) + 3
@@ -60,16 +60,16 @@ def test_between_all_stores(folder: Path, source: str, target: str) -> None:
     other.close()
 
 
-async def test_a_real_queue(folder: Path) -> None:
+async def test_a_real_queue(directory: Path) -> None:
     """The recipients of an accepted message are in the other store."""
-    async with opened(folder / "one") as queue:
+    async with opened(directory / "one") as queue:
         await accept(queue, "a@x.example", "b@y.example")
         found = everything(queue.store)
-    store = open_store(QueueSettings(directory=folder / "one"))
-    export_queue(store, folder / "f", quiet)
+    store = open_store(QueueSettings(directory=directory / "one"))
+    export_queue(store, directory / "f", quiet)
     store.close()
-    other = open_store(QueueSettings(directory=folder / "two"))
-    import_queue(other, folder / "f", quiet)
+    other = open_store(QueueSettings(directory=directory / "two"))
+    import_queue(other, directory / "f", quiet)
     waiting = {key for key in everything(other) if key.startswith(keys.WAITING)}
     assert waiting == {key for key in found if key.startswith(keys.WAITING)} != set()
     other.close()
@@ -92,10 +92,10 @@ class StoppingAfter:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Export and import continue where they ended; until then no relay opens the queue."""
     monkeypatch.setattr(archive, "FRAME_BYTES", 100_000)
-    one, other, path = filled(MemoryStore(), RECORDS), MemoryStore(), folder / "q"
+    one, other, path = filled(MemoryStore(), RECORDS), MemoryStore(), directory / "q"
     with pytest.raises(Stopped):
         export_queue(one, path, StoppingAfter(after))
     assert not path.exists()
@@ -106,16 +106,16 @@ def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int) 
         with pytest.raises(LocalError, match="import of this queue is not finished"):
             begin_boot(other)
         with pytest.raises(LocalError, match="its import is not finished"):
-            export_queue(other, folder / "half", quiet)
+            export_queue(other, directory / "half", quiet)
     import_queue(other, path, quiet)
     assert everything(other) == everything(one)
     begin_boot(other)
 
 
-def test_a_damaged_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut or changed anywhere it is refused; as an unfinished export it is continued."""
     monkeypatch.setattr(archive, "FRAME_BYTES", 300_000)
-    one, path = filled(MemoryStore(), RECORDS), folder / "q"
+    one, path = filled(MemoryStore(), RECORDS), directory / "q"
     export_queue(one, path, quiet)
     whole = path.read_bytes()
     cuts = [0, 5, 16, 40, *range(1000, len(whole), len(whole) // 9), len(whole) - 1]
@@ -123,7 +123,7 @@ def test_a_damaged_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(whole[:cut])
         with pytest.raises(LocalError, match="incomplete or damaged"):
             import_queue(MemoryStore(), path, quiet)
-        path.rename(folder / "q.part")
+        path.rename(directory / "q.part")
         export_queue(one, path, quiet)
         assert path.read_bytes() == whole
     for a, b in pairwise(cuts[4:]):
@@ -133,9 +133,9 @@ def test_a_damaged_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             import_queue(MemoryStore(), path, quiet)
 
 
-def test_refusals(folder: Path) -> None:
+def test_refusals(directory: Path) -> None:
     """No export of no queue or to an existing file, no import of another file or into a queue."""
-    one, path = filled(MemoryStore(), {b"a": b"1"}), folder / "q"
+    one, path = filled(MemoryStore(), {b"a": b"1"}), directory / "q"
     with pytest.raises(LocalError, match="there is no queue to export"):
         export_queue(MemoryStore(), path, quiet)
     export_queue(one, path, quiet)
@@ -143,22 +143,22 @@ def test_refusals(folder: Path) -> None:
         export_queue(one, path, quiet)
     with pytest.raises(LocalError, match="there is a queue here already"):
         import_queue(one, path, quiet)
-    (folder / "other").write_bytes(b"PK something else")
+    (directory / "other").write_bytes(b"PK something else")
     with pytest.raises(LocalError, match="does not contain an exported queue"):
-        import_queue(MemoryStore(), folder / "other", quiet)
+        import_queue(MemoryStore(), directory / "other", quiet)
     half = MemoryStore()
     with pytest.raises(Stopped):
         import_queue(half, path, StoppingAfter(2))
     two = filled(MemoryStore(), {b"b": b"2"})
-    export_queue(two, folder / "q2", quiet)
+    export_queue(two, directory / "q2", quiet)
     with pytest.raises(LocalError, match="import of another file is not finished"):
-        import_queue(half, folder / "q2", quiet)
+        import_queue(half, directory / "q2", quiet)
 
 
-def test_an_export_of_an_earlier_boot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_of_an_earlier_boot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay ran in between: the interrupted export is not continued."""
     monkeypatch.setattr(archive, "FRAME_BYTES", 100_000)
-    one, path, other = filled(MemoryStore(), RECORDS), folder / "q", MemoryStore()
+    one, path, other = filled(MemoryStore(), RECORDS), directory / "q", MemoryStore()
     with pytest.raises(Stopped):
         export_queue(one, path, StoppingAfter(4))
     begin_boot(one)
@@ -171,10 +171,10 @@ def test_an_export_of_an_earlier_boot(folder: Path, monkeypatch: pytest.MonkeyPa
 @given(st.dictionaries(st.binary(min_size=1, max_size=40), st.binary(max_size=300), max_size=30), st.integers(1, 500))  # fmt: skip
 def test_any_records(tmp_path_factory: pytest.TempPathFactory, records: dict[bytes, bytes], frame: int) -> None:  # fmt: skip
     records = {key: value for key, value in records.items() if key < transfer.LAST and not key.startswith(b"meta/")}  # fmt: skip
-    folder = tmp_path_factory.mktemp("transfer")
+    directory = tmp_path_factory.mktemp("transfer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive, "FRAME_BYTES", frame)
         one, other = filled(MemoryStore(), records), MemoryStore()
-        export_queue(one, folder / "q", quiet)
-        import_queue(other, folder / "q", quiet)
+        export_queue(one, directory / "q", quiet)
+        import_queue(other, directory / "q", quiet)
     assert everything(other) == everything(one)
