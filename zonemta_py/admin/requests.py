@@ -7,6 +7,10 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments of an operation. Subclasses without fields have none."""
 
 
+class ChangeRequest(Request, frozen=True):
+    """A request that changes the queue; every other one only reads it."""
+
+
 class SummaryRequest(Request, frozen=True):
     """Count recipients per zone."""
 
@@ -38,7 +42,7 @@ class StateRequest(Request, frozen=True):
     message: str
 
 
-class FlushRequest(Request, frozen=True):
+class FlushRequest(ChangeRequest, frozen=True):
     """Make deferred recipients due now; None: do not filter."""
 
     zone: str | None = None
@@ -46,21 +50,21 @@ class FlushRequest(Request, frozen=True):
     message: str | None = None
 
 
-class DeleteRequest(Request, frozen=True):
+class DeleteRequest(ChangeRequest, frozen=True):
     """Remove a message, or only ``recipient``."""
 
     message: str
     recipient: str | None = None
 
 
-class HoldRequest(Request, frozen=True):
+class HoldRequest(ChangeRequest, frozen=True):
     """Hold a message, or only ``recipient``."""
 
     message: str
     recipient: str | None = None
 
 
-class ReleaseRequest(Request, frozen=True):
+class ReleaseRequest(ChangeRequest, frozen=True):
     """Release a held message, or only ``recipient``."""
 
     message: str

@@ -7,7 +7,7 @@ from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
 from zonemta_py.routing import Destinations, make_router
-from zonemta_py.storage.interface import Store
+from zonemta_py.storage.interface import Access, Store
 from zonemta_py.storage.open import open_store
 
 
@@ -16,23 +16,25 @@ def open_queue(
     *,
     store: Store | None = None,
     standby: bool = False,
+    access: Access = Access.CREATE,
     reports: BounceReporter | None = None,
     destination_of: DestinationOf | None = None,
     on_ready: OnReady = ignore_ready,
 ) -> Queue:
     """The queue of ``config``, not yet recovered. Raises LocalError, QueueLocked.
 
-    ``store``: an open store instead of the configured one. ``standby``: see ``open_store``.
+    ``store``: an open store instead of the configured one. ``standby`` and ``access``: see ``open_store``.
     """
     settings = config.queue
     hostname = config.hostname or socket.getfqdn()
     return Queue(
-        store or open_store(settings, standby=standby),
+        store or open_store(settings, standby=standby, access=access),
         QueueOptions(
             sync=settings.durability == "sync",
             window=settings.ready_window,
             body_cache_bytes=settings.body_cache,
             poison_after=settings.poison_after,
+            access=access,
         ),
         destination_of or Destinations(config.zones),
         reports=reports or BounceReporter(config, hostname, make_router(config)),

@@ -17,6 +17,7 @@ import zstandard
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
+from zonemta_py.core.files import private_directory, sync_directory
 
 LEVEL = 3
 
@@ -25,12 +26,12 @@ class Segment:
     """The file being written. Its methods block: call them in a thread."""
 
     def __init__(self, directory: Path, node: str, first_seq: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        private_directory(directory)
         self._directory = directory
         self._name = f"{node}-{first_seq:016x}"
         self._path = directory / f".{self._name}.open"
         self._file: FileIO = FileIO(self._path, "xb")  # never the file of a previous boot
-        _sync_directory(directory)
+        sync_directory(directory)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL)
         self.size_bytes = 0
 
@@ -69,20 +70,12 @@ class Segment:
 def _publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
     now = clock.utc(now_ms)
     hour = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
-    hour.mkdir(parents=True, exist_ok=True)
+    private_directory(hour)
     sealed = hour / f"{name}.jsonl.zst"
     path.rename(sealed)
     for changed in (hour, hour.parent, directory):
-        _sync_directory(changed)
+        sync_directory(changed)
     return sealed
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def recover(directory: Path, node: str) -> int:

@@ -37,7 +37,7 @@ from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
-from zonemta_py.storage.interface import Store
+from zonemta_py.storage.interface import Access, Store
 
 MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
 
@@ -51,12 +51,16 @@ class Reports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``."""
+    """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
+
+    ``access``: that with which the store was opened; with READ only what reads may be called.
+    """
 
     sync: bool = True
     window: int = 100_000
     body_cache_bytes: int = 0
     poison_after: int = 3
+    access: Access = Access.CREATE
 
 
 class Queue:
@@ -73,7 +77,7 @@ class Queue:
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
         try:
-            identity = begin_boot(store)
+            identity = begin_boot(store, options.access)
         except LocalError:
             store.close()
             raise

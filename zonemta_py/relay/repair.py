@@ -14,6 +14,7 @@ from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.repair import repair_contents
+from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import repair_database
 from zonemta_py.storage.open import store_directory
 
@@ -43,7 +44,7 @@ async def repair(config: Config, records: Iterable[dict[str, Any]]) -> list[dict
     assert directory is not None
     if config.queue.store == "leveldb":
         repair_database(directory)
-    queue = open_queue(config)
+    queue = open_queue(config, access=Access.REPAIR)
     queue.commits.start()
     try:
         outbox = list(queue.store.scan(keys.OUTBOX, keys.end_of(keys.OUTBOX)))

@@ -2,35 +2,34 @@
 
 A batch is first one intent file, synced and renamed; then its files are changed, by steps that can be
 repeated; then the intent is removed. The next opening finishes what a crash interrupted. Keys and small
-values are also in memory, bodies are not: the recipients of a queue have to fit there.
+values are also in memory, bodies are not: the recipients of a queue have to fit there. What an opening
+does not understand stays as it is: it may be the mail of another program, or what a damage left.
 """
 
 import fcntl
 import logging
 import os
-import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
+from zonemta_py.core.files import private_directory, sync_directory
 from zonemta_py.queue.format import keys
+from zonemta_py.storage.filesystem_contents import CONTENTS, MESSAGE_ID, TEMPORARY, Contents, copied
 from zonemta_py.storage.filesystem_layout import (
-    MARKERS,
     RELAY,
     Layout,
     SymbolicLink,
-    read_recipient,
-    relay_key,
 )
-from zonemta_py.storage.interface import Op
+from zonemta_py.storage.interface import Access, Op
 from zonemta_py.storage.memory import MemoryStore
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
 INTENT = f"{RELAY}/intent"
-TEMPORARY = ".new"
 
 log = logging.getLogger(__name__)
 
@@ -39,40 +38,58 @@ _unpack_steps = unpacker(tuple[int, list[FileStep]])
 
 
 class FilesystemStore(MemoryStore):
-    """A queue below ``directory``. ``damaged`` names the recipients that could not be read; their files stay.
+    """A queue below ``directory``. Raises QueueLocked when another process has it open, else LocalError."""
 
-    Raises QueueLocked when another process has it open, LocalError when it cannot be opened.
-    """
-
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, access: Access = Access.CREATE) -> None:
         super().__init__()
         self._root = directory
+        self._access = access
         self._layout = Layout()
         self._failure: QueueUnavailable | None = None
-        self.damaged: list[str] = []
+        self._left_alone: Sequence[str] = ()
+        self._resources = ExitStack()  # the lock, and a copy for reading
         try:
-            for name in DIRECTORIES:
-                (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            (directory / RELAY).mkdir(mode=0o700, exist_ok=True)
-            self._lock_file = (directory / RELAY / "lock").open("w")
-        except OSError as exc:
-            raise LocalError(f"{directory}: {exc}") from exc
-        try:
+            self._make_directories()
             self._open()
-        except BaseException:
-            self._lock_file.close()
+        except BlockingIOError as exc:
+            self._resources.close()
+            raise QueueLocked(f"{directory}: in use by another process") from exc
+        except BaseException as exc:
+            self._resources.close()
+            if isinstance(exc, OSError):
+                raise LocalError(f"{directory}: {exc}") from exc
             raise
 
+    def _make_directories(self) -> None:
+        """Make what is missing of a new store. Raises LocalError for one that is damaged, or not there."""
+        root, access = self._root, self._access
+        if not (root / RELAY).is_dir():
+            if access is not Access.CREATE:
+                raise LocalError(f"{root}: there is no queue yet; the first `zonemta serve` creates it")
+            for name in DIRECTORIES:
+                if (root / name).is_dir() and any((root / name).iterdir()):
+                    raise LocalError(
+                        f"{root / name}: there are files, and {root / RELAY} is missing: restore the whole "
+                        "directory, or move it away"
+                    )
+        if access is Access.READ:
+            return
+        for name in (*DIRECTORIES, RELAY):
+            private_directory(root / name)
+        (root / RELAY / "lock").touch(mode=0o600)
+
     def _open(self) -> None:
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = self._resources.enter_context((self._root / RELAY / "lock").open("rb"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if self._access is not Access.READ:
             self._finish_intent()
             self._load()
             self._repair_links()
-        except BlockingIOError as exc:
-            raise QueueLocked(f"{self._root}: in use by another process") from exc
-        except OSError as exc:
-            raise LocalError(f"{self._root}: {exc}") from exc
+            return
+        if (self._root / INTENT).exists():  # what it changes is changed in a copy
+            self._root = self._resources.enter_context(copied(self._root))
+            self._finish_intent()
+        self._load()
 
     # ---- reading
 
@@ -90,7 +107,7 @@ class FilesystemStore(MemoryStore):
 
     def _chunk(self, key: bytes) -> tuple[Path, int]:
         number = int(key.rpartition(b"/")[2])
-        return self._root / "data" / keys.owner_of(key) / "contents", (number - 1) * keys.CHUNK_BYTES
+        return self._root / "data" / keys.owner_of(key) / CONTENTS, (number - 1) * keys.CHUNK_BYTES
 
     # ---- writing
 
@@ -111,7 +128,7 @@ class FilesystemStore(MemoryStore):
             plan = self._layout.plan(others, super().get)
             steps = [_step(path, state) for path, state in plan.files.items()]
             # Bodies are removed after their keys: a frozen view can still read them.
-            bodies = [step for step in steps if step[0].endswith("/contents")]
+            bodies = [step for step in steps if step[0].endswith(f"/{CONTENTS}")]
             if steps:
                 self._intend(steps, sync=sync)
                 self._apply([step for step in steps if step not in bodies], sync=sync)
@@ -137,14 +154,14 @@ class FilesystemStore(MemoryStore):
         finally:
             os.close(handle)
         if new and sync:
-            _sync_directory(path.parent)
-            _sync_directory(path.parent.parent)
+            sync_directory(path.parent)
+            sync_directory(path.parent.parent)
 
     def _intend(self, steps: list[FileStep], *, sync: bool) -> None:
         body = pack(steps)
         _write_file(self._root / INTENT, pack((zlib.crc32(body), steps)), sync=sync)
         if sync:
-            _sync_directory(self._root / RELAY)
+            sync_directory(self._root / RELAY)
 
     def _apply(self, steps: list[FileStep], *, sync: bool) -> None:
         changed: set[Path] = set()
@@ -162,7 +179,7 @@ class FilesystemStore(MemoryStore):
         if sync:
             for directory in changed:
                 if directory.exists():
-                    _sync_directory(directory)
+                    sync_directory(directory)
 
     def _make_directory(self, directory: Path) -> Iterator[Path]:
         missing = []
@@ -174,10 +191,10 @@ class FilesystemStore(MemoryStore):
             yield path.parent
 
     def _prune(self, directory: Path) -> Iterator[Path]:
-        """Remove the directories of a message that are empty."""
-        data = self._root / "data"
-        while directory.parent != self._root and directory.parent.is_relative_to(data):
-            if directory.is_relative_to(self._root / RELAY):
+        """Remove the directories of a message that are empty, not those of a space of keys."""
+        data, relay = self._root / "data", self._root / RELAY
+        while directory.parent.is_relative_to(data) and directory != relay:
+            if directory.parent == relay:
                 return
             try:
                 directory.rmdir()
@@ -201,69 +218,35 @@ class FilesystemStore(MemoryStore):
         path.unlink()
 
     def _load(self) -> None:
-        state = self._root / RELAY
-        found: list[Op] = [
-            (relay_key(path.relative_to(state).parts), path.read_bytes())
-            for path in sorted(state.glob("*/**/*"))
-            if path.is_file() and not path.name.endswith(TEMPORARY)
-        ]
-        claimed = {keys.owner_of(k) for k, _ in found if k.startswith((keys.OPEN, keys.CLEANUP))}
-        for directory in sorted((self._root / "data").iterdir()):
-            if directory.name.startswith("."):
-                continue
-            if directory.name not in claimed and not (directory / "accepted").exists():
-                shutil.rmtree(directory)  # a body whose message was never accepted
-                continue
-            found += self._load_message(directory)
+        contents = Contents(self._root, read_only=self._access is Access.READ)
+        found = list(contents.load())
+        self._left_alone = contents.left_alone
         super().write(found)
         plan = self._layout.plan([op for op in found if not keys.is_chunk(op[0])], lambda _: None)
         self._layout.take(plan)
 
-    def _load_message(self, directory: Path) -> Iterator[Op]:
-        message = directory.name
-        for path in sorted(directory.iterdir()):
-            if path.name == "contents":
-                for number in range(1, -(-path.stat().st_size // keys.CHUNK_BYTES) + 1):
-                    yield keys.chunk_key(message, number), b""
-            elif path.is_dir():
-                try:
-                    yield from self._load_recipient(path)
-                except (OSError, QueueCorrupt) as exc:
-                    self.damaged.append(f"{message}.{path.name}")
-                    # An unreadable note in its place: the message must not end without it.
-                    yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
-                    log.critical("%s cannot be read, its files stay: %s", path, exc)
-        for marker, name in MARKERS.items():
-            if (directory / name).exists():
-                yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
-
-    @staticmethod
-    def _load_recipient(directory: Path) -> Iterator[Op]:
-        message = directory.parent.name
-        key, record = read_recipient(
-            message, (directory / "metadata").read_bytes(), (directory / "schedule").read_bytes()
-        )
-        yield key, pack(record)
-        if record.due_ms:
-            yield keys.due_key(record.due_ms, keys.parse_recipient(key)[0], message), b""
+    def left_alone(self) -> Sequence[str]:
+        """See ``Store.left_alone``."""
+        return self._left_alone
 
     def _repair_links(self) -> None:
-        """Correct links that were changed by hand."""
+        """Correct links of messages of this relay that were changed by hand."""
         expected = self._layout.links()
         for key in self.keys(keys.CLEANUP, keys.end_of(keys.CLEANUP)):
             expected[f"cleanup/{keys.owner_of(key)}"] = f"../data/{keys.owner_of(key)}"
         for name in DIRECTORIES[1:]:
             for path in (self._root / name).iterdir():
-                if f"{name}/{path.name}" not in expected:
+                message = path.name.partition(".")[0]
+                if f"{name}/{path.name}" not in expected and MESSAGE_ID.fullmatch(message):
                     path.unlink()
         for link, target in expected.items():
             _link(self._root / link, target)
         for name in DIRECTORIES:
-            _sync_directory(self._root / name)
+            sync_directory(self._root / name)
 
     def close(self) -> None:
         """Release the lock."""
-        self._lock_file.close()
+        self._resources.close()
 
 
 def _step(path: str, state: bytes | SymbolicLink | None) -> FileStep:
@@ -292,11 +275,3 @@ def _link(path: Path, target: str) -> None:
             return
         path.unlink()
     path.symlink_to(target)
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

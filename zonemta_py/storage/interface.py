@@ -6,11 +6,25 @@ bodies, which a remote store keeps on its server. ``write``, ``compact`` and ``c
 in a thread.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any, Protocol
 
 Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
+
+
+class Access(Enum):
+    """What the opening of a store may do.
+
+    Only ``CREATE`` makes a new store, and only where nothing is. ``READ`` changes nothing on disk.
+    ``REPAIR`` opens a store whose format is missing.
+    """
+
+    CREATE = "create"
+    EXISTING = "existing"
+    READ = "read"
+    REPAIR = "repair"
 
 
 class View(Protocol):
@@ -66,6 +80,9 @@ class Store(View, Protocol):
         Then ``get`` and ``scan`` block for each chunk: an event loop uses ``fetch_chunk``. Everything
         else is read from memory.
         """
+
+    def left_alone(self) -> Sequence[str]:
+        """Return what the opening did not understand and left as it was, a text for each."""
 
     def close(self) -> None:
         """Close the store. No other call may be running."""

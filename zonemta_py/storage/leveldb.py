@@ -2,21 +2,28 @@
 
 Reads and short ranges take microseconds and run on the event loop; ``write`` and ``compact`` run in a
 thread. After a failed write LevelDB refuses every later one until the database is opened again.
+
+Opening writes: LevelDB turns its log into a table, and deletes tables that its MANIFEST does not name. For
+``Access.READ`` it gets a directory of symbolic links, so that all of that happens elsewhere.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import fcntl
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
-from zonemta_py.storage.interface import Op
+from zonemta_py.core.files import private_directory
+from zonemta_py.storage.interface import Access, Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
 LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
+DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # those with contents
 
 _leveldb: Any = plyvel  # it has no type annotations
 
@@ -53,29 +60,31 @@ class LevelDBView:
 
 
 class LevelDBStore(LevelDBView):
-    """An open database in ``directory``, which is created when missing.
+    """An open database in ``directory``; created only where no file of a database is.
 
     Raises QueueLocked when another process has it open, LocalError when it cannot be opened.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, access: Access = Access.CREATE) -> None:
         self._directory = directory
+        self._borrowed = ExitStack()  # what a read-only opening needs until ``close``
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._db: Any = _leveldb.DB(
-                str(directory),
-                create_if_missing=True,
-                paranoid_checks=True,  # a damaged log is an error, not a silent loss of records
-                write_buffer_size=WRITE_BUFFER_BYTES,
-                lru_cache_size=CACHE_BYTES,
-                compression=None,  # a third of the CPU of large mail (decision 6)
-            )
-        except _leveldb.IOError as exc:
-            if "lock" in str(exc).lower() and "permission" not in str(exc).lower():
-                raise QueueLocked(f"{directory}: in use by another process") from exc
-            raise LocalError(f"{directory}: {exc}") from exc
-        except (_leveldb.Error, OSError) as exc:
-            raise LocalError(f"{directory}: {exc}") from exc
+            _check_presence(directory, access)
+            if access is Access.READ:
+                opened = self._borrowed.enter_context(_linked(directory))
+            else:
+                private_directory(directory)
+                opened = directory
+            self._db: Any = _open(opened, create=access is Access.CREATE)
+        except BaseException as exc:
+            self._borrowed.close()
+            if isinstance(exc, _leveldb.IOError):
+                if "lock" in str(exc).lower() and "permission" not in str(exc).lower():
+                    raise QueueLocked(f"{directory}: in use by another process") from exc
+                raise LocalError(f"{directory}: {exc}") from exc
+            if isinstance(exc, _leveldb.Error | OSError):
+                raise LocalError(f"{directory}: {exc}") from exc
+            raise
         super().__init__(self._db)
 
     @contextmanager
@@ -127,9 +136,60 @@ class LevelDBStore(LevelDBView):
         """Return False."""
         return False
 
+    def left_alone(self) -> Sequence[str]:
+        """Return nothing: what LevelDB cannot read it reports with each read."""
+        return ()
+
     def close(self) -> None:
         """Close the database. A read or write in another thread would crash the process."""
         self._db.close()
+        self._borrowed.close()
+
+
+def _open(directory: Path, *, create: bool) -> Any:
+    return _leveldb.DB(
+        str(directory),
+        create_if_missing=create,
+        paranoid_checks=True,  # a damaged log is an error, not a silent loss of records
+        write_buffer_size=WRITE_BUFFER_BYTES,
+        lru_cache_size=CACHE_BYTES,
+        compression=None,  # a third of the CPU of large mail (decision 6)
+    )
+
+
+def _check_presence(directory: Path, access: Access) -> None:
+    """Raises LocalError for a database without CURRENT, where LevelDB would make a new one and delete the old."""
+    if (directory / "CURRENT").exists():
+        return
+    found = sorted(path.name for pattern in DATABASE_FILES for path in directory.glob(pattern))
+    if found:
+        raise LocalError(
+            f"{directory}/CURRENT is missing, and {len(found)} files of a database are there ({found[0]} …): "
+            "run zonemta queue repair, or restore the whole directory"
+        )
+    if access is not Access.CREATE:
+        raise LocalError(f"{directory}: there is no queue yet; the first `zonemta serve` creates it")
+
+
+@contextmanager
+def _linked(directory: Path) -> Iterator[Path]:
+    """A temporary directory with links to the files of a database, which is locked meanwhile.
+
+    Only for a process that does not have the same database open otherwise: POSIX drops the lock of a
+    process when it closes any handle of the file.
+    """
+    with ExitStack() as stack:
+        name = stack.enter_context(TemporaryDirectory(prefix="zonemta-read-"))
+        if (directory / "LOCK").exists():
+            lock = stack.enter_context((directory / "LOCK").open("r+b"))
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise QueueLocked(f"{directory}: in use by another process") from exc
+        for path in directory.iterdir():
+            if path.name != "LOCK":
+                (Path(name) / path.name).symlink_to(path.absolute())
+        yield Path(name)
 
 
 def repair_database(directory: Path) -> None:

@@ -3,7 +3,7 @@
 The adapter of sortedcontainers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from threading import RLock
@@ -91,6 +91,10 @@ class MemoryStore:
     def is_remote(self) -> bool:
         """Return False."""
         return False
+
+    def left_alone(self) -> Sequence[str]:
+        """Return nothing."""
+        return ()
 
     def close(self) -> None:
         """Keep the values, for the next user of the object."""

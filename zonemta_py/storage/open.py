@@ -7,8 +7,9 @@ from pathlib import Path
 
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError, QueueLocked
+from zonemta_py.core.files import private_directory
 from zonemta_py.storage.filesystem import FilesystemStore
-from zonemta_py.storage.interface import Store
+from zonemta_py.storage.interface import Access, Store
 from zonemta_py.storage.leveldb import LevelDBStore
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.partitions import SharedStorage, open_own_or_standby, partition_name
@@ -16,7 +17,7 @@ from zonemta_py.storage.partitions import SharedStorage, open_own_or_standby, pa
 PID_FILE = "relay.pid"
 
 DIRECTORIES = {"leveldb": "db", "filesystem": "files"}
-LOCAL_STORES: dict[str, Callable[[Path], Store]] = {
+LOCAL_STORES: dict[str, Callable[[Path, Access], Store]] = {
     "leveldb": LevelDBStore,
     "filesystem": FilesystemStore,
 }
@@ -47,10 +48,13 @@ def open_shared_storage(settings: QueueSettings) -> SharedStorage | None:
     return connect(settings)
 
 
-def open_store(settings: QueueSettings, *, standby: bool = False) -> Store:
+def open_store(
+    settings: QueueSettings, *, standby: bool = False, access: Access = Access.CREATE
+) -> Store:
     """Open the store of the queue. Raises QueueLocked, which names the process that has it, or LocalError.
 
-    ``standby``: open a standby partition while another relay delivers this relay's own.
+    ``standby``: open a standby partition while another relay delivers this relay's own. ``access``: what
+    may be written; a shared store writes its lease in any case.
     """
     directory, store_path = settings.directory, store_directory(settings)
     for name, other in DIRECTORIES.items():
@@ -61,16 +65,19 @@ def open_store(settings: QueueSettings, *, standby: bool = False) -> Store:
             )
     pid_file = directory / PID_FILE
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if access is Access.CREATE:
+            private_directory(directory)
         if settings.store in SHARED_STORAGES:
             return _open_partition(settings, standby=standby)
-        store = MemoryStore() if store_path is None else LOCAL_STORES[settings.store](store_path)
+        store = MemoryStore() if store_path is None else LOCAL_STORES[settings.store](store_path, access)
     except QueueLocked as exc:
         if settings.store in SHARED_STORAGES:
             raise
         raise QueueLocked(f"{directory}: the queue is in use by process {_user(pid_file)}") from exc
     except OSError as exc:
         raise LocalError(f"{directory}: {exc}") from exc
+    if access is Access.READ:
+        return store
     try:
         pid_file.write_text(f"{os.getpid()}\n")
     except OSError as exc:

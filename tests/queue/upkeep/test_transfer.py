@@ -28,7 +28,8 @@ def quiet(count: int) -> None:
 
 
 def everything(store: Store) -> dict[bytes, bytes]:
-    return dict(store.scan(b"", transfer.LAST))
+    """All but the node, which an import chooses anew."""
+    return {key: value for key, value in store.scan(b"", transfer.LAST) if key != keys.META_NODE}
 
 
 def filled(store: Store, records: dict[bytes, bytes]) -> Store:
@@ -110,6 +111,16 @@ def test_interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch, after: in
     import_queue(other, path, quiet)
     assert everything(other) == everything(one)
     begin_boot(other)
+
+
+def test_two_imports_of_one_export(directory: Path) -> None:
+    """Each gets a node of its own, so that no event of one has the identity of another's."""
+    one = filled(MemoryStore(), RECORDS)
+    export_queue(one, directory / "queue.export", quiet)
+    copies = [MemoryStore(), MemoryStore()]
+    for copy in copies:
+        import_queue(copy, directory / "queue.export", quiet)
+    assert len({store.get(keys.META_NODE) for store in (one, *copies)}) == 3
 
 
 def test_a_damaged_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.operations import Operations, Row
-from zonemta_py.admin.requests import Request
+from zonemta_py.admin.requests import ChangeRequest, Request
 from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.storage.interface import Access
 
 
 def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) -> Iterator[Row]:
@@ -33,8 +34,10 @@ def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) ->
 
 
 async def _offline(config: Config, request: Request) -> list[Row]:
-    queue = open_queue(config)
-    queue.commits.start()
+    access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
+    queue = open_queue(config, access=access)
+    if access is Access.EXISTING:
+        queue.commits.start()
     try:
         return [row async for row in Operations(queue, {}).run(request)]
     finally:

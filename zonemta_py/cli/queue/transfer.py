@@ -8,6 +8,7 @@ from zonemta_py.cli.common import config_option, json_option, print_json, read_c
 from zonemta_py.cli.options import EXISTING_FILE, FILE
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
+from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import open_store
 
 
@@ -26,7 +27,7 @@ def export_(config_path: Path, file: Path, as_json: bool) -> None:
     Example:
       zonemta queue export -c config/zonemta.yaml queue.export
     """
-    store = open_store(read_config(config_path).queue)
+    store = open_store(read_config(config_path).queue, access=Access.READ)
     try:
         with progress_bar("export", None) as advance:
             records = export_queue(store, file, advance)

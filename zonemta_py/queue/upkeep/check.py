@@ -47,6 +47,7 @@ class _Found:
 
 def check_queue(store: Store, *, bodies: bool = True) -> Iterator[str]:
     """Problems, one text each; an empty text is a pause. Without ``bodies`` no chunk is read."""
+    yield from store.left_alone()
     after = ""
     while True:
         problems: list[str] = []

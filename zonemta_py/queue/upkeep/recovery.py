@@ -14,7 +14,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_inflight
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
-from zonemta_py.storage.interface import Store
+from zonemta_py.storage.interface import Access, Store
 
 FORMAT_VERSION = b"4"
 IMPORTING = b"importing"  # instead of a version, during `queue import`
@@ -32,16 +32,27 @@ class Identity:
     last_id: str
 
 
-def begin_boot(store: Store) -> Identity:
-    """Write format, node and the new boot count; returns the identity. Raises LocalError for an unknown format."""
+def begin_boot(store: Store, access: Access = Access.CREATE) -> Identity:
+    """Write format, node and the new boot count, unless ``access`` is READ; returns the identity.
+
+    Raises LocalError for an unknown format, and for a store that is not there or not whole.
+    """
     found = store.get(keys.META_FORMAT)
+    if found is None and access is not Access.REPAIR:
+        first = next(store.keys(b"", b"\xff"), None)
+        if first is not None:
+            raise LocalError(
+                f"the queue has keys ({first!r} …) and no format: run zonemta queue repair, or restore all of it"
+            )
+        if access is not Access.CREATE:
+            raise LocalError("there is no queue yet; the first `zonemta serve` creates it")
     if found == IMPORTING:
         raise LocalError("the import of this queue is not finished: run zonemta queue import again")
     if found not in FORMATS:
         raise LocalError(
             f"the queue has format {found.decode(errors='replace')}; this version reads formats up to {FORMAT_VERSION.decode()}"
         )
-    node = (store.get(keys.META_NODE) or secrets.token_hex(3).encode()).decode()
+    node = (store.get(keys.META_NODE) or new_node()).decode()
     boot = int(store.get(keys.META_BOOT) or b"0") + 1
     last_id = (store.get(keys.META_IDS) or b"").decode()
     ops = [
@@ -49,8 +60,14 @@ def begin_boot(store: Store) -> Identity:
         (keys.META_NODE, node.encode()),
         (keys.META_BOOT, str(boot).encode()),
     ]
-    store.write(store.batch(ops, sync=True))
+    if access is not Access.READ:
+        store.write(store.batch(ops, sync=True))
     return Identity(node, boot, last_id)
+
+
+def new_node() -> bytes:
+    """A name for a queue: 6 random hex digits."""
+    return secrets.token_hex(3).encode()
 
 
 async def recover(

@@ -1,4 +1,4 @@
-"""Exports a queue to a file and imports it into another store, byte for byte.
+"""Exports a queue to a file and imports it into another store, byte for byte but for the node.
 
 Both continue where an interrupted run ended. They need the lock of their store, so the relay must be
 down. During an import the stored format is ``importing``: no relay opens an incomplete queue.
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.files import sync_directory
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.upkeep.recovery import IMPORTING
+from zonemta_py.queue.upkeep.recovery import IMPORTING, new_node
 from zonemta_py.storage import archive
 from zonemta_py.storage.interface import Op, Store
 
@@ -47,7 +48,7 @@ def export_queue(store: Store, path: Path, progress: Progress) -> int:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     return records
 
 
@@ -83,7 +84,11 @@ def import_queue(store: Store, path: Path, progress: Progress) -> int:
             ops += [(keys.META_FORMAT, IMPORTING), (META_IMPORT, f"{done} {name}".encode())]
             store.write(store.batch(ops, sync=True))
             progress(len(records))
-    end: list[Op] = [(META_IMPORT, None), (keys.META_FORMAT, found.identity.format.encode())]
+    end: list[Op] = [
+        (META_IMPORT, None),
+        (keys.META_NODE, new_node()),  # the queue that was exported may go on, or be imported twice
+        (keys.META_FORMAT, found.identity.format.encode()),
+    ]
     store.write(store.batch(end, sync=True))
     return done
 
@@ -111,11 +116,3 @@ def _after(frames: Iterator[list[archive.Record]], done: int) -> Iterator[list[a
             continue
         yield list(islice(records, done, None))
         done = 0
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,41 @@
+"""Directories that only this user reads, and that survive a power cut."""
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def private_directory(path: Path) -> None:
+    """Make ``path`` and its parents, synced; ``path`` has mode 0700 whatever the umask.
+
+    An existing directory that others may enter is reported and closed to them. Raises OSError.
+    """
+    missing = []
+    parent = path
+    while not parent.exists():
+        missing.append(parent)
+        parent = parent.parent
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+        sync_directory(each.parent)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & OF_OTHERS:
+        path.chmod(mode & ~OF_OTHERS)
+        log.warning(
+            "%s: its mode was %04o, so that others could read mail; it is %04o now",
+            path, mode, mode & ~OF_OTHERS,
+        )  # fmt: skip
+
+
+def sync_directory(path: Path) -> None:
+    """Put the names in ``path`` on disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,110 @@
+"""What an opening of the filesystem store finds in its directories; see ``filesystem_layout``."""
+
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from zonemta_py.core.codec import pack
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.format import keys
+from zonemta_py.storage.filesystem_layout import MARKERS, RELAY, read_recipient, relay_key
+from zonemta_py.storage.interface import Op
+
+CONTENTS = "contents"
+MESSAGE_ID = re.compile(r"[0-9a-f]{24}")
+TEMPORARY = ".new"  # the end of the name of a file before its rename
+
+log = logging.getLogger(__name__)
+
+
+class Contents:
+    """The contents of the store below ``root``; ``left_alone`` names what ``load`` did not understand."""
+
+    def __init__(self, root: Path, *, read_only: bool) -> None:
+        self._root = root
+        self._read_only = read_only
+        self.left_alone: list[str] = []
+
+    def load(self) -> Iterator[Op]:
+        """Yield every key and its value; chunks without theirs. Removes bodies that were never accepted."""
+        leaving: set[str] = set()
+        for key, value in self._relay_keys():
+            if key.startswith((keys.OPEN, keys.CLEANUP)):
+                leaving.add(keys.owner_of(key))
+            yield key, value
+        for directory in sorted((self._root / "data").iterdir()):
+            if directory.name.startswith("."):
+                continue
+            if not MESSAGE_ID.fullmatch(directory.name) or not directory.is_dir():
+                self._leave_alone(directory.name, "not a message of this relay")
+            elif directory.name in leaving or not self._is_unaccepted(directory):
+                yield from self._message(directory)
+
+    def _relay_keys(self) -> Iterator[tuple[bytes, bytes]]:
+        state = self._root / RELAY
+        for path in sorted(state.glob("*/**/*")):
+            if path.is_file() and not path.name.endswith(TEMPORARY):
+                yield relay_key(path.relative_to(state).parts), path.read_bytes()
+            elif path.is_dir() and not self._read_only and not any(path.iterdir()):
+                path.rmdir()  # of an ended transaction; earlier versions left it
+
+    def _is_unaccepted(self, directory: Path) -> bool:
+        """Whether nothing but a body is there: a crash came before the first batch of its message."""
+        if (directory / "accepted").exists():
+            return False
+        if {path.name for path in directory.iterdir()} <= {CONTENTS}:
+            if not self._read_only:
+                shutil.rmtree(directory)
+            return True
+        self._leave_alone(directory.name, "the file 'accepted' is missing; see zonemta queue repair")
+        return False
+
+    def _leave_alone(self, name: str, reason: object) -> None:
+        """Note that data/NAME is not used and stays."""
+        self.left_alone.append(f"data/{name}: {reason}")
+        log.critical("%s/data/%s is left alone: %s", self._root, name, reason)
+
+    def _message(self, directory: Path) -> Iterator[Op]:
+        message = directory.name
+        for path in sorted(directory.iterdir()):
+            if path.name == CONTENTS:
+                for number in range(1, -(-path.stat().st_size // keys.CHUNK_BYTES) + 1):
+                    yield keys.chunk_key(message, number), b""
+            elif path.is_dir():
+                try:
+                    yield from _recipient(path)
+                except (OSError, QueueCorrupt) as exc:
+                    # An unreadable note in its place: the message must not end without it.
+                    yield keys.bounce_prefix(message) + f"damaged-{path.name}".encode(), b""
+                    self._leave_alone(f"{message}/{path.name}", exc)
+        for marker, name in MARKERS.items():
+            if (directory / name).exists():
+                yield keys.message_prefix(message) + marker, (directory / name).read_bytes()
+
+
+def _recipient(directory: Path) -> Iterator[Op]:
+    message = directory.parent.name
+    key, record = read_recipient(
+        message, (directory / "metadata").read_bytes(), (directory / "schedule").read_bytes()
+    )
+    yield key, pack(record)
+    if record.due_ms:
+        yield keys.due_key(record.due_ms, keys.parse_recipient(key)[0], message), b""
+
+
+@contextmanager
+def copied(root: Path) -> Iterator[Path]:
+    """A temporary copy of a store, whose bodies are links."""
+
+    def copy(source: str, target: str) -> None:
+        if source.endswith(f"/{CONTENTS}"):
+            Path(target).symlink_to(Path(source).absolute())
+        else:
+            shutil.copyfile(source, target)
+
+    with TemporaryDirectory(prefix="zonemta-read-") as name:
+        yield Path(shutil.copytree(root, f"{name}/files", symlinks=True, copy_function=copy))
