@@ -25,7 +25,10 @@ def commands(
     """Every command and group that is not hidden, with its name; a group before its commands."""
     yield path, command
     if isinstance(command, click.Group):
-        for name, each in command.commands.items():
+        context = click.Context(command)
+        for name in command.commands or command.list_commands(context):
+            each = command.get_command(context, name)
+            assert each is not None
             if not each.hidden:
                 yield from commands(each, f"{path} {name}")
 

@@ -18,7 +18,7 @@ def trusted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pat
     from zonemta_py.transports import connect as smtp
 
     cert, key, context = certificate(directory)
-    monkeypatch.setattr(smtp, "_VERIFYING", context)
+    monkeypatch.setattr(smtp, "verifying_context", lambda: context)
     monkeypatch.setenv("SSL_CERT_FILE", str(directory / "ca.pem"))  # for senders' processes
     return cert, key
 

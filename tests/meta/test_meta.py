@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from zonemta_py.cli.main import main
+from tests.cli.commands_page import commands
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import fields_of
 from zonemta_py.events.schema import EVENTS
@@ -68,14 +68,7 @@ def test_every_event_and_field_is_documented() -> None:
     assert missing == []
 
 
-def _options(command: click.Command, path: str) -> list[tuple[str, str]]:
-    if isinstance(command, click.Group):
-        return [
-            pair
-            for name, sub in command.commands.items()
-            if not sub.hidden
-            for pair in _options(sub, f"{path} {name}")
-        ]
+def _options(path: str, command: click.Command) -> list[tuple[str, str]]:
     names = [
         name
         for p in command.params
@@ -90,7 +83,12 @@ def test_every_option_is_documented() -> None:
     text = (ROOT / "docs/commands.md").read_text()
     sections = {part.split("\n", 1)[0].strip(): part for part in text.split("\n## ")}
     missing = []
-    for path, option in _options(main, "zonemta"):
+    for path, option in (
+        pair
+        for name, command in commands()
+        if not isinstance(command, click.Group)
+        for pair in _options(name, command)
+    ):
         if f"`{option}" not in sections.get(path, ""):
             missing.append(f"{path} {option}")
     assert missing == []

@@ -1,11 +1,12 @@
 """Segments of an event log, written by the test."""
 
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import zstandard
-
 from zonemta_py.core.codec import to_json
+from zonemta_py.events.segments import Segment
 
 HOUR_MS = 3_600_000
 HOUR_BEGINS_MS = 1_799_978_400_000  # 02:00 UTC
@@ -24,14 +25,17 @@ def delivered(seq: int, **changes: Any) -> dict[str, Any]:
 
 
 def write_segment(directory: Path, name: str, events: list[dict[str, Any]]) -> Path:
-    """A sealed segment, where the relay would put it."""
+    """A sealed segment of two frames by the relay's own writer, under another name."""
     hour_directory = directory / "date=2026-11-21" / "hour=09"
     hour_directory.mkdir(parents=True, exist_ok=True)
-    path = hour_directory / f"{name}.jsonl.zst"
-    path.write_bytes(
-        zstandard.ZstdCompressor().compress(b"".join(to_json(each) + b"\n" for each in events))
-    )
-    return path
+    with TemporaryDirectory() as elsewhere:
+        segment = Segment(Path(elsewhere), "abcdef", 1)
+        for part in (events[: len(events) // 2], events[len(events) // 2 :]):
+            if part:
+                segment.append(b"".join(to_json(each) + b"\n" for each in part), part[-1]["seq"])
+        path = segment.seal(HOUR_BEGINS_MS)
+        assert path is not None
+        return Path(shutil.move(path, hour_directory / f"{name}.jsonl.zst"))
 
 
 def accepted(seq: int, recipients: list[str], **changes: Any) -> dict[str, Any]:

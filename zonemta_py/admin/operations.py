@@ -28,7 +28,7 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError, QueueCorrupt
-from zonemta_py.queue.format.keys import OUTBOX, end_of, mark_key, parse_outbox
+from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.inspect import Summary, message_row, recipient_rows
@@ -199,19 +199,20 @@ class Operations:
                     yield problem
 
     async def audit(self, request: AuditRequest) -> AsyncIterator[Row]:
-        """``seq`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.
+        """``seq``, ``exported`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.
 
-        ``seq`` is the number of the last group of events before the snapshot. A recipient is
-        [message, index, zone].
+        ``seq`` is the number of the last group of events before the snapshot, ``exported`` of the last that
+        the event log has. A recipient is [message, index, zone].
         """
         events: list[Row] = []
         with self._queue.store.frozen() as view:
             last = self._queue.commits.written_seq
+            exported = int(view.get(META_EXPORTED) or b"0", 16)
             for key, value in view.scan(OUTBOX, end_of(OUTBOX)):
                 last = max(last, parse_outbox(key))
                 events.append({"events": value.decode()})
             recipients = [[r["message"], r["index"], r["zone"]] for r in recipient_rows(view)]
-        yield {"seq": last, "node": self._queue.node}
+        yield {"seq": last, "exported": exported, "node": self._queue.node}
         for row in events:
             yield row
         for at in range(0, len(recipients), SLICE_ROWS):

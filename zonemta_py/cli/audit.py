@@ -21,7 +21,7 @@ from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core.codec import from_json
 from zonemta_py.events.audit import Audit
-from zonemta_py.events.segments import read_events
+from zonemta_py.events.log import gaps, read_log
 
 
 @click.command()
@@ -33,8 +33,9 @@ def audit(config_path: Path, as_json: bool) -> None:
 
     For each zone and day of acceptance: accepted = queued + delivered + bounced + expired + deleted
     + lost. Lists every uncertain delivery: the relay crashed between the peer's reply and recording it,
-    so the recipient may get the message twice. Exits 1 when a recipient does not have exactly one
-    outcome or state. The relay may be running.
+    so the recipient may get the message twice. Names damaged and missing segments of the event log. Exits
+    1 when a recipient does not have exactly one outcome or state, or the event log is not whole. The relay
+    may be running.
 
     \b
     Example:
@@ -43,11 +44,13 @@ def audit(config_path: Path, as_json: bool) -> None:
     config = read_config(config_path)
     with spinner("reading queue and event log"):
         found = Audit()
-        limit, node = _add_queue(found, config_path)
-        for record in read_events(config.events.directory):
-            if record["node"] != node or record["seq"] <= limit:
+        queue = _add_queue(found, config_path)
+        damage: list[str] = []
+        for record in read_log(config.events.directory, damage):
+            if record["node"] != queue["node"] or not queue["seq"] or record["seq"] <= queue["seq"]:
                 found.history.add(record)
-    problems = list(found.problems())
+        damage += gaps(config.events.directory, {queue["node"]: queue["exported"]})
+    problems = damage + list(found.problems())
     rows = list(found.rows())
     if as_json:
         for row in rows:
@@ -63,17 +66,17 @@ def audit(config_path: Path, as_json: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-def _add_queue(found: Audit, config_path: Path) -> tuple[float, str]:
-    """Add the recipients and the outbox of the queue; returns their last sequence number, and the node."""
-    limit, node = float("inf"), ""
+def _add_queue(found: Audit, config_path: Path) -> Row:
+    """Add the recipients and the outbox of the queue; returns its node and sequence numbers."""
+    queue: Row = {"seq": 0, "exported": 0, "node": ""}
     for row in rows_of(config_path, AuditRequest()):
         if "seq" in row:
-            limit, node = row["seq"] or float("inf"), row["node"]
+            queue = row
         for line in row.get("events", "").splitlines():
             found.history.add(from_json(line))
         for message, index, zone in row.get("recipients", ()):
             found.add_place(message, index, zone)
-    return limit, node
+    return queue
 
 
 def _print(rows: list[Row], uncertain: list[Row], problems: list[str]) -> None:

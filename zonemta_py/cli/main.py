@@ -1,21 +1,45 @@
-"""The command ``zonemta``."""
+"""The command ``zonemta``. A subcommand is imported when it is used: all together take half a second."""
+
+from importlib import import_module
 
 import click
 
 from zonemta_py import __version__
-from zonemta_py.cli.audit import audit
-from zonemta_py.cli.bench import bench
-from zonemta_py.cli.check import check
-from zonemta_py.cli.credentials import dkim, password
-from zonemta_py.cli.demo import demo
-from zonemta_py.cli.pipeline.group import pipeline
-from zonemta_py.cli.queue.group import queue
-from zonemta_py.cli.serve import serve
-from zonemta_py.cli.sink import sink
-from zonemta_py.cli.submit import submit
+
+COMMANDS = {
+    "serve": "zonemta_py.cli.serve",
+    "check": "zonemta_py.cli.check",
+    "submit": "zonemta_py.cli.submit",
+    "queue": "zonemta_py.cli.queue.group",
+    "audit": "zonemta_py.cli.audit",
+    "sink": "zonemta_py.cli.sink",
+    "bench": "zonemta_py.cli.bench",
+    "demo": "zonemta_py.cli.demo",
+    "dkim": "zonemta_py.cli.credentials",
+    "password": "zonemta_py.cli.credentials",
+    "pipeline": "zonemta_py.cli.pipeline.group",
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class LazyGroup(click.Group):
+    """A group whose commands are attributes of the modules in ``COMMANDS``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now; None for an unknown name."""
+        module = COMMANDS.get(cmd_name)
+        command: click.Command | None = (
+            getattr(import_module(module), cmd_name) if module is not None else None
+        )
+        return command
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="zonemta")
 def main() -> None:
     """An outbound SMTP relay for bulk mail.
@@ -28,7 +52,3 @@ def main() -> None:
 
     Shell completion: eval "$(_ZONEMTA_COMPLETE=bash_source zonemta)" (or zsh_source, fish_source).
     """
-
-
-for _command in (serve, check, submit, queue, audit, sink, bench, demo, dkim, password, pipeline):
-    main.add_command(_command)

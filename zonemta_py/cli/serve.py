@@ -18,6 +18,7 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.logs import configure_logs
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.relay.relay import Relay
+from zonemta_py.relay.repair import accept_older_queue
 
 log = logging.getLogger("zonemta_py")
 
@@ -36,8 +37,13 @@ log = logging.getLogger("zonemta_py")
     is_flag=True,
     help="Also write every event (delivered, deferred, …) to stderr as JSON.",
 )
+@click.option(
+    "--queue-is-older",
+    is_flag=True,
+    help="Start although the queue is older than its event log, as after the restore of a backup.",
+)
 @reports_errors
-def serve(config_path: Path, log_level: str, log_events: bool) -> None:
+def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: bool) -> None:
     """Run the relay in the foreground.
 
     Logs to stderr. When every listener accepts connections, prints a line that begins with "ready" on
@@ -56,6 +62,8 @@ def serve(config_path: Path, log_level: str, log_events: bool) -> None:
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
         log.warning("%s is set: this relay will kill itself at that point", faults.VARIABLE)
+    if queue_is_older:
+        accept_older_queue(config)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, config_path, log_level, log_events))
 

@@ -42,6 +42,14 @@ class QueueCorrupt(LocalError):
     """A stored value is missing, damaged or of an unknown version."""
 
 
+class SegmentDamaged(LocalError):
+    """A segment of the event log cannot be read as a whole; ``at`` is the offset of the damage."""
+
+    def __init__(self, text: str, at: int) -> None:
+        super().__init__(text)
+        self.at = at
+
+
 class DestinationFailed(RemoteError):
     """No session with the destination could be opened.
 

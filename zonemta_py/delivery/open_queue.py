@@ -1,9 +1,11 @@
 """Opening a queue as the configuration says: the only place where its parts are put together."""
 
 import socket
+from functools import partial
 
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.bounces import BounceReporter
+from zonemta_py.events.recovery import last_seq
 from zonemta_py.queue.queue import Queue, QueueOptions
 from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
 from zonemta_py.routing import Destinations, make_router
@@ -35,6 +37,7 @@ def open_queue(
             body_cache_bytes=settings.body_cache,
             poison_after=settings.poison_after,
             access=access,
+            end_of_log=partial(last_seq, config.events.directory),
         ),
         destination_of or Destinations(config.zones),
         reports=reports or BounceReporter(config, hostname, make_router(config)),

@@ -233,6 +233,19 @@ FINAL = (
 )  # the final outcomes: each recipient gets exactly one
 
 
+BOOT_SHIFT = 40  # a sequence number is that of its boot, shifted, plus a count from 1
+
+
+def first_seq(boot: int) -> int:
+    """The first sequence number of a boot."""
+    return (boot << BOOT_SHIFT) + 1
+
+
+def boot_of(seq: int) -> int:
+    """The boot in which ``seq`` was used; 0 for 0."""
+    return seq >> BOOT_SHIFT
+
+
 def encode(event: Event) -> bytes:
     """``event`` as JSON, without the braces and the identity."""
     return b'"event":"' + event.name.encode() + b'",' + to_json(event)[1:-1]

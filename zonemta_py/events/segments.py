@@ -1,159 +1,283 @@
-"""The event log on disk: zstd frames of JSON lines, written hidden, sealed by a rename.
+"""The event log on disk: zstd frames of JSON lines, written hidden, sealed with a trailer.
 
     DIRECTORY/.NODE-SEQ.open                                   being written
     DIRECTORY/date=2026-11-21/hour=09/NODE-SEQ.jsonl.zst       sealed; date and hour of sealing (UTC)
+    DIRECTORY/.NODE-SEQ.damaged                                what recovery could not read as a whole
 
-SEQ is the first group commit in the file. A frame is whole, or after a crash the torn end of the file,
-which recovery removes. The only importer of zstandard.
+SEQ is the first group commit in the file. Each frame has zstd's checksum. The trailer is a skippable frame,
+which every zstd reader passes over (RFC 8878, 3.1.2), little-endian:
+
+    4  magic 0x184D2A5A        4  72, the size of the rest      8  b"zmtaseg1"
+    8  number of records       8  SEQ of the record before the first of this segment; 0: unknown
+    8  SEQ of the first        8  SEQ of the last               32 SHA-256 of all bytes in front of it
+
+The only importer of zstandard.
 """
 
+import hashlib
+import logging
 import os
+import struct
 from collections.abc import Iterator
-from io import BytesIO, FileIO
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import zstandard
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import private_directory, sync_directory
 
 LEVEL = 3
+BLOCK_BYTES = 1 << 16
+MAGIC = zstandard.FRAME_HEADER  # of a frame with data
+_TRAILER = struct.Struct("<II8sQQQQ32s")
+_TRAILER_START = struct.pack("<II8s", 0x184D2A5A, _TRAILER.size - 8, b"zmtaseg1")
+
+log = logging.getLogger(__name__)
+
+
+class Trailer(NamedTuple):
+    """What the end of a sealed segment says about it. ``previous``: 0 when it is unknown."""
+
+    records: int
+    previous: int
+    first: int
+    last: int
+    digest: bytes = bytes(32)
+
+    def pack(self) -> bytes:
+        """The trailer as a skippable frame."""
+        return _TRAILER_START + _TRAILER.pack(0, 0, b"", *self)[len(_TRAILER_START) :]
+
+    def sealed(self, data_digest: "hashlib._Hash") -> "Trailer":
+        """This trailer with the digest of the data and of its own numbers."""
+        complete = data_digest.copy()
+        complete.update(self.pack()[: -len(self.digest)])
+        return self._replace(digest=complete.digest())
+
+
+class Frame(NamedTuple):
+    """A whole frame: its bytes are ``start`` to ``end`` of the file."""
+
+    start: int
+    end: int
+    lines: bytes
+    first: int
+    last: int
 
 
 class Segment:
-    """The file being written. Its methods block: call them in a thread."""
+    """The file being written. Its methods block: call them in a thread. ``previous``: as in ``Trailer``."""
 
-    def __init__(self, directory: Path, node: str, first_seq: int) -> None:
+    def __init__(self, directory: Path, node: str, first_seq: int, previous: int = 0) -> None:
         private_directory(directory)
         self._directory = directory
         self._name = f"{node}-{first_seq:016x}"
         self._path = directory / f".{self._name}.open"
-        self._file: FileIO = FileIO(self._path, "xb")  # never the file of a previous boot
+        self._file: FileIO = FileIO(self._path, "xb", opener=_private)  # never a file of a previous boot
         sync_directory(directory)
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self._digest = hashlib.sha256()
+        self._records = 0
+        self._previous = previous
+        self.first_seq = self.last_seq = first_seq
         self.size_bytes = 0
 
-    def append(self, lines: bytes) -> None:
-        """Write whole lines as one frame, synced. Raises OSError.
+    def append(self, lines: bytes, last_seq: int) -> None:
+        """Write whole lines, up to group ``last_seq``, as one frame, synced. Raises OSError.
 
         After an error the file has its previous length, and must not be appended to.
         """
         frame = self._compressor.compress(lines)
         try:
-            unwritten = memoryview(frame)
-            while unwritten:
-                unwritten = unwritten[self._file.write(unwritten) :]
-            os.fsync(self._file.fileno())
+            _write(self._file, frame)
         except OSError:
             os.ftruncate(self._file.fileno(), self.size_bytes)
             raise
+        self._digest.update(frame)
+        self._records += lines.count(b"\n")
+        self.last_seq = last_seq
         self.size_bytes += len(frame)
 
     def seal(self, now_ms: int) -> Path | None:
-        """Close the file and rename it to its final name, returned; an empty file is removed: None.
+        """Write the trailer and give the file its final name, returned; an empty file is removed: None.
 
         Raises OSError.
         """
-        self.leave()
         if not self.size_bytes:
+            self.leave()
             self._path.unlink()
             return None
-        return _publish(self._directory, self._path, self._name, now_ms)
+        trailer = Trailer(self._records, self._previous, self.first_seq, self.last_seq)
+        try:
+            _write(self._file, trailer.sealed(self._digest).pack())
+        finally:
+            self.leave()
+        return publish(self._directory, self._path, self._name, now_ms)
 
     def leave(self) -> None:
         """Close the file without sealing it; the next start does that."""
         self._file.close()
 
 
-def _publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Make the file ``path``, for this user only. Raises OSError."""
+    with FileIO(path, "wb", opener=_private) as file:
+        _write(file, data)
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
+    os.fsync(file.fileno())
+
+
+def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
+    """Give ``path`` its final name; a file that has it already is kept, and this one gets a number."""
     now = clock.utc(now_ms)
     hour = directory / f"date={now:%Y-%m-%d}" / f"hour={now:%H}"
     private_directory(hour)
-    sealed = hour / f"{name}.jsonl.zst"
-    path.rename(sealed)
-    for changed in (hour, hour.parent, directory):
-        sync_directory(changed)
+    sealed, number = hour / f"{name}.jsonl.zst", 1
+    while True:
+        try:
+            sealed.hardlink_to(path)
+            break
+        except FileExistsError:
+            if sealed.samefile(path):
+                break  # a crash came before the other name was removed
+            number += 1
+            log.error("%s exists: events of the same numbers were written before", sealed)
+            sealed = hour / f"{name}-{number}.jsonl.zst"
+    sync_directory(hour)
+    path.unlink()
+    sync_directory(directory)
     return sealed
 
 
-def recover(directory: Path, node: str) -> int:
-    """Cut torn ends off the open segments; returns the highest sequence number in them, or 0. Raises OSError.
-
-    The segments stay open until ``seal_recovered``: after another crash the next start reads them again.
-    """
-    last = 0
-    for path in _open_segments(directory, node):
-        whole, seq = _whole_frames(path)
-        last = max(last, seq)
-        if whole == 0:
-            path.unlink()
-            continue
-        with path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
-    return last
+# ---- reading
 
 
-def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
-    """Seal what ``recover`` left open. The outbox must not hold their events any more. Raises OSError."""
-    for path in _open_segments(directory, node):
-        _publish(directory, path, path.name[1 : -len(".open")], now_ms)
-
-
-def _open_segments(directory: Path, node: str) -> list[Path]:
-    return sorted(directory.glob(f".{node}-*.open"))
-
-
-def _whole_frames(path: Path) -> tuple[int, int]:
-    """The size in bytes of the whole frames of ``path``, and the highest sequence number in them."""
-    data = path.read_bytes()
-    at = last = 0
+def _frames(data: bytes, path: Path, start: int = 0) -> Iterator[Frame]:
+    """The frames of ``data``. Raises SegmentDamaged with the offset of the first that is not whole."""
+    at = start
     while at < len(data):
-        reader = zstandard.ZstdDecompressor().decompressobj()
         try:
-            lines = reader.decompress(data[at:])
-        except zstandard.ZstdError:
-            break
-        if not reader.eof:
-            break
-        at = len(data) - len(reader.unused_data)
-        last = max(last, from_json(lines.rstrip(b"\n").rpartition(b"\n")[2])["seq"])
-    return at, last
+            lines, end = _decompress(data, at)
+            first, last = (from_json(line)["seq"] for line in (_first(lines), _last(lines)))
+        except (zstandard.ZstdError, ValueError, KeyError, TypeError) as exc:
+            raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
+        yield Frame(at, end, lines, first, last)
+        at = end
+
+
+def _decompress(data: bytes, start: int) -> tuple[bytes, int]:
+    """The contents and the end of the frame at ``start``. Raises ZstdError, ValueError."""
+    reader, parts, at = zstandard.ZstdDecompressor().decompressobj(), [], start
+    while not reader.eof:
+        block = data[at : at + BLOCK_BYTES]
+        if not block:
+            raise ValueError("the file ends in the middle of a frame")
+        parts.append(reader.decompress(block))
+        at += len(block)
+    return b"".join(parts), at - len(reader.unused_data)
+
+
+def _first(lines: bytes) -> bytes:
+    return lines.partition(b"\n")[0]
+
+
+def _last(lines: bytes) -> bytes:
+    return lines.rstrip(b"\n").rpartition(b"\n")[2]
+
+
+def _split(data: bytes) -> tuple[bytes, Trailer | None]:
+    """The frames of a file, and its trailer; None for an open one and one of an earlier version."""
+    tail = data[-_TRAILER.size :]
+    if not tail.startswith(_TRAILER_START) or len(tail) < _TRAILER.size:
+        return data, None
+    return data[: -_TRAILER.size], Trailer(*_TRAILER.unpack(tail)[3:])
+
+
+def read_trailer(path: Path) -> Trailer:
+    """The trailer of a sealed segment, computed if an earlier version sealed it. Raises SegmentDamaged."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TRAILER.size))
+        _, trailer = _split(file.read())
+    return trailer or trailer_of(path.read_bytes(), path, 0)
+
+
+def trailer_of(data: bytes, path: Path, previous: int) -> Trailer:
+    """The trailer for the frames ``data``. Raises SegmentDamaged."""
+    frames = list(_frames(data, path))
+    if not frames:
+        raise SegmentDamaged(f"{path}: it is empty", 0)
+    records = sum(frame.lines.count(b"\n") for frame in frames)
+    trailer = Trailer(records, previous, frames[0].first, frames[-1].last)
+    return trailer.sealed(hashlib.sha256(data))
 
 
 def read_segment(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one sealed segment."""
-    with path.open("rb") as file:
-        yield from _records(file)
+    """The records of one sealed segment. Raises SegmentDamaged after those in front of the damage."""
+    data, trailer = _split(path.read_bytes())
+    records = 0
+    for frame in _frames(data, path):
+        for line in frame.lines.splitlines():
+            yield _record(line, path, frame.start)
+            records += 1
+    if trailer is not None and trailer.records != records:
+        raise SegmentDamaged(f"{path}: {records} of {trailer.records} records", len(data))
+    if trailer is not None and trailer != trailer.sealed(hashlib.sha256(data)):
+        raise SegmentDamaged(f"{path}: its bytes have another digest than its trailer says", len(data))
 
 
-def _records(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    incomplete = b""
-    while block := reader.read(1 << 18):
-        *lines, incomplete = (incomplete + block).split(b"\n")
-        for line in lines:
-            yield from_json(line)
+def _record(line: bytes, path: Path, at: int) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = from_json(line)
+    except ValueError as exc:
+        raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
+    return record
 
 
 def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
     """The records of unsealed files; the newest may be missing."""
     for path in sorted(directory.glob(".*.open")):
-        data = path.read_bytes()
-        whole, _ = _whole_frames(path)
-        yield from _records(BytesIO(data[:whole]))
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue  # sealed meanwhile
+        for frame in whole_frames(data, path):
+            for line in frame.lines.splitlines():
+                yield from_json(line)
 
 
-def read_events(directory: Path) -> Iterator[dict[str, Any]]:
-    """All records of an event log; those that are sealed during the call may be returned twice."""
-    hidden = list(read_open_segments(directory))
-    for path in sealed_segments(directory):
-        yield from read_segment(path)
-    yield from hidden
+def whole_frames(data: bytes, path: Path) -> Iterator[Frame]:
+    """Every frame of an unsealed file that can be read, also behind damage."""
+    at = 0
+    while True:
+        try:
+            for frame in _frames(_split(data)[0], path, at):
+                at = frame.end
+                yield frame
+            return
+        except SegmentDamaged:
+            at = data.find(MAGIC, at + 1)
+            if at < 0:
+                return
 
 
-def sealed_segments(directory: Path) -> list[Path]:
-    """The sealed segments under ``directory``, oldest first."""
-    return sorted(directory.glob("date=*/hour=*/*.jsonl.zst"))
+def sealed_segments(directory: Path, node: str = "") -> list[Path]:
+    """The sealed segments under ``directory``, oldest first; of one ``node`` if given."""
+    return sorted(directory.glob(f"date=*/hour=*/{f'{node}-' if node else ''}*.jsonl.zst"))
+
+
+def open_segments(directory: Path, node: str) -> list[Path]:
+    """The unsealed segments of ``node``, oldest first."""
+    return sorted(directory.glob(f".{node}-*.open"))

@@ -1,19 +1,21 @@
 """Moves events from the queue's outbox to the event log, each exactly once.
 
 A frame is on disk before the ``outbox/`` keys it came from are deleted. After a crash between the two, the
-recovered segment has the highest sequence number that was exported, and those keys are only deleted.
-Recovery reads open segments only, so a segment is sealed after the keys of all its events are deleted.
+recovered segment has the sequence numbers that were exported, and those keys are only deleted. Recovery
+reads open segments only, so a segment is sealed after the keys of all its events are deleted.
+``meta/exported`` is the highest number whose key was deleted. Mail never waits for the log.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueUnavailable
-from zonemta_py.events.segments import Segment, recover, seal_recovered
+from zonemta_py.events.recovery import last_seq, recover, seal_recovered
+from zonemta_py.events.segments import Segment
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
@@ -37,6 +39,8 @@ class Exporter:
         self._segment: Segment | None = None
         self._opened_ms = 0
         self._cursor = keys.OUTBOX
+        self._exported = int(queue.store.get(keys.META_EXPORTED) or b"0", 16)
+        self._recovered = False
         self._in_doubt = False  # the outbox may still hold events that the segment holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-log")
         self._stopping = asyncio.Event()
@@ -44,31 +48,61 @@ class Exporter:
         self._observers = tuple(observers)
 
     async def start(self) -> None:
-        """Delete what the previous boot exported and seal it, then export in the background. Raises OSError."""
-        loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
-        last_seq = await loop.run_in_executor(self._thread, recover, directory, node)
-        if last_seq:
-            stop = keys.outbox_key(last_seq + 1)
-            await self._delete(list(self._queue.store.keys(keys.OUTBOX, stop)))
-            await loop.run_in_executor(self._thread, seal_recovered, directory, node, clock.now_ms())
+        """Delete what the previous boot exported and seal it, then export in the background.
+
+        A log that cannot be read or written is logged, and tried again in the background.
+        """
+        await self._try(self._recover)
         self._task = asyncio.create_task(self._run(), name="event-export")
+
+    async def _recover(self) -> bool:
+        loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
+        found = await loop.run_in_executor(self._thread, recover, directory, node)
+        if found:
+            outbox = self._queue.store.keys(keys.OUTBOX, keys.outbox_key(max(found) + 1))
+            await self._delete([key for key in outbox if keys.parse_outbox(key) in found])
+            self._cursor = keys.OUTBOX
+            await loop.run_in_executor(self._thread, seal_recovered, directory, node, clock.now_ms())
+        end = await loop.run_in_executor(self._thread, last_seq, directory, node)
+        if 0 < end < self._exported:
+            log.critical(
+                "%s: the event log of node %s ends at %016x, and events were written up to %016x: "
+                "see zonemta audit", directory, node, end, self._exported,
+            )  # fmt: skip
+        self._recovered = True
+        return True
+
+    async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool | None:
+        """The result of ``step``; None after an error, which is logged. Raises QueueUnavailable."""
+        try:
+            return await step()
+        except QueueUnavailable:
+            raise
+        except Exception as exc:
+            log.error("the event log cannot be written, events stay in the queue: %s", exc)
+            return None
 
     async def _run(self) -> None:
         grew = self._queue.commits.outbox_grew
         while not self._stopping.is_set():
             grew.clear()
             try:
-                more = await self._export()
-                await self._seal_if_due()
+                more = await self._try(self._step)
             except QueueUnavailable:
                 return
-            except Exception as exc:
-                log.error("the event log cannot be written, events stay in the queue: %s", exc)
+            if more is None:
                 await clock.wait_event(self._stopping, RETRY_S)
-                continue
-            if not more:
+            elif not more:
                 await clock.wait_event(grew, self._settings.rotate.age)
                 await clock.wait_event(self._stopping, GATHER_S)
+
+    async def _step(self) -> bool:
+        """Export a frame; returns whether more events are waiting."""
+        if not self._recovered:
+            await self._recover()
+        more = await self._export()
+        await self._seal_if_due()
+        return more
 
     async def _export(self) -> bool:
         """Write the next groups as one frame; returns whether more are waiting."""
@@ -85,21 +119,21 @@ class Exporter:
         if not values:
             return False
         lines = b"".join(values)
-        await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._write, keys.parse_outbox(exported[0]), lines
-        )
+        first, last = keys.parse_outbox(exported[0]), keys.parse_outbox(exported[-1])
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, lines, first, last)
         faults.reach("segment.appended")
         await self._delete(exported)
         for observer in self._observers:
             observer(lines)
         return full
 
-    def _write(self, first_seq: int, lines: bytes) -> None:
+    def _write(self, lines: bytes, first_seq: int, last_seq: int) -> None:
         if self._segment is None:
-            self._segment = Segment(self._settings.directory, self._queue.node, first_seq)
+            directory, node = self._settings.directory, self._queue.node
+            self._segment = Segment(directory, node, first_seq, self._exported)
             self._opened_ms = clock.now_ms()
         try:
-            self._segment.append(lines)
+            self._segment.append(lines, last_seq)
         except OSError:
             # Its frames are whole; what follows goes into a new file, under another first number.
             broken, self._segment = self._segment, None
@@ -116,6 +150,8 @@ class Exporter:
         for key in exported:
             batch.delete(key)
             self._cursor = key + b"\x00"
+            self._exported = max(self._exported, keys.parse_outbox(key))
+        batch.put(keys.META_EXPORTED, b"%x" % self._exported)
         self._in_doubt = True
         await self._queue.commits.submit(batch)
         self._in_doubt = False
@@ -142,7 +178,7 @@ class Exporter:
     async def _finish(self) -> None:
         """Export and seal. A segment in doubt stays unsealed, so that the next start reads it."""
         try:
-            while self._queue.commits.failure is None and not self._is_empty():
+            while self._recovered and self._queue.commits.failure is None and not self._is_empty():
                 await self._export()
             if not self._in_doubt:
                 await self._seal_if_due(now=True)

@@ -19,7 +19,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.core.tasks import BackgroundTasks
-from zonemta_py.events.schema import Event
+from zonemta_py.events.schema import Event, first_seq
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
@@ -34,7 +34,7 @@ from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.transitions import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
-from zonemta_py.queue.upkeep.recovery import begin_boot, recover
+from zonemta_py.queue.upkeep.recovery import EndOfLog, begin_boot, no_event_log, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.storage.interface import Access, Store
@@ -54,6 +54,7 @@ class QueueOptions:
     """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
 
     ``access``: that with which the store was opened; with READ only what reads may be called.
+    ``end_of_log``: see ``begin_boot``.
     """
 
     sync: bool = True
@@ -61,6 +62,7 @@ class QueueOptions:
     body_cache_bytes: int = 0
     poison_after: int = 3
     access: Access = Access.CREATE
+    end_of_log: EndOfLog = no_event_log
 
 
 class Queue:
@@ -77,7 +79,7 @@ class Queue:
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
         try:
-            identity = begin_boot(store, options.access)
+            identity = begin_boot(store, options.access, options.end_of_log)
         except LocalError:
             store.close()
             raise
@@ -88,8 +90,9 @@ class Queue:
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
-        first_seq = (identity.boot << 40) + 1  # grows with each boot and need not be stored
-        self.commits = GroupCommit(store, self.ids, identity.node, first_seq, sync=options.sync)
+        self.commits = GroupCommit(
+            store, self.ids, identity.node, first_seq(identity.boot), sync=options.sync
+        )
         self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
         self.deferral = Deferral(store, self.commits, self.windows, now)
         self.cleanup = Cleanup(store, self.commits)

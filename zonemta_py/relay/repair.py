@@ -1,7 +1,8 @@
-"""``zonemta queue repair``: keep a copy, repair the store, then its contents."""
+"""``zonemta queue repair``: keep a copy, repair the store, then its contents. A queue older than its log."""
 
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
+from zonemta_py.events.recovery import last_seq
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.queue.upkeep.repair import repair_contents
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.leveldb import repair_database
-from zonemta_py.storage.open import store_directory
+from zonemta_py.storage.open import open_store, store_directory
 
 
 def keep_copy(config: Config) -> Path:
@@ -33,6 +36,15 @@ def keep_copy(config: Config) -> Path:
         copy = copy.with_name(f"{copy.name.partition('Z')[0]}Z-{number}")
     shutil.copytree(directory, copy, symlinks=True)
     return copy
+
+
+def accept_older_queue(config: Config) -> None:
+    """Let the next start take a queue that is older than its event log. Raises QueueLocked, LocalError."""
+    store = open_store(config.queue, access=Access.OLDER)
+    try:
+        begin_boot(store, Access.OLDER, partial(last_seq, config.events.directory))
+    finally:
+        store.close()
 
 
 async def repair(config: Config, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,13 +17,14 @@ Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 class Access(Enum):
     """What the opening of a store may do.
 
-    Only ``CREATE`` makes a new store, and only where nothing is. ``READ`` changes nothing on disk.
-    ``REPAIR`` opens a store whose format is missing.
+    Only ``CREATE`` makes a new store, and only where nothing is. ``READ`` changes nothing on disk. ``OLDER``
+    opens a queue that is older than its event log, ``REPAIR`` also one whose format is missing.
     """
 
     CREATE = "create"
     EXISTING = "existing"
     READ = "read"
+    OLDER = "older"
     REPAIR = "repair"
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import aiosmtplib
@@ -45,15 +46,19 @@ class SessionOptions:
     lmtp: bool = False
 
 
-def _opportunistic_context() -> ssl.SSLContext:
-    context = ssl.create_default_context()
+@cache
+def opportunistic_context() -> ssl.SSLContext:
+    """The context of sessions that take any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # create_default_context reads the authorities
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
-_OPPORTUNISTIC = _opportunistic_context()
-_VERIFYING = ssl.create_default_context()
+@cache
+def verifying_context() -> ssl.SSLContext:
+    """The context of sessions whose peer must have a certificate for its name; 0.1 s at the first call."""
+    return ssl.create_default_context()
 
 
 class TlsFailed(DestinationFailed):
@@ -177,7 +182,7 @@ async def _encrypt(
     try:
         await client.starttls(
             server_hostname=target.host,
-            tls_context=context or (_VERIFYING if required else _OPPORTUNISTIC),
+            tls_context=context or (verifying_context() if required else opportunistic_context()),
         )
     except (aiosmtplib.SMTPException, OSError) as exc:
         raise TlsFailed(0, "4.7.5", f"{_where(target)}: STARTTLS failed: {exc}") from exc

@@ -22,7 +22,7 @@ from zonemta_py.cli.common import (
     zone_option,
 )
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.events.segments import read_events
+from zonemta_py.events.log import gaps, read_log
 from zonemta_py.relay.repair import keep_copy, repair
 
 SHOWN = 50  # lines of a repair that are printed without --json
@@ -157,7 +157,10 @@ def repair_(config_path: Path, as_json: bool) -> None:
     config = read_config(config_path)
     copy = keep_copy(config)
     click.echo(f"a copy is kept in {copy}", err=True)
-    rows = asyncio.run(repair(config, read_events(config.events.directory)))
+    damage = list(gaps(config.events.directory, {}))
+    rows = asyncio.run(repair(config, read_log(config.events.directory, damage)))
+    for text in damage:
+        click.echo(f"event log: {text}", err=True)
     for number, row in enumerate(rows):
         if as_json:
             print_json(row)

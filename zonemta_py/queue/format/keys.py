@@ -13,7 +13,7 @@
     bounce/MSGID/INDEX                a failure noted for the report at the message's end
     submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the events of one group commit
-    meta/…                            format, node, boot count, ids
+    meta/…                            format, node, boot count, ids, the last SEQ in the event log
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
 part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
@@ -38,6 +38,7 @@ META_FORMAT = b"meta/format"
 META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
+META_EXPORTED = b"meta/exported"
 
 MESSAGE_ID_LENGTH = 24
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE

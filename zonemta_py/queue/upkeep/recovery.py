@@ -6,9 +6,11 @@ marked uncertain, bodies without a marker are removed, removals are finished.
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt
+from zonemta_py.events.schema import boot_of
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_inflight
@@ -32,10 +34,21 @@ class Identity:
     last_id: str
 
 
-def begin_boot(store: Store, access: Access = Access.CREATE) -> Identity:
+EndOfLog = Callable[[str], int]  # the highest sequence number of a node in the event log, or 0
+
+
+def no_event_log(node: str) -> int:
+    """The end of an event log that is not there."""
+    return 0
+
+
+def begin_boot(
+    store: Store, access: Access = Access.CREATE, end_of_log: EndOfLog = no_event_log
+) -> Identity:
     """Write format, node and the new boot count, unless ``access`` is READ; returns the identity.
 
-    Raises LocalError for an unknown format, and for a store that is not there or not whole.
+    The new boot is later than any in the event log. Raises LocalError for an unknown format, and for a
+    store that is not there, not whole, or older than the event log.
     """
     found = store.get(keys.META_FORMAT)
     if found is None and access is not Access.REPAIR:
@@ -53,16 +66,39 @@ def begin_boot(store: Store, access: Access = Access.CREATE) -> Identity:
             f"the queue has format {found.decode(errors='replace')}; this version reads formats up to {FORMAT_VERSION.decode()}"
         )
     node = (store.get(keys.META_NODE) or new_node()).decode()
-    boot = int(store.get(keys.META_BOOT) or b"0") + 1
+    boot = int(store.get(keys.META_BOOT) or b"0")
+    log_seq = 0 if access is Access.READ else end_of_log(node)
+    if access not in (Access.READ, Access.OLDER, Access.REPAIR) and _is_older(store, boot, log_seq):
+        raise LocalError(
+            "the queue is older than its event log (a backup, a snapshot, or a lost log of the database): mail "
+            "that was delivered since would be sent again. `zonemta queue repair` removes what the event log "
+            "has as settled; `zonemta serve --queue-is-older` starts with the queue as it is"
+        )
+    exported = max(log_seq, int(store.get(keys.META_EXPORTED) or b"0", 16))
+    boot = max(boot, boot_of(log_seq)) + 1
     last_id = (store.get(keys.META_IDS) or b"").decode()
     ops = [
         (keys.META_FORMAT, FORMAT_VERSION),
         (keys.META_NODE, node.encode()),
         (keys.META_BOOT, str(boot).encode()),
     ]
+    if access in (Access.OLDER, Access.REPAIR):
+        ops.append((keys.META_EXPORTED, b"%x" % exported))
     if access is not Access.READ:
         store.write(store.batch(ops, sync=True))
     return Identity(node, boot, last_id)
+
+
+def _is_older(store: Store, boot: int, log_seq: int) -> bool:
+    """Whether the log has events that the queue does not know: they are neither exported nor waiting for it."""
+    if boot_of(log_seq) > boot:
+        return True
+    exported = store.get(keys.META_EXPORTED)  # an earlier version did not write it
+    return (
+        exported is not None
+        and log_seq > int(exported, 16)
+        and store.get(keys.outbox_key(log_seq)) is None
+    )
 
 
 def new_node() -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.accounting import RecipientHistory, RecipientId
-from zonemta_py.events.schema import Lost
+from zonemta_py.events.schema import Lost, Uncertain
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
@@ -27,6 +27,7 @@ from zonemta_py.queue.format.records import (
     read_waiting,
 )
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.transitions import event_fields
 from zonemta_py.smtp.address import domain_of
 
 Row = dict[str, Any]
@@ -227,6 +228,10 @@ class _Repair:
             key, record = keys.deferred_key(zone, message, address), record._replace(due_ms=keys.HELD_MS)
             batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
         batch.put(key, pack(record))
+        # It may have been delivered: the event log can have a gap, too.
+        meta = read_meta(self._store.get(keys.meta_key(message)) or b"")
+        fields = event_fields(meta, key, record, self._queue.now())
+        batch.record(Uncertain(**{**fields, "attempt": record.attempts + 1}))
         self._kept.setdefault(message, {})[index] = key
         self._row("restored", message, address, "open in the event log, missing in the queue")
 

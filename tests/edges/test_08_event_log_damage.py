@@ -1,0 +1,180 @@
+"""8. Damage of the event log is named and never stops mail: flipped bits, cut and missing segments."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deadlines import until
+from tests.kit.queue import accept
+from tests.kit.servers import queue_settings
+from zonemta_py.config.schema import Config, Events, Rotate
+from zonemta_py.config.units import Seconds, Size
+from zonemta_py.core.errors import SegmentDamaged
+from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.events.log import gaps, read_log
+from zonemta_py.events.recovery import last_seq, recover, seal_recovered
+from zonemta_py.events.schema import first_seq
+from zonemta_py.events.segments import (
+    Segment,
+    open_segments,
+    read_segment,
+    read_trailer,
+    sealed_segments,
+)
+from zonemta_py.queue.outbox import Exporter
+
+NODE = "abcdef"
+NOW_MS = 1_795_248_000_000
+
+
+def lines(first: int, count: int) -> bytes:
+    return b"".join(
+        b'{"node":"abcdef","seq":%d,"position":0,"event":"x","text":"%032x"}\n'
+        % (n, random.getrandbits(128))
+        for n in range(first, first + count)
+    )
+
+
+def sealed(directory: Path, first: int, frames: int, previous: int = 0) -> Path:
+    """A segment of ``frames`` frames of ten records, by the relay's own writer."""
+    segment = Segment(directory, NODE, first, previous)
+    for start in range(first, first + 10 * frames, 10):
+        segment.append(lines(start, 10), start + 9)
+    path = segment.seal(NOW_MS)
+    assert path is not None
+    return path
+
+
+def read_all(path: Path) -> list[int]:
+    return [record["seq"] for record in read_segment(path)]
+
+
+def test_every_flipped_bit_is_found(directory: Path) -> None:
+    """No other record and no silence, wherever in the file it is."""
+    path = sealed(directory, 1, 3)
+    whole, choice = path.read_bytes(), random.Random(5)
+    for at in {*range(40), *(choice.randrange(len(whole)) for _ in range(200)), len(whole) - 1}:
+        data = bytearray(whole)
+        data[at] ^= 1 << choice.randrange(8)
+        path.write_bytes(data)
+        records: list[int] = []
+        with pytest.raises(SegmentDamaged, match=path.name):
+            records.extend(record["seq"] for record in read_segment(path))
+        assert records == list(range(1, len(records) + 1))
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_cut_segment_is_named(directory: Path, part: float) -> None:
+    path = sealed(directory, 1, 3)
+    sealed(directory, 31, 1, previous=30)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    problems: list[str] = []
+    records = list(read_log(directory, problems))
+    assert len(records) < 40
+    problems += gaps(directory, {})
+    assert any(str(path) in text for text in problems)
+
+
+def test_a_cut_between_two_frames(directory: Path) -> None:
+    """It looks whole; the next segment shows that it is not, or the queue, when there is no next."""
+    path = sealed(directory, 1, 3)
+    data = path.read_bytes()
+    path.write_bytes(data[: data.find(b"\x28\xb5\x2f\xfd", 10)])
+    assert read_all(path) == list(range(1, 11))
+    [ends] = gaps(directory, {NODE: 30})
+    assert "ends at 000000000000000a" in ends
+    following = sealed(directory, 31, 1, previous=30)
+    [gap] = gaps(directory, {NODE: 40})
+    assert gap.startswith(str(following))
+
+
+@pytest.mark.parametrize("trailers", [True, False])
+def test_a_removed_segment_is_named(directory: Path, trailers: bool) -> None:
+    """With the trailers of this version, and by the numbers of an earlier one's."""
+    paths = [sealed(directory, first, 1, previous=first - 1) for first in (1, 11, 21)]
+    if not trailers:
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:-80])
+            assert read_trailer(path).records == 10
+    assert list(gaps(directory, {NODE: 30})) == []
+    paths[1].unlink()
+    [gap] = gaps(directory, {NODE: 30})
+    assert gap.startswith(str(paths[2]))
+
+
+def test_a_new_boot_and_removed_old_segments_are_no_gap(directory: Path) -> None:
+    old, new = first_seq(7), first_seq(8)
+    sealed(directory, old + 50, 1, previous=old + 49)  # older ones were removed
+    sealed(directory, new, 1, previous=old + 59)
+    assert list(gaps(directory, {NODE: new + 9})) == []
+
+
+@pytest.mark.parametrize("at", ["middle", "last frame", "json"])
+def test_damage_in_the_open_segment(directory: Path, at: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What is whole is kept, what is not is logged and kept aside; the log goes on."""
+    segment = Segment(directory, NODE, 1)
+    ends = []
+    for start in (1, 11, 21):
+        segment.append(lines(start, 10) if at != "json" or start != 11 else b"{torn\n", start + 9)
+        ends.append(segment.size_bytes)
+    segment.leave()
+    [path] = open_segments(directory, NODE)
+    data = bytearray(path.read_bytes())
+    if at != "json":
+        data[(ends[0] + ends[1]) // 2 if at == "middle" else ends[2] - 20] ^= 4
+    path.write_bytes(data)
+    expected = {*range(1, 11), *range(21, 31)} if at != "last frame" else set(range(1, 21))
+    assert last_seq(directory, NODE) == max(expected)
+    assert recover(directory, NODE) == recover(directory, NODE) == expected
+    seal_recovered(directory, NODE, NOW_MS)
+    [whole] = sealed_segments(directory)
+    assert set(read_all(whole)) == expected
+    kept = list(directory.glob(".*.damaged"))
+    assert [file.read_bytes() for file in kept] == ([] if at == "last frame" else [bytes(data)])
+    assert ("is damaged; it is kept" in caplog.text) == bool(kept)
+
+
+async def test_mail_does_not_wait_for_a_damaged_log(directory: Path) -> None:
+    """Garbage in the open segment: the relay starts, and exports what comes."""
+    config = Config(
+        listeners=(),
+        queue=queue_settings(directory / "queue", "leveldb"),
+        events=Events(directory / "events", Rotate(Size(1 << 20), Seconds(3600))),
+    )
+    queue = open_queue(config)
+    (directory / "events").mkdir()
+    (directory / "events" / f".{queue.node}-{5:016x}.open").write_bytes(b"\x28\xb5\x2f\xfd garbage")
+    await queue.recover()
+    exporter = Exporter(queue, config.events)
+    await exporter.start()
+    await accept(queue, "a@x.example")
+    await until(lambda: exporter._exported, "the export")
+    await exporter.close()
+    await queue.close()
+    problems: list[str] = []
+    assert [record["event"] for record in read_log(directory / "events", problems)] == ["accepted"]
+    assert problems == []
+
+
+async def test_a_shortened_log_is_said_at_the_start(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(
+        listeners=(),
+        queue=queue_settings(directory / "queue", "leveldb"),
+        events=Events(directory / "events", Rotate(Size(1), Seconds(3600))),  # a segment for each frame
+    )
+    for name in "abc":
+        queue = open_queue(config)
+        await queue.recover()
+        exporter = Exporter(queue, config.events)
+        await exporter.start()
+        await accept(queue, f"{name}@x.example")
+        await exporter.close()
+        await queue.close()
+        if name == "b":
+            assert "see zonemta audit" not in caplog.text
+            sealed_segments(directory / "events")[-1].unlink()
+    assert "see zonemta audit" in caplog.text
+    assert len(list(gaps(directory / "events", {}))) == 1

@@ -1,0 +1,67 @@
+"""The whole event log, with what is damaged or missing in it.
+
+The sequence numbers of a node in its segments form a chain: each segment names the number before its first.
+A segment of an earlier version has no trailer; its first number follows the last one of the same boot.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zonemta_py.core.errors import SegmentDamaged
+from zonemta_py.events.schema import boot_of, first_seq
+from zonemta_py.events.segments import (
+    Trailer,
+    open_segments,
+    read_open_segments,
+    read_segment,
+    read_trailer,
+    sealed_segments,
+)
+
+
+def read_log(directory: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """All records that can be read; damage is added to ``problems``, a text for each file.
+
+    Those that are sealed during the call may be returned twice.
+    """
+    hidden = list(read_open_segments(directory))
+    for path in sealed_segments(directory):
+        try:
+            yield from read_segment(path)
+        except SegmentDamaged as exc:
+            problems.append(str(exc))
+    yield from hidden
+
+
+def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
+    """A text for each place where segments are missing.
+
+    ``exported``: the highest sequence number that was written, by node, as the queue knows it. Segments
+    that are missing before the oldest of a node were removed on purpose.
+    """
+    found: defaultdict[str, list[tuple[Trailer, Path]]] = defaultdict(list)
+    for path in sealed_segments(directory):
+        try:
+            found[path.name.partition("-")[0]].append((read_trailer(path), path))
+        except SegmentDamaged:
+            continue  # ``read_log`` names it; its neighbours show the gap
+    for node, segments in sorted(found.items()):
+        segments.sort(key=lambda one: one[0].first)
+        last = segments[0][0].last
+        for trailer, path in segments[1:]:
+            expected = trailer.previous or _before(trailer.first, last)
+            if expected > last:
+                yield f"{path}: events between {last:016x} and {trailer.first:016x} of node {node} are missing"
+            last = max(last, trailer.last)
+        if exported.get(node, 0) > last and not open_segments(directory, node):
+            yield (
+                f"{directory}: the log of node {node} ends at {last:016x}, and events were written up to "
+                f"{exported[node]:016x}"
+            )
+
+
+def _before(first: int, last: int) -> int:
+    """The number that must precede ``first``: ``last`` at the beginning of a boot, whose predecessor is unknown."""
+    return last if first == first_seq(boot_of(first)) else first - 1

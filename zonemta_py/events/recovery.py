@@ -1,0 +1,77 @@
+"""Recovery of unsealed segments after a crash, and where the event log ends."""
+
+import logging
+from pathlib import Path
+
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import SegmentDamaged
+from zonemta_py.core.files import sync_directory
+from zonemta_py.events.segments import (
+    open_segments,
+    publish,
+    read_trailer,
+    sealed_segments,
+    trailer_of,
+    whole_frames,
+    write_synced,
+)
+
+NEWEST = 3  # segments, by name, that may hold the highest sequence number: one may be sealed late
+
+log = logging.getLogger(__name__)
+
+
+def recover(directory: Path, node: str) -> set[int]:
+    """Make the unsealed segments whole; returns the sequence numbers in them. Raises OSError.
+
+    A torn end, which a crash leaves, is cut off. Damage with frames behind it is logged, and the file kept
+    as ``.damaged``. The segments stay open until ``seal_recovered``.
+    """
+    found: set[int] = set()
+    for path in open_segments(directory, node):
+        data = path.read_bytes()
+        frames = list(whole_frames(data, path))
+        for frame in frames:
+            found.update(from_json(line)["seq"] for line in frame.lines.splitlines())
+        kept = b"".join(data[frame.start : frame.end] for frame in frames)
+        if kept != data[: len(kept)]:
+            damaged = path.with_suffix(".damaged")
+            write_synced(damaged, data)
+            log.critical("%s is damaged; it is kept as %s, see zonemta audit", path, damaged)
+        if not kept:
+            path.unlink()
+        elif len(kept) < len(data):
+            _replace(path, kept)
+    return found
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_suffix(".new")
+    write_synced(temporary, data)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
+    """Seal what ``recover`` left open. The outbox must not hold their events any more. Raises OSError."""
+    for path in open_segments(directory, node):
+        name = path.name[1 : -len(".open")]
+        sealed = sealed_segments(directory, node)
+        before = [read_trailer(p).last for p in sealed if p.name < f"{name}.jsonl.zst"][-1:]
+        trailer = trailer_of(path.read_bytes(), path, max(before, default=0))
+        _replace(path, path.read_bytes() + trailer.pack())
+        publish(directory, path, name, now_ms)
+
+
+def last_seq(directory: Path, node: str) -> int:
+    """The highest sequence number of ``node`` in the event log, or 0. Damaged files count as far as they can be read."""
+    last = 0
+    for path in open_segments(directory, node):
+        last = max([last, *(frame.last for frame in whole_frames(path.read_bytes(), path))])
+    named = sorted(sealed_segments(directory, node), key=lambda path: path.name)
+    for path in named[-NEWEST:]:
+        try:
+            last = max(last, read_trailer(path).last)
+        except SegmentDamaged:
+            last = max(last, int(path.name.partition(".")[0].split("-")[1], 16))
+    return last
