@@ -26,7 +26,8 @@ def local_message(
         for chunk in chunks:
             yield chunk
 
-    return LocalMessage("0" * 24, "s@a.example", recipient, HEADER, body, begin or Begun())
+    size_bytes = len(HEADER) + 2 + sum(map(len, chunks))
+    return LocalMessage("0" * 24, "s@a.example", recipient, HEADER, body, begin or Begun(), size_bytes)
 
 
 async def delivered(

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from tests.kit.local_transport import delivered, local_message
+from tests.kit.local_transport import HEADER, delivered, local_message
 from zonemta_py.smtp.http_mapping import decode_address
 from zonemta_py.transports.http import HttpTransport
 
@@ -115,7 +115,7 @@ async def test_a_reason_that_is_not_text() -> None:
     import asyncio
 
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"0\r\n\r\n")
+        await reader.readuntil(HEADER + b"\r\nx")
         writer.write(b"HTTP/1.1 200 \xff\xfe\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await writer.drain()
         writer.close()

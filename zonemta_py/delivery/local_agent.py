@@ -61,6 +61,7 @@ class LocalAgent:
                 request.header,
                 _body_reader(context),
                 _start_waiter(context),
+                request.size_bytes,
             )
             try:
                 reply = await self._transport.deliver(message)

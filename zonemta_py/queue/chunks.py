@@ -23,7 +23,7 @@ WRITES_AHEAD = 4  # chunks per message submitted and not yet written: bounds mem
 class Upload(Protocol):
     """A body being received, as the queue sees it.
 
-    ``abandoned``: swept after a day without progress; it cannot be accepted any more.
+    ``abandoned``: its chunks are not complete; it cannot be accepted any more.
     """
 
     @property

@@ -103,6 +103,7 @@ class Queue:
         self._reports = reports
         self.operator = Operator(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
+        self._accepting: set[str] = set()  # messages of several chunks whose batch is not yet on disk
         self._transactions = 0
         self.background = BackgroundTasks()
 
@@ -116,7 +117,7 @@ class Queue:
         self.background.start(self.deferral.run(), "deferral")
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.idempotency_keys.run(), "submissions")
-        self.background.start(self.cleanup.keep_sweeping(self.uploads, self.now), "sweep")
+        self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
         for zone in zones_on_disk(self.store):
             self.background.start(
                 scan_zone(self.store, self.commits, self.windows, zone, self._newest_before),
@@ -148,12 +149,19 @@ class Queue:
         if upload.abandoned:
             if new.key is not None:
                 self.idempotency_keys.release(new.key[0])
-            batch.future.set_exception(QueueUnavailable(f"{upload.id}: its chunks were swept"))
+            batch.future.set_exception(QueueUnavailable(f"{upload.id}: its chunks are not complete"))
             return batch.future
+        if upload.chunks:
+            self._accepting.add(upload.id)
+            batch.future.add_done_callback(lambda _: self._accepting.discard(upload.id))
         last = upload.last
         accepted = compose(upload.id, new, upload.mark(self.now()), [last] if last else [])
         batch.future.add_done_callback(self._acceptor.add(batch, accepted))
         return self.commits.submit(batch)
+
+    def is_open(self, message: str) -> bool:
+        """Whether a body of several chunks is being received, or accepted."""
+        return message in self.uploads or message in self._accepting
 
     def abort(self, upload: Upload) -> CommitFuture | None:
         """The body ends unaccepted: remove its chunks. None when it has none on disk.

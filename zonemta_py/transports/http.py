@@ -58,6 +58,8 @@ class HttpTransport:
     def _fields(self, message: LocalMessage) -> dict[str, str]:
         fields = {
             "Content-Type": "message/rfc822",
+            # Without it the body is chunked, and servers by WSGI (PEP 3333) read nothing of that.
+            "Content-Length": str(message.size_bytes),
             SENDER_FIELD: encode_address(message.sender),
             RECIPIENT_FIELD: encode_address(message.recipient),
             EHLO_FIELD: self._hostname,

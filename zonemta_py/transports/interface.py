@@ -15,7 +15,7 @@ class LocalMessage(NamedTuple):
     """A message for one recipient. ``message`` is the queue id of the message.
 
     ``header`` ends with CRLF. ``body`` iterates over the bytes after the empty line; each call starts at
-    the beginning. The transport awaits ``begin`` before its first action that cannot be undone.
+    the beginning. ``size_bytes`` counts the header, the empty line and the body. The transport awaits ``begin`` before its first action that cannot be undone.
     """
 
     message: str
@@ -24,6 +24,7 @@ class LocalMessage(NamedTuple):
     header: bytes
     body: Callable[[], AsyncIterator[bytes]]
     begin: Callable[[], Awaitable[None]]
+    size_bytes: int
 
 
 Parcel = LocalMessage  # deprecated: the old name

@@ -8,12 +8,11 @@ so that its cost is proportional to what was written (decision 8).
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
-from zonemta_py.queue.chunks import Upload
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
 from zonemta_py.storage.interface import Store
@@ -77,22 +76,26 @@ class Cleanup:
             if found < CHUNKS_AT_ONCE:
                 return
 
-    async def keep_sweeping(self, uploads: Mapping[str, Upload], now: Callable[[], int]) -> None:
+    async def keep_sweeping(self, in_use: Callable[[str], bool], now: Callable[[], int]) -> None:
         """Sweep every hour, forever; ``now`` gives unix ms."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            await self.sweep(uploads, now())
+            await self.sweep(in_use, now())
 
-    async def sweep(self, uploads: Mapping[str, Upload], now_ms: int) -> None:
-        """Remove bodies of which no chunk was received for a day."""
-        for key, value in list(self._store.scan(keys.OPEN, keys.end_of(keys.OPEN))):
-            message = keys.owner_of(key)
-            if now_ms - read_open(value).progress_ms >= ABANDONED_MS:
-                upload = uploads.get(message)
-                if upload is not None:
-                    upload.abandoned = True
-                log.warning("%s: a body without progress for a day is removed", message)
-                await self.remove_chunks(message)
+    async def sweep(self, in_use: Callable[[str], bool], now_ms: int) -> None:
+        """Remove bodies of which no chunk was received for a day, and which are not ``in_use``.
+
+        The clock may have jumped, so their age alone proves nothing. All are chosen before the first is
+        removed: while others wait, a message may be accepted.
+        """
+        abandoned = [
+            keys.owner_of(key)
+            for key, value in self._store.scan(keys.OPEN, keys.end_of(keys.OPEN))
+            if now_ms - read_open(value).progress_ms >= ABANDONED_MS and not in_use(keys.owner_of(key))
+        ]
+        for message in abandoned:
+            log.warning("%s: a body without progress for a day is removed", message)
+            await self.remove_chunks(message)
 
     async def compact_if_worth_it(self) -> None:
         """Compact once as many bytes were removed as the store holds."""
