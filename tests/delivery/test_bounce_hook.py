@@ -28,7 +28,7 @@ def test_without_a_function() -> None:
 
 def test_a_changed_report() -> None:
     changed = BOUNCE._replace(body=b"shorter\r\n")
-    assert applied(changed) is changed
+    assert applied(changed) == changed
 
 
 def test_none_sends_no_report() -> None:
@@ -50,7 +50,7 @@ def test_anything_else_leaves_the_report_unchanged(
     wrong: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert applied(wrong) is BOUNCE
-    assert "expected a Bounce with a header and a body, or None" in caplog.text
+    assert "which is not used: " in caplog.text
 
 
 def test_a_function_that_fails_leaves_the_report_unchanged(caplog: pytest.LogCaptureFixture) -> None:

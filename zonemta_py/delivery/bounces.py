@@ -179,6 +179,7 @@ class _ReportComposer:
         if changed is None:
             self._discard(notes, "bounce function")
             return
+        to = changed.to
         domain = domain_of(to)
         zone = self._zone.bounce.zone or context.router.route(domain, "", "", {})
         new = NewMessage(

@@ -63,8 +63,13 @@ def scan(block: bytes) -> tuple[list[Field], int]:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether ``block`` consists of fields only, each with CRLF at its end."""
-    return not block or (block.endswith(b"\r\n") and scan(block)[1] == len(block))
+    """Whether ``block`` consists of fields only, with CRLF at the end of every line and nowhere a part of it.
+
+    A bare LF ends the message for some receivers, and what follows is a message of the author's (CVE-2023-51764).
+    """
+    lines = block.replace(b"\r\n", b"")
+    plain = b"\r" not in lines and b"\n" not in lines and b"\0" not in lines
+    return not block or (plain and block.endswith(b"\r\n") and scan(block)[1] == len(block))
 
 
 class HeaderSplitter:

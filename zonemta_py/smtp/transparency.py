@@ -9,6 +9,7 @@ Source: RFC 5321 sections 2.3.8, 4.1.1.4, 4.5.2.
 
 import re
 
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 _DOT_LINE = re.compile(rb"\r\n\.")
 _END = b"\r\n.\r\n"
 _NO_LINE_END = bytes(byte for byte in range(256) if byte not in b"\r\n")
@@ -91,6 +92,11 @@ class DotEncoder:
     def finish(self) -> bytes:
         """The final dot, after CRLF if the message does not end with it."""
         return b".\r\n" if self._tail == b"\r\n" else b"\r\n.\r\n"
+
+
+def with_crlf(text: bytes) -> bytes:
+    """``text`` with CRLF for each line end, CRLF, LF or CR. For text that did not come over SMTP."""
+    return _LINE_END.sub(b"\r\n", text)
 
 
 class LineCheck:

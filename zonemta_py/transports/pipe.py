@@ -29,7 +29,8 @@ PRESETS = {
 class PipeTransport:
     """Runs ``command``, a program and its arguments, for each recipient, without a shell.
 
-    Placeholders: ``{sender}``, ``{recipient}``, ``{user}``, ``{domain}``, ``{extension}``, ``{message}`` (the id).
+    A value never becomes an option of the program: an address that begins with ``-`` is refused where its
+    placeholder begins an argument, as Postfix does. Placeholders: ``{sender}``, ``{recipient}``, ``{user}``, ``{domain}``, ``{extension}``, ``{message}`` (the id).
     """
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
@@ -42,12 +43,16 @@ class PipeTransport:
     async def deliver(self, message: LocalMessage) -> Reply:
         """See ``LocalTransport``."""
         values = {**parts(message.recipient), "sender": message.sender, "message": message.message}
-        if any("\0" in value for value in values.values()):
+        arguments = [argument.format(**values) for argument in self._command]
+        if any("\0" in value for value in values.values()) or any(
+            made.startswith("-") and given.startswith("{")
+            for made, given in zip(arguments, self._command, strict=True)
+        ):
             return Reply(550, "5.1.3", "the address cannot be an argument of a program")
         await message.begin()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(argument.format(**values) for argument in self._command),
+                *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

@@ -1,17 +1,21 @@
 """An operator's commands on one message: delete, hold, release, while deliveries run.
 
-Recipients in a transaction are left alone and counted: the reply of the peer is not known yet.
+Recipients in a transaction are left alone and counted: the reply of the peer is not known yet. What a
+command removes, and whether the message ends by it, is decided and submitted in one turn of the loop:
+a settle in between would decide on the same last recipient.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
 from zonemta_py.queue.active import ActiveMessage, recipients_of
-from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.batch import CommitFuture, DoneCallback, WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting
@@ -27,13 +31,15 @@ Write = Callable[[WriteBatch, ActiveMessage, bytes, Waiting], None]
 class _Withdrawal:
     """Recipients of one message that neither a worker nor a timer takes until ``batch`` is on disk.
 
-    ``deferred``: key to due time (ms). ``busy``: how many are in a transaction and were left alone.
+    ``deferred``: key to due time (ms). ``due_keys``: what ``batch`` writes for the timer. ``busy``: how many
+    are in a transaction and were left alone.
     """
 
     active: ActiveMessage
     batch: WriteBatch
     waiting: list[bytes] = field(default_factory=list)
     deferred: dict[bytes, int] = field(default_factory=dict)
+    due_keys: list[bytes] = field(default_factory=list)
     busy: int = 0
 
     @property
@@ -58,14 +64,14 @@ class Operator:
             return 0, 0
         withdrawal = self._withdraw(message, address, write)
         withdrawal.active.remaining -= withdrawal.count
-        await asyncio.shield(self._commit(withdrawal))
+        await self._submit(withdrawal)
         return withdrawal.count, withdrawal.busy
 
     async def hold(
         self, message: str, address: str | None = None, reason: str = "an operator"
     ) -> tuple[int, int]:
         """Hold a message's recipients, or one; returns (held, left because in flight)."""
-        deferral, now_ms = self._queue.deferral, self._queue.now()
+        now_ms = self._queue.now()
 
         def write(batch: WriteBatch, active: ActiveMessage, key: bytes, record: Waiting) -> None:
             transitions.hold(batch, active.meta, key, record, reason, now_ms)
@@ -74,12 +80,8 @@ class Operator:
             return 0, 0
         withdrawal = self._withdraw(message, address, write, skip=_is_held)
         zones = {keys.parse_recipient(key)[0] for key in (*withdrawal.waiting, *withdrawal.deferred)}
-        due_keys = [keys.due_key(keys.HELD_MS, zone, message) for zone in zones]
-        for due in due_keys:
-            deferral.expect(due)
-        await asyncio.shield(self._commit(withdrawal))
-        for due in due_keys:
-            deferral.written(due)
+        withdrawal.due_keys = [keys.due_key(keys.HELD_MS, zone, message) for zone in zones]
+        await self._submit(withdrawal)
         return withdrawal.count, withdrawal.busy
 
     async def release(self, message: str, address: str | None = None) -> int:
@@ -158,23 +160,39 @@ class Operator:
         self._queue.deferral.moving.difference_update(withdrawal.deferred)
         self._queue.release_message(withdrawal.active)
 
-    async def _commit(self, withdrawal: _Withdrawal) -> None:
+    def _submit(self, withdrawal: _Withdrawal) -> CommitFuture:
+        """Write the batch of ``withdrawal``, which ends the message when no recipient remains."""
         queue, active, batch = self._queue, withdrawal.active, withdrawal.batch
-        if batch.ops:
-            try:
-                callbacks = queue.end_message(batch, active) if active.remaining == 0 else []
-            except BaseException:
-                active.remaining += withdrawal.count
-                self._restore(withdrawal)
-                raise
-            for callback in callbacks:
-                batch.future.add_done_callback(callback)
-            await queue.commits.submit(batch)
-            queue.message_written(active)
-        queue.release_message(active)
+        if not batch.ops:
+            self._restore(withdrawal)
+            batch.future.set_result()
+            return batch.future
+        callbacks: list[DoneCallback] = []
+        try:
+            if active.remaining == 0:
+                callbacks = queue.end_message(batch, active)
+        except BaseException:
+            active.remaining += withdrawal.count
+            self._restore(withdrawal)
+            raise
+        for due in withdrawal.due_keys:
+            queue.deferral.expect(due)
+        for callback in callbacks:
+            batch.future.add_done_callback(callback)
+        batch.future.add_done_callback(partial(self._written, withdrawal))
+        return queue.commits.submit(batch)
+
+    def _written(self, withdrawal: _Withdrawal, failure: QueueUnavailable | None) -> None:
+        if failure is not None:
+            return  # the next boot finds everything as it was
+        queue = self._queue
+        queue.message_written(withdrawal.active)
+        queue.release_message(withdrawal.active)
         queue.deferral.moving.difference_update(withdrawal.deferred)
         for key in withdrawal.waiting:
             queue.windows.zone(keys.parse_recipient(key)[0]).forget([key])
+        for due in withdrawal.due_keys:
+            queue.deferral.written(due)
 
 
 def _is_held(record: Waiting) -> bool:
