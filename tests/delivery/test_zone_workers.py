@@ -230,7 +230,7 @@ async def test_an_unreadable_message_does_not_stop_the_others(
         await until(lambda: stage.delivered == ["y@a.example"], "the other message")
         await stage.idle()
         assert f"not delivered: {damaged}" in caplog.text
-        assert stage.count(WAITING) == 1
+        await until(lambda: stage.count(WAITING) == 1, "the settle of the other")
 
 
 async def test_a_damaged_body_is_deferred(directory: Path, caplog: pytest.LogCaptureFixture) -> None:

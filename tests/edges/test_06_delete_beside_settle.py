@@ -72,7 +72,9 @@ async def test_one_report_for_a_failure(directory: Path) -> None:
         )
         async with relaying(config) as relay:
             for number in range(60):
-                await send(relay, [f"u{number}@no.example", f"v{number}@later.example"], BODY, "s@a.example")
+                await send(
+                    relay, [f"u{number}@no.example", f"v{number}@later.example"], BODY, "s@a.example"
+                )
             removed: set[str] = set()
 
             async def delete_deferred() -> None:

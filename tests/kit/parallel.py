@@ -1,13 +1,14 @@
-"""``pytest -p tests.kit.parallel --in-parallel DIRECTORY``: the tests below DIRECTORY run in a second pytest.
+"""``pytest -p tests.kit.parallel --in-parallel DIRECTORY …``: the tests below DIRECTORY run in a pytest of their own.
 
-Their reports become reports of the first one, after its own tests: one list of failures, one closing line.
+The option may be repeated. The reports become reports of the first process, after its own tests: one list
+of failures, one closing line.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,14 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of the first process, and that of the second."""
     parser.addoption(
-        "--in-parallel", type=Path, metavar="DIRECTORY", help="run its tests in a second process"
+        "--in-parallel",
+        type=Path,
+        metavar="DIRECTORY",
+        action="append",
+        default=[],
+        help="run its tests in another process",
     )
-    parser.addoption("--reports-to", type=Path, help="of the second process: where its reports go")
+    parser.addoption("--reports-to", type=Path, help="of the other process: where its reports go")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,11 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.reports_to:
         config.pluginmanager.register(Sender(config, config.option.reports_to))
     elif config.option.in_parallel:
-        config.pluginmanager.register(Receiver(config, config.option.in_parallel.resolve()))
+        config.pluginmanager.register(
+            Receiver(config, [path.resolve() for path in config.option.in_parallel])
+        )
 
 
 class Sender:
-    """In the second process: writes every report as a line of JSON."""
+    """In another process: writes every report as a line of JSON."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config = config
@@ -55,49 +63,74 @@ class Sender:
         self._file.write(json.dumps(data, default=str) + "\n")
 
 
-class Receiver:
-    """In the first process: leaves the directory out, starts the second process and reads its reports."""
+class Other:
+    """A process that runs the tests of ``directory``."""
 
-    def __init__(self, config: pytest.Config, directory: Path) -> None:
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        self.directory = directory
+        self.reports = scratch / f"{directory.name}.reports"
+        self._output = (scratch / f"{directory.name}.output").open("w+b")
+        command = [
+            "-m",
+            "pytest",
+            "-p",
+            "tests.kit.parallel",
+            f"--reports-to={self.reports}",
+            str(directory),
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdout=self._output, stderr=self._output
+        )
+
+    def kill(self) -> None:
+        """End the process if it runs."""
+        self.process.kill()
+        self.process.wait()
+        self._output.close()
+
+    def output(self) -> str:
+        """What it has printed."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+
+class Receiver:
+    """In the first process: leaves the directories out, starts the other processes and reads their reports."""
+
+    def __init__(self, config: pytest.Config, directories: Sequence[Path]) -> None:
         self._config = config
-        self._directory = directory
+        self._directories = directories
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Leave out the tests of the other process."""
-        return True if collection_path == self._directory else None
+        """Leave out the tests of the other processes."""
+        return True if collection_path in self._directories else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Run the second process during the tests of this one."""
+        """Run the other processes during the tests of this one."""
         if session.config.option.collectonly:
             return (yield)
-        with tempfile.TemporaryDirectory() as name, (Path(name) / "output").open("w+b") as output:
-            reports = Path(name) / "reports"
-            command = [
-                "-m",
-                "pytest",
-                "-p",
-                "tests.kit.parallel",
-                f"--reports-to={reports}",
-                str(self._directory),
-            ]
-            process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output)
+        with tempfile.TemporaryDirectory() as name:
+            others = [Other(directory, Path(name)) for directory in self._directories]
             try:
                 result = yield
-                code = process.wait()
+                for other in others:
+                    self._finish(session, other)
             finally:
-                process.kill()
-                process.wait()
-            failed = self._replay(session, reports)
-            if code != pytest.ExitCode.OK and not failed:
-                output.seek(0)
-                text = f"its process ended with {code}:\n{output.read().decode(errors='replace')}"
-                broken = pytest.CollectReport(str(self._directory), "failed", text, [])
-                self._config.hook.pytest_collectreport(report=broken)
+                for other in others:
+                    other.kill()
         return result
 
+    def _finish(self, session: pytest.Session, other: Other) -> None:
+        """Wait for ``other`` and report what it reported, and that it did not end well."""
+        code = other.process.wait()
+        if not self._replay(session, other.reports) and code != pytest.ExitCode.OK:
+            text = f"its process ended with {code}:\n{other.output()}"
+            broken = pytest.CollectReport(str(other.directory), "failed", text, [])
+            self._config.hook.pytest_collectreport(report=broken)
+
     def _replay(self, session: pytest.Session, path: Path) -> bool:
-        """Report what the second process reported; whether anything failed."""
+        """Report what another process reported; whether anything failed."""
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         reports = [self._report(json.loads(line)) for line in lines]
         session.testscollected += len({report.nodeid for report in reports})

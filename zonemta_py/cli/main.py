@@ -1,5 +1,7 @@
 """The command ``zonemta``. A subcommand is imported when it is used: all together take half a second."""
 
+import signal
+import threading
 from importlib import import_module
 
 import click
@@ -31,6 +33,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported now; None for an unknown name."""
         module = COMMANDS.get(cmd_name)
+        if cmd_name == "serve" and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGHUP, signal.SIGALRM):
+                signal.signal(number, signal.SIG_IGN)  # they would end it before it can handle them
         command: click.Command | None = (
             getattr(import_module(module), cmd_name) if module is not None else None
         )

@@ -13,12 +13,12 @@ import click
 from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.config.schema import Config
 from zonemta_py.core import faults
-from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.logs import configure_logs
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.relay.relay import Relay
 from zonemta_py.relay.repair import accept_older_queue
+from zonemta_py.relay.runner import RelayRunner
 
 log = logging.getLogger("zonemta_py")
 
@@ -48,7 +48,8 @@ def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: b
 
     Logs to stderr. When every listener accepts connections, prints a line that begins with "ready" on
     stdout. SIGTERM or SIGINT stops it in order (exit 0), SIGHUP reloads the configuration, SIGALRM makes
-    all deferred mail due now. Exits 2 when the configuration cannot be used, 111 when another process
+    all deferred mail due now. When the queue cannot be written (a full disk, a server that does not answer)
+    it is closed, and opened again as soon as that works. Exits 2 when the configuration cannot be used, 111 when another process
     has the queue open.
 
     \b
@@ -72,31 +73,48 @@ def _echo_events(lines: bytes) -> None:
     click.echo(lines.decode(), err=True, nl=False)
 
 
+class _Signals:
+    """SIGTERM and SIGINT stop, SIGHUP reloads, SIGALRM flushes; one that comes before the start waits for it."""
+
+    def __init__(self, runner: RelayRunner, path: Path) -> None:
+        self.stop = asyncio.Event()
+        self._runner = runner
+        self._path = path
+        self._waiting: set[signal.Signals] = set()
+        self._flushes: set[asyncio.Task[int]] = set()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop.set)
+        for number in (signal.SIGHUP, signal.SIGALRM):
+            loop.add_signal_handler(number, self._received, number)
+
+    def _received(self, number: signal.Signals) -> None:
+        relay = self._runner.relay
+        if relay is None:
+            self._waiting.add(number)
+        elif number is signal.SIGHUP:
+            relay.reload(lambda: read_config(self._path))
+        else:
+            task = asyncio.ensure_future(relay.flush())
+            self._flushes.add(task)
+            task.add_done_callback(self._flushes.discard)
+
+    def started(self) -> None:
+        """Handle the signals that waited."""
+        waiting, self._waiting = self._waiting, set()
+        for number in waiting:
+            self._received(number)
+
+
 async def _serve(config: Config, path: Path, log_level: str, log_events: bool) -> None:
     on_events = _echo_events if log_events else None
-    relay = Relay(config, log_level, on_events=on_events)
-    await relay.start()
+    runner = RelayRunner(lambda config: Relay(config, log_level, on_events=on_events), config)
+    signals = _Signals(runner, path)
+    relay = await runner.start()
     # The objects that exist now live until the end: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    flushes: set[asyncio.Task[int]] = set()
-
-    def flush() -> None:
-        task = asyncio.ensure_future(relay.flush())
-        flushes.add(task)
-        task.add_done_callback(flushes.discard)
-
-    loop.add_signal_handler(signal.SIGALRM, flush)
-    loop.add_signal_handler(signal.SIGHUP, lambda: relay.reload(lambda: read_config(path)))
     click.echo("ready " + " ".join(str(address) for address in relay.addresses))
     sys.stdout.flush()
-    await stop.wait()
-    began_s = monotonic_s()
-    log.info("stopping; transactions in progress have %.0f s to finish", config.shutdown_grace)
-    await relay.stop()
-    log.info("stopped in %.1f s", monotonic_s() - began_s)
+    await runner.run(signals.stop, signals.started)

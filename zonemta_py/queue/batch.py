@@ -131,6 +131,7 @@ class GroupCommit:
         self._thread: Threads | None = None
         self._ids_written = ids.last
         self.failure: QueueUnavailable | None = None
+        self.failed = asyncio.Event()
         self.outbox_grew = asyncio.Event()
         self.groups = 0
         self.batches = 0
@@ -230,6 +231,7 @@ class GroupCommit:
             exc = QueueUnavailable(f"internal error: {exc!r}")
         log.critical("the queue cannot be written, new mail is refused: %s", exc)
         self.failure = exc
+        self.failed.set()
         refused = [*group, *self._waiting]
         self._waiting.clear()
         for batch in refused:

@@ -210,6 +210,10 @@ class Relay:
     def _on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
         self._delivery.ready(zone, destination, low_volume)
 
+    async def wait_failed(self) -> None:
+        """Return when the queue can no longer be written: stop this relay, and start another (``RelayRunner``)."""
+        await self._queue.commits.failed.wait()
+
     def reload(self, load: Callable[[], Config]) -> None:
         """Use the configuration that ``load`` returns; if it is not usable, log why and keep the old one.
 

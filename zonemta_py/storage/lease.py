@@ -14,6 +14,10 @@ from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
 
 RENEWALS = 3  # in the time of one lease
 
+_unreleased: dict[
+    str, str
+] = {}  # tokens of this process that the server could not be asked to delete, by label
+
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +49,9 @@ class PartitionLease:
 
     def acquire(self) -> None:
         """Acquire the lease, and renew it in the background. Raises QueueLocked, LocalError."""
+        if self._label in _unreleased:  # ours from before the server failed: nothing else writes with it
+            self._backend.release(_unreleased[self._label], mail=False)
+            del _unreleased[self._label]
         other = self._backend.try_acquire(self.token)
         if other is not None:
             holder = other.rpartition(":")[0]
@@ -94,6 +101,7 @@ class PartitionLease:
         try:
             self._backend.release(self.token, mail=mail)
         except LocalError as exc:
+            _unreleased[self._label] = self.token
             log.error("%s: the lease is not released and has to expire: %s", self._label, exc)
 
 
