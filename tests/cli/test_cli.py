@@ -64,7 +64,7 @@ def test_a_queue_moves(directory: Path) -> None:
         path.write_text(
             f"queue: {{directory: {path.stem}, store: {store}}}\nevents: {{directory: events}}\n"
         )
-    assert b"no queue to export" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
+    assert b"there is no queue yet" in zonemta("queue", "export", "-c", str(old), str(file)).stderr
     _fill(directory / "old")
     result = zonemta("queue", "export", "-c", str(old), str(file), "--json")
     count = json.loads(result.stdout)["records"]
@@ -193,11 +193,13 @@ def test_queue_tools_without_a_queue(directory: Path) -> None:
 
 def test_a_damaged_queue_is_found(directory: Path) -> None:
     from zonemta_py.queue.format import keys
+    from zonemta_py.queue.upkeep.recovery import begin_boot
     from zonemta_py.storage.leveldb import LevelDBStore
 
     config = _config(directory)
     (directory / "queue").mkdir()
     store = LevelDBStore(directory / "queue" / "db")
+    begin_boot(store)
     store.write(store.batch([(keys.chunk_key("0" * 24, 1), b"stray")], sync=True))
     store.close()
     result = zonemta("queue", "check", "-c", str(config))

@@ -9,7 +9,8 @@ from tests.kit.listener import certificate, make_config, users_file
 from tests.kit.queue import opened
 from zonemta_py.config.hooks import NO_HOOKS
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import DiskSpace
+from zonemta_py.intake.admission import TOO_MANY, DiskSpace
+from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings, make_tls_context
 from zonemta_py.routing import make_router
 
@@ -54,14 +55,14 @@ async def test_admission(tmp_path: Path) -> None:
     """Up to max_sessions, and none once the listener stops."""
     async with opened(tmp_path / "queue", store="memory") as queue:
         loaded = settings(tmp_path, "    max_sessions: 2\n    trusted_networks: [192.0.2.0/24]")
-        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1))
+        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1), PasswordChecks())
         one, two, three = Stub(), Stub(), Stub()
-        assert [context.admit(each) for each in (one, two, three)] == [True, True, False]
-        context.sessions.discard(one)
-        assert context.admit(three)
-        context.sessions.clear()
+        assert [context.admit(each, "192.0.2.1") for each in (one, two, three)] == ["", "", TOO_MANY]
+        context.ended(one)
+        assert context.admit(three, "192.0.2.1") == ""
+        context.ended(two)
         context.stopping = True
-        assert not context.admit(one)
+        assert context.admit(one, "192.0.2.1") == TOO_MANY
         assert context.trusts("192.0.2.1")
         assert not context.trusts("127.0.0.1")
         assert not context.is_proxy("127.0.0.1")
@@ -71,7 +72,7 @@ async def test_apply(tmp_path: Path) -> None:
     """A reload changes limits, users and TLS under open sessions."""
     async with opened(tmp_path / "queue", store="memory") as queue:
         loaded = settings(tmp_path)
-        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1))
+        context = ListenerContext(loaded, queue, DiskSpace(tmp_path, 1), PasswordChecks())
         assert context.starttls_context is None
         cert, key, _ = certificate(tmp_path)
         context.apply(

@@ -16,6 +16,7 @@ from zonemta_py.core import faults
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.logs import configure_logs
 from zonemta_py.core.loop import loop_factory
+from zonemta_py.relay.descriptors import raise_descriptor_limit
 from zonemta_py.relay.relay import Relay
 from zonemta_py.relay.repair import accept_older_queue
 from zonemta_py.relay.runner import RelayRunner
@@ -65,6 +66,8 @@ def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: b
         log.warning("%s is set: this relay will kill itself at that point", faults.VARIABLE)
     if queue_is_older:
         accept_older_queue(config)
+    os.umask(0o077)  # queue, event log, what children write: for this user only
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, config_path, log_level, log_events))
 

@@ -10,6 +10,7 @@ Replies to pipelined commands leave in one write, just before the session would 
 import asyncio
 import logging
 import re
+import ssl
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -83,37 +84,48 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
-        self._encrypted = transport.get_extra_info("sslcontext") is not None
-        if not self._context.admit(self):
-            self._reply("421 4.3.2 Too many sessions, try again later")
+        refusal = self._context.admit(self, self._client_ip)
+        if refusal:
+            if self._context.implicit_context is None:
+                self._reply(refusal)
             self._end()
             return
         self._deadline.set(self._timeout_s)
+        if self._context.implicit_context is not None:
+            self._begin_tls(self._context.implicit_context, self._welcome)
+        else:
+            self._run(self._welcome)
+
+    def _begin_tls(self, context: ssl.SSLContext, then: Callable[[], None]) -> None:
+        """Pause until the TLS handshake has ended, and call ``then``."""
+        raise NotImplementedError
+
+    def _welcome(self) -> None:
+        """Greet the client, or wait for the header of its proxy."""
         if self._context.is_proxy(self._client_ip):
             self._enter(PROXY)
         else:
             self._reply(f"220 {self.hostname} ESMTP")
-            self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session, whatever its state."""
         self._enter(CLOSED)
         self._out.clear()
         self._deadline.cancel()
-        self._context.sessions.discard(self)
+        self._context.ended(self)
         self._abandon()
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, or keep them during a pause."""
         if self._state is CLOSED:
             return
-        self._deadline.set(self._timeout_s)
         if self._pauses:
             self._unread += data
             if len(self._unread) > UNREAD_MAX and self.transport is not None:
                 self._reading_paused = True
                 self.transport.pause_reading()
         elif self._state is DATA and not self._unread:
+            self._deadline.set(self._timeout_s)
             self._run(self._message_data, data)  # not copied
         else:
             self._unread += data
@@ -162,7 +174,7 @@ class Connection(asyncio.Protocol):
         """Send the last replies and close; abort if the client does not read them."""
         self._enter(CLOSED)
         self._deadline.cancel()
-        self._context.sessions.discard(self)
+        self._context.ended(self)
         self._abandon()
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -245,12 +257,15 @@ class Connection(asyncio.Protocol):
                 line = self._next_line()
                 if line is None:
                     break
+                # Whole lines count: a client that sends a byte now and then is idle.
+                self._deadline.set(self._timeout_s)
                 self._call(self._command if state is COMMAND else self._auth_answered, line)
             elif state is DATA:
                 if not self._unread:
                     break
                 data = bytes(self._unread)
                 self._unread.clear()
+                self._deadline.set(self._timeout_s)
                 self._call(self._message_data, data)
             elif state is CLOSED:
                 return

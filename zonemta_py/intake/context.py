@@ -2,13 +2,14 @@
 
 import asyncio
 import ssl
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import DiskSpace, is_trusted
+from zonemta_py.intake.admission import TOO_MANY, DiskSpace, OpenSession, SessionLimits, is_trusted
+from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.users import Users, load_users
@@ -35,27 +36,24 @@ def load_settings(
     return SessionSettings(listener, users, make_tls_context(listener), rules)
 
 
-class OpenSession(Protocol):
-    """A session, as its listener knows it."""
-
-    def close_if_idle(self) -> None:
-        """End it, unless a transaction is open."""
-
-    def abort(self) -> None:
-        """Close its connection."""
-
-
 class ListenerContext:
     """One listening address as its sessions see it. ``apply`` changes it while they run."""
 
-    def __init__(self, settings: SessionSettings, queue: QueueClient, disk_space: DiskSpace) -> None:
+    def __init__(
+        self,
+        settings: SessionSettings,
+        queue: QueueClient,
+        disk_space: DiskSpace,
+        passwords: PasswordChecks,
+    ) -> None:
         self.loop = (
             asyncio.get_running_loop()
         )  # cached: before Python 3.12 get_running_loop() calls getpid()
         self.queue = queue
         self.disk_space = disk_space
+        self.passwords = passwords
         self.stopping = False
-        self.sessions: set[OpenSession] = set()
+        self._limits = SessionLimits()
         self.apply(settings)
 
     def apply(self, settings: SessionSettings) -> None:
@@ -65,15 +63,29 @@ class ListenerContext:
         self.users = settings.users
         self.rules = settings.rules
         self.hostname = settings.rules.hostname
-        self.tls_context = settings.tls_context
-        self.starttls_context = settings.tls_context if self.settings.tls.mode == "starttls" else None
+        mode = self.settings.tls.mode
+        self.starttls_context = settings.tls_context if mode == "starttls" else None
+        self.implicit_context = settings.tls_context if mode == "implicit" else None
 
-    def admit(self, session: OpenSession) -> bool:
-        """Count a new session; False when there are too many."""
-        if self.stopping or len(self.sessions) >= self.settings.max_sessions:
-            return False
-        self.sessions.add(session)
-        return True
+    @property
+    def sessions(self) -> Collection[OpenSession]:
+        """The sessions that are open."""
+        return self._limits.sessions
+
+    def admit(self, session: OpenSession, client_ip: str) -> str:
+        """Count a new session; returns why it is refused, as a reply, or an empty text."""
+        if self.stopping:
+            return TOO_MANY
+        trusted = self.trusts(client_ip) or self.is_proxy(client_ip)
+        return self._limits.admit(session, client_ip, self.settings.max_sessions, trusted=trusted)
+
+    def authenticated(self, session: OpenSession) -> None:
+        """The client of ``session`` is a user: it is not counted among strangers any more."""
+        self._limits.know(session)
+
+    def ended(self, session: OpenSession) -> None:
+        """Count ``session`` no more; may be called twice."""
+        self._limits.remove(session)
 
     def trusts(self, client_ip: str) -> bool:
         """Whether this client may relay without AUTH."""

@@ -14,7 +14,9 @@ from aiohttp import web
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError, NotAccepted
+from zonemta_py.intake.admission import HTTP_CONNECTIONS_MAX
 from zonemta_py.intake.inject import Injector
+from zonemta_py.intake.sockets import BACKLOG
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.http_mapping import (
@@ -33,6 +35,8 @@ MEDIA_TYPE = "message/rfc822"
 PROTOCOL = "HTTP"
 HELO_MAX = 255
 KEY_FIELD = "X-Submission-Key"
+FIRST_REQUEST_S = 30.0  # from the connection to a whole header
+KEEP_ALIVE_S = 15.0  # from a response to the whole header of the next request
 
 log = logging.getLogger(__name__)
 _aiohttp_log = logging.getLogger(f"{__name__}.protocol")
@@ -66,27 +70,51 @@ class HttpListener:
             handle_signals=False,
             logger=_aiohttp_log,
             shutdown_timeout=grace_s,
+            keepalive_timeout=KEEP_ALIVE_S,
         )
+        self._server: asyncio.Server | None = None
+        self._silent: set[asyncio.Protocol] = set()  # connections without a request so far
         self.port = 0  # 0 before ``start``
 
     async def start(self) -> None:
         """Accept connections. Raises LocalError when the address cannot be used."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address.host, self._address.port)
+        loop, (host, port) = asyncio.get_running_loop(), self._address
         try:
-            await site.start()
+            self._server = await loop.create_server(self._connected, host, port, backlog=BACKLOG)
         except OSError as exc:
             await self._runner.cleanup()
             raise LocalError(f"admin.address: {self._address}: {exc.strerror or exc}") from exc
-        self.port = self._runner.addresses[0][1]
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Accept no more requests, and finish those under way."""
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()
 
+    def _connected(self) -> asyncio.Protocol:
+        """The protocol of a new connection: aiohttp's, or one that closes it."""
+        server = self._runner.server
+        if server is None or len(server.connections) >= HTTP_CONNECTIONS_MAX:
+            return _Refusal()
+        protocol: asyncio.Protocol = server()
+        self._silent.add(protocol)
+        asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._end_if_silent, protocol)
+        return protocol
+
+    def _end_if_silent(self, protocol: asyncio.Protocol) -> None:
+        transport = getattr(protocol, "transport", None)  # None when the connection has ended
+        if protocol in self._silent and transport is not None:
+            transport.abort()
+        self._silent.discard(protocol)
+
     async def _post(self, request: web.Request) -> web.Response:
+        self._silent.discard(request.protocol)
         if not self._admitted(request):
-            return _response(Reply(535, "5.7.8", "Authentication credentials invalid"))
+            response = _response(Reply(535, "5.7.8", "Authentication credentials invalid"))
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
         if request.content_type != MEDIA_TYPE:
             return web.Response(status=415, text=f"expected Content-Type: {MEDIA_TYPE}\n")
         began_s, injector = monotonic_s(), self._new_injector()
@@ -113,8 +141,13 @@ class HttpListener:
         return response
 
     def _admitted(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "")
-        return not self._token or hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if not self._token:
+            return True
+        same = hmac.compare_digest(
+            given.strip().encode("utf-8", "surrogateescape"), self._token.encode()
+        )
+        return same and scheme.lower() == "bearer"
 
     async def _inject(self, request: web.Request, injector: Injector) -> None:
         """Inject the message in ``request``. Raises NotAccepted, ValueError for a malformed envelope."""
@@ -134,6 +167,14 @@ class HttpListener:
             await injector.write(chunk)
             if injector.refusal:
                 raise NotAccepted(injector.refusal)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()
 
 
 def _response(reply: Reply) -> web.Response:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.intake.admission import DiskSpace
+from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.session import Session
-from zonemta_py.intake.sockets import bound_address
+from zonemta_py.intake.sockets import BACKLOG, bound_address
 from zonemta_py.routing import Router
 
 DRAIN_POLL_S = 0.05
@@ -28,10 +29,9 @@ class Listener:
     async def start(self) -> None:
         """Accept connections."""
         context = self.context
-        implicit = context.tls_context if context.settings.tls.mode == "implicit" else None
         for sock in self._sockets:
             self._servers.append(
-                await context.loop.create_server(lambda: Session(context), sock=sock, ssl=implicit)
+                await context.loop.create_server(lambda: Session(context), sock=sock, backlog=BACKLOG)
             )
 
     def close(self) -> None:
@@ -78,6 +78,7 @@ class Intake:
         self._sockets = sockets
         self._index = index
         self._processes = processes
+        self._passwords = PasswordChecks()
         self.listeners: list[Listener] = []
 
     def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
@@ -97,7 +98,8 @@ class Intake:
         """Accept connections."""
         room = DiskSpace(config.queue.directory, config.queue.min_free_disk)
         for settings, sockets in zip(prepared, self._sockets, strict=True):
-            self.listeners.append(Listener(ListenerContext(settings, self._queue, room), sockets))
+            context = ListenerContext(settings, self._queue, room, self._passwords)
+            self.listeners.append(Listener(context, sockets))
         for listener in self.listeners:
             await listener.start()
 
@@ -111,3 +113,4 @@ class Intake:
         for listener in self.listeners:
             listener.close()
         await asyncio.gather(*(listener.drain(grace_s) for listener in self.listeners))
+        self._passwords.close()

@@ -51,12 +51,12 @@ class Session(SecureConnection):
         """Whether a mail transaction is open."""
         return self._sender is not None
 
-    def _rejected(self, command: str, reply: str) -> Refused:
-        """The refusal of a command, recorded as a ``rejected`` event."""
+    def _rejected(self, command: str, reply: str, *, user: str = "") -> Refused:
+        """The refusal of a command, recorded as a ``rejected`` event. ``user``: a name that AUTH tried."""
         self._context.queue.record(
             Rejected(
                 time_ms=clock.now_ms(), listener=self._context.name, client_ip=self._client_ip,
-                helo=self._helo, user=self._user, command=command, sender=self._sender or "",
+                helo=self._helo, user=user or self._user, command=command, sender=self._sender or "",
                 recipient="", code=int(reply[:3]), reply=reply[4:],
             )
         )  # fmt: skip

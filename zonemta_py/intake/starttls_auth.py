@@ -5,6 +5,9 @@ Source: RFC 3207 (STARTTLS), RFC 4954 (AUTH).
 
 import asyncio
 import logging
+import ssl
+from collections.abc import Callable
+from functools import partial
 
 from zonemta_py.intake.connection import CloseConnection, Connection
 from zonemta_py.intake.context import ListenerContext
@@ -30,7 +33,7 @@ class SecureConnection(Connection):
         """Forget what the client said before TLS (RFC 3207 section 4.2)."""
         self._user, self._extended = "", False
 
-    def _rejected(self, command: str, reply: str) -> Refused:
+    def _rejected(self, command: str, reply: str, *, user: str = "") -> Refused:
         """The refusal of a command, recorded by a subclass as a ``rejected`` event."""
         return Refused(reply)
 
@@ -43,23 +46,25 @@ class SecureConnection(Connection):
             # Plain text after STARTTLS may come from an attacker (CVE-2021-38371 and similar ones).
             self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
             raise CloseConnection
+        self._reply("220 Ready to start TLS")
+        self._begin_tls(self._context.starttls_context, self._reset_session)
+
+    def _begin_tls(self, context: ssl.SSLContext, then: Callable[[], None]) -> None:
         assert self.transport is not None
         self.pause()
         self._enter(TLS)
         self.transport.pause_reading()  # the first bytes of TLS are for the new transport
-        self._reply("220 Ready to start TLS")
         self._flush()
-        self._loop.create_task(self._handshake())
+        self._loop.create_task(self._handshake(context, then))
 
-    async def _handshake(self) -> None:
+    async def _handshake(self, context: ssl.SSLContext, then: Callable[[], None]) -> None:
         plain = self.transport
         assert plain is not None
-        assert self._context.starttls_context is not None
         limit_s = min(HANDSHAKE_S, self._timeout_s)
         try:
             async with asyncio.timeout(limit_s):
                 self.transport = await self._loop.start_tls(
-                    plain, self, self._context.starttls_context, server_side=True, ssl_handshake_timeout=limit_s
+                    plain, self, context, server_side=True, ssl_handshake_timeout=limit_s
                 )  # fmt: skip
             if self.transport is None or self.transport.is_closing():
                 raise ConnectionError("closed")
@@ -72,7 +77,7 @@ class SecureConnection(Connection):
         if self._state is TLS:
             self._enter(COMMAND)
             self._encrypted = True
-        self.resume(self._reset_session)
+        self.resume(then)
 
     def _may_authenticate(self) -> bool:
         return self._context.users is not None and (
@@ -116,11 +121,17 @@ class SecureConnection(Connection):
         users = self._context.users
         assert users is not None
         self.pause()
-        verified = self._loop.run_in_executor(None, users.verify, name, password)
-        verified.add_done_callback(lambda done: self.resume(self._verified, name, done))
+        self._context.passwords.check(
+            users, name, password, self._client_ip, partial(self.resume, self._verified, name)
+        )
 
-    def _verified(self, name: str, verified: asyncio.Future[bool]) -> None:
-        if not verified.result():
-            raise self._rejected("AUTH", "535 5.7.8 Authentication credentials invalid")
+    def _verified(self, name: str, refusal: str) -> None:
+        if refusal:
+            refused = self._rejected("AUTH", refusal, user=name)
+            if refusal.startswith("421"):
+                self._reply(refusal)
+                raise CloseConnection
+            raise refused
         self._user = name
+        self._context.authenticated(self)
         self._reply("235 2.7.0 Authentication successful")

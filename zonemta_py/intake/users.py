@@ -9,6 +9,7 @@ import base64
 import hashlib
 import hmac
 import re
+import secrets
 from functools import cache
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def hash_password(password: str) -> str:
 
 
 @cache
-def decoy_hash() -> str:
-    """A hash that no password matches. Made at the first AUTH, since hashing is slow."""
+def _decoy_hash() -> str:
+    """A hash that no password matches, for a file without users. Made once, since hashing is slow."""
     return hash_password("a password that no user has")
 
 
@@ -41,16 +42,25 @@ class Users:
 
     def __init__(self, hashes: dict[str, str]) -> None:
         self._hashes = hashes
+        self._key = secrets.token_bytes(16)
 
     def verify(self, name: str, password: str) -> bool:
         """Whether the password is right. Slow; may be called in any thread.
 
-        An unknown user takes as long as a wrong password.
+        An unknown user takes as long as a known one: the hash of some user of the file is computed, always
+        the same one for a name, because hashes may differ in kind and cost.
         """
-        decoy = decoy_hash()  # for known users, too: the first answer must not differ in time
         known = self._hashes.get(name)
-        right = _matches(known or decoy, password)
-        return right and known is not None
+        if known is not None:
+            return _matches(known, password)
+        others = list(self._hashes.values())
+        number = int.from_bytes(hmac.digest(self._key, name.encode(), "sha256")[:8])
+        _matches(others[number % len(others)] if others else _decoy_hash(), password)
+        return False
+
+    def hash_of(self, name: str) -> str:
+        """The stored hash of a user; empty for an unknown one."""
+        return self._hashes.get(name, "")
 
 
 def _matches(hashed: str, password: str) -> bool:

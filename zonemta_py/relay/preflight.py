@@ -16,6 +16,7 @@ from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
 from zonemta_py.intake.context import make_tls_context
 from zonemta_py.intake.users import load_users
+from zonemta_py.relay.descriptors import check_descriptors
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 
@@ -48,6 +49,7 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
         for i, entry in enumerate(pool):
             if entry.address is not None and entry.weight:
                 _bindable(f"pools.{name}[{i}].address", entry.address)
+    check_descriptors(config)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
 

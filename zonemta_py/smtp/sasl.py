@@ -14,10 +14,16 @@ Exchange = Generator[str, str | None, Credentials | None]
 
 
 def plain(initial: str) -> Exchange:
-    """PLAIN: authorisation identity (ignored), name and password in one response."""
+    """PLAIN: authorisation identity, name and password in one response.
+
+    A user may act for itself only: for another identity the password is dropped, which refuses it as wrong.
+    """
     response = _decoded(initial or ((yield "") or ""))
     parts = response.split("\0") if response is not None else []
-    return (parts[1], parts[2]) if len(parts) == 3 else None
+    if len(parts) != 3:
+        return None
+    identity, name, password = parts
+    return (name, password) if identity in ("", name) else (name, "")
 
 
 def login(initial: str) -> Exchange:

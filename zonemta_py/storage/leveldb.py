@@ -22,6 +22,7 @@ from zonemta_py.storage.interface import Access, Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
+TABLES_OPEN_MAX = 256  # of 2 MiB; the others are opened when they are read
 LEVEL0_FILES = 6  # LevelDB slows writes down at 8, and stops them at 12
 DATABASE_FILES = ("*.ldb", "*.sst", "*.log", "MANIFEST-*")  # those with contents
 
@@ -153,6 +154,7 @@ def _open(directory: Path, *, create: bool) -> Any:
         paranoid_checks=True,  # a damaged log is an error, not a silent loss of records
         write_buffer_size=WRITE_BUFFER_BYTES,
         lru_cache_size=CACHE_BYTES,
+        max_open_files=TABLES_OPEN_MAX,
         compression=None,  # a third of the CPU of large mail (decision 6)
     )
 

@@ -1,0 +1,87 @@
+"""20. Whole commands count as progress, and one stranger leaves sessions to the others."""
+
+import asyncio
+from itertools import count
+from pathlib import Path
+
+from tests.kit.deadlines import scaled, until
+from tests.kit.listener import listening
+from tests.kit.smtp_client import RawClient
+from zonemta_py.intake.admission import TOO_MANY, TOO_MANY_OF_ADDRESS, SessionLimits
+
+
+class Stub:
+    """A session."""
+
+    def close_if_idle(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def admit(limits: SessionLimits, count: int, ip: str, *, trusted: bool = False) -> list[str]:
+    return [limits.admit(Stub(), ip, 40, trusted=trusted) for _ in range(count)]
+
+
+def test_a_quarter_for_an_address_and_a_reserve_for_the_known() -> None:
+    limits = SessionLimits()
+    assert admit(limits, 11, "192.0.2.1") == [""] * 10 + [TOO_MANY_OF_ADDRESS]
+    for number in range(2, 5):
+        admit(limits, 10, f"192.0.2.{number}")
+    assert len(limits.sessions) == 35
+    assert admit(limits, 1, "192.0.2.9") == [TOO_MANY]
+    assert admit(limits, 6, "192.0.2.1", trusted=True) == [""] * 5 + [TOO_MANY]
+
+
+def test_an_authenticated_client_is_no_stranger() -> None:
+    limits = SessionLimits()
+    sessions = [Stub() for _ in range(10)]
+    assert [limits.admit(each, "192.0.2.1", 40, trusted=False) for each in sessions] == [""] * 10
+    limits.know(sessions[0])
+    assert admit(limits, 2, "192.0.2.1") == ["", TOO_MANY_OF_ADDRESS]
+    for each in sessions:
+        limits.remove(each)
+        limits.remove(each)
+    assert admit(limits, 10, "192.0.2.1") == [""] * 9 + [TOO_MANY_OF_ADDRESS]
+
+
+async def test_a_byte_now_and_then_is_not_progress(tmp_path: Path) -> None:
+    """A command that never ends is idle; one whole command after the other is not."""
+    limit = f"    idle_timeout: {round(scaled(1.5) * 1000)}ms"
+    async with (
+        listening(tmp_path, limit) as relay,
+        await RawClient.connect(relay.address.port) as slow,
+        await RawClient.connect(relay.address.port) as busy,
+    ):
+        ended = asyncio.ensure_future(slow.reply())
+        for number in count():
+            if ended.done():
+                break
+            await slow.send(b"N")
+            if number % 10 == 0:  # there is a limit of commands without a message, too
+                assert (await busy.command("NOOP")).startswith("250")
+            await asyncio.sleep(0.05)
+        assert (await ended).startswith("421 4.4.2")
+        assert (await busy.command("NOOP")).startswith("250")
+
+
+async def test_the_accept_queue(tmp_path: Path) -> None:
+    """As long as the constant says: the kernel's own figure for the socket."""
+    async with listening(tmp_path, "") as relay:
+        lines = Path("/proc/net/tcp").read_text().splitlines()
+        assert any(f":{relay.address.port:04X} " in line for line in lines)
+        with_backlog = await _backlog(relay.address.port)
+        await until(lambda: with_backlog in (0, 1024), "the backlog")
+
+
+async def _backlog(port: int) -> int:
+    """Send-Q of a listening socket in ss, or 0 where ss is not installed."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "ss", "-Hltn", f"sport = :{port}", stdout=asyncio.subprocess.PIPE
+        )
+    except FileNotFoundError:
+        return 0
+    output, _ = await process.communicate()
+    return int(output.split()[2])

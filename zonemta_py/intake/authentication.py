@@ -1,0 +1,120 @@
+"""Password checks: bounded in threads and time, slow for those who guess, quick for those who were right.
+
+A hash takes tens of milliseconds on purpose. Checks have threads of their own, so that guessing delays
+nothing else; a right password is remembered for some minutes as an HMAC with a key of this process.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address, ip_network
+
+from zonemta_py.core import clock
+from zonemta_py.intake.users import Users
+
+THREADS = 2
+WAITING_MAX = 50  # checks under way and waiting; a second of CPU or two
+REMEMBERED_S = 600.0
+REMEMBERED_MAX = 10_000
+FAILURES_MAX = 10  # of one network in FAILURE_WINDOW_S
+FAILURE_WINDOW_S = 600.0
+NETWORKS_MAX = 10_000
+FAILURE_DELAY_S = 1.0
+
+BUSY = "454 4.7.0 Too many password checks at the moment, try again later"
+BLOCKED = "421 4.7.0 Too many wrong passwords from your address, try again later"
+WRONG = "535 5.7.8 Authentication credentials invalid"
+
+log = logging.getLogger(__name__)
+
+
+def network_of(address: str) -> str:
+    """What is likely one client: an IPv4 address, or the /64 of an IPv6 address."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    return address if found.version == 4 else str(ip_network((found, 64), strict=False))
+
+
+class PasswordChecks:
+    """The password checks of one process."""
+
+    def __init__(self, failure_delay_s: float = FAILURE_DELAY_S) -> None:
+        self._failure_delay_s = failure_delay_s
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="password")
+        self._waiting = 0
+        self._key = secrets.token_bytes(32)
+        self._remembered: OrderedDict[bytes, float] = OrderedDict()  # to the end of its time, monotonic
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # by network
+
+    def check(
+        self, users: Users, name: str, password: str, client_ip: str, done: Callable[[str], None]
+    ) -> None:
+        """Call ``done`` later, with an empty text or the reply of a refusal."""
+        loop, digest = asyncio.get_running_loop(), self._digest(users, name, password)
+        known = None
+        if self.is_blocked(client_ip):
+            known = BLOCKED
+        elif self._remembered.get(digest, 0.0) > clock.monotonic_s():
+            known = ""
+        elif self._waiting >= WAITING_MAX:
+            known = BUSY
+        if known is not None:
+            loop.call_soon(done, known)
+            return
+        self._waiting += 1
+        verified = loop.run_in_executor(self._threads, users.verify, name, password)
+        verified.add_done_callback(lambda future: self._verified(future, digest, name, client_ip, done))
+
+    def _verified(
+        self,
+        verified: asyncio.Future[bool],
+        digest: bytes,
+        name: str,
+        client_ip: str,
+        done: Callable[[str], None],
+    ) -> None:
+        self._waiting -= 1
+        if verified.cancelled() or verified.exception() is not None:
+            done(BUSY)
+        elif verified.result():
+            self._remembered[digest] = clock.monotonic_s() + REMEMBERED_S
+            self._remembered.move_to_end(digest)
+            if len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+            done("")
+        else:
+            self._note_failure(client_ip)
+            log.warning("authentication failed: user=%r client=%s", name, client_ip)
+            verified.get_loop().call_later(self._failure_delay_s, done, WRONG)
+
+    def _digest(self, users: Users, name: str, password: str) -> bytes:
+        """Depends on the stored hash as well: a changed password is not remembered."""
+        parts = (users.hash_of(name), name, password)
+        text = b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts)
+        return hmac.digest(self._key, text, "sha256")
+
+    def is_blocked(self, client_ip: str) -> bool:
+        """Whether too many wrong passwords came from the network of ``client_ip`` lately."""
+        times = self._failures.get(network_of(client_ip))
+        if times is None:
+            return False
+        while times and times[0] <= clock.monotonic_s() - FAILURE_WINDOW_S:
+            times.popleft()
+        return len(times) >= FAILURES_MAX
+
+    def _note_failure(self, client_ip: str) -> None:
+        times = self._failures.setdefault(network_of(client_ip), deque(maxlen=FAILURES_MAX))
+        times.append(clock.monotonic_s())
+        self._failures.move_to_end(network_of(client_ip))
+        if len(self._failures) > NETWORKS_MAX:
+            self._failures.popitem(last=False)
+
+    def close(self) -> None:
+        """Start no further check."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

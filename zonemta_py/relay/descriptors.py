@@ -1,0 +1,42 @@
+"""File descriptors: as many as the system allows, and no configuration that could use up those of the store.
+
+A database that cannot open its next file is lost until it is opened again, so sessions must never get there.
+"""
+
+import resource
+
+from zonemta_py.config.schema import Config
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.intake.admission import HTTP_CONNECTIONS_MAX
+from zonemta_py.storage.leveldb import TABLES_OPEN_MAX
+
+RESERVE = TABLES_OPEN_MAX + 64  # of the store, the event log, DNS, pipes and logs
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of this process, and of its children, to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptors_needed(config: Config) -> int:
+    """How many descriptors the process with the queue may use at once."""
+    processes = config.processes
+    needed = RESERVE
+    if processes.receivers == 0:
+        needed += sum(listener.max_sessions for listener in config.listeners)
+    if processes.senders == 0:
+        needed += sum(zone.connections for zone in config.zones.values())
+    return needed + (HTTP_CONNECTIONS_MAX if config.admin.mail else 0)
+
+
+def check_descriptors(config: Config) -> None:
+    """Raises ConfigError when the system allows fewer descriptors than ``config`` may use."""
+    hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], descriptors_needed(config)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ConfigError(
+            f"listeners, zones: sessions, connections and the store may need {needed} file descriptors, and "
+            f"this process may have {hard}: raise the limit (LimitNOFILE=, ulimit -n), or lower max_sessions "
+            "or connections"
+        )
