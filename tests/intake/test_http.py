@@ -33,7 +33,12 @@ def make_listener(queue: Queue, directory: Path, port: int = 0) -> HttpListener:
         return Injector(queue, make_router(config), config, "relay.example")
 
     return HttpListener(
-        HostPort("127.0.0.1", port), "secret", new_injector, message_timeout_s=60, grace_s=1
+        HostPort("127.0.0.1", port),
+        "secret",
+        "relay.example",
+        new_injector,
+        message_timeout_s=60,
+        grace_s=1,
     )
 
 

@@ -128,7 +128,7 @@ async def test_fields_that_no_one_can_write_down(directory: Path) -> None:
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
             writer.write(
-                b"POST /mail HTTP/1.1\r\nHost: x\r\nContent-Type: message/rfc822\r\nX-Ehlo: \xff\xfe evil\r\n"
+                b"POST /mail HTTP/1.1\r\nHost: localhost\r\nContent-Type: message/rfc822\r\nX-Ehlo: \xff\xfe evil\r\n"
                 b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\n"
                 b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(TEXT) + TEXT
             )
@@ -169,7 +169,7 @@ async def test_a_client_that_stalls_keeps_nobody(directory: Path) -> None:
         assert relay._intake.http is not None
         _, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
         writer.write(
-            b"POST /mail HTTP/1.1\r\nHost: x\r\nContent-Type: message/rfc822\r\n"
+            b"POST /mail HTTP/1.1\r\nHost: localhost\r\nContent-Type: message/rfc822\r\n"
             b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\nContent-Length: 900\r\n\r\n"
         )
         await writer.drain()

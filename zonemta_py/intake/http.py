@@ -8,6 +8,8 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
 
 from aiohttp import web
 
@@ -46,13 +48,14 @@ _aiohttp_log.setLevel(logging.CRITICAL)  # a traceback for every request that is
 class HttpListener:
     """Accepts mail at ``address``, each message with an injector from ``new_injector``.
 
-    ``token``: refuse requests without it; empty accepts all.
+    ``token``: refuse requests without it; empty accepts all that name an address, or ``hostname``.
     """
 
     def __init__(
         self,
         address: HostPort,
         token: str,
+        hostname: str,
         new_injector: Callable[[], Injector],
         *,
         message_timeout_s: float,
@@ -60,6 +63,7 @@ class HttpListener:
     ) -> None:
         self._address = address
         self._token = token
+        self._names = ("localhost", hostname.lower(), address.host.lower())
         self._new_injector = new_injector
         self._timeout_s = message_timeout_s
         application = web.Application()
@@ -111,6 +115,10 @@ class HttpListener:
 
     async def _post(self, request: web.Request) -> web.Response:
         self._silent.discard(request.protocol)
+        if not self._token and not self._is_own_name(request.url.host or ""):
+            return web.Response(
+                status=403, text=f"Host: expected an address or one of {', '.join(self._names)}\n"
+            )
         if not self._admitted(request):
             response = _response(Reply(535, "5.7.8", "Authentication credentials invalid"))
             response.headers["WWW-Authenticate"] = "Bearer"
@@ -139,6 +147,16 @@ class HttpListener:
         if not request.content.at_eof():
             response.force_close()  # the remaining data are not read
         return response
+
+    def _is_own_name(self, host: str) -> bool:
+        """Whether ``host`` is an address, or a name of this relay.
+
+        A page in a browser can let its own name resolve to an address of this machine (DNS rebinding). It
+        cannot know a token.
+        """
+        with suppress(ValueError):
+            return bool(ip_address(host))
+        return host.lower() in self._names
 
     def _admitted(self, request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.admission import DiskSpace
 from zonemta_py.intake.idempotency import IdempotencyClaim
-from zonemta_py.intake.message import UNDER_WAY, MessageReceiver
+from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.policies import EnvelopePolicy
@@ -38,6 +39,8 @@ class Injector:
         self._queue = queue
         self._rules = make_rules(config, listener, hostname, router, policies)
         self._key_window_s = listener.submission_key.window
+        self._max_recipients = listener.max_recipients
+        self._disk_space = DiskSpace(config.queue.directory, config.queue.min_free_disk)
         self._receiver: MessageReceiver | None = None
         self._pending_cr = b""  # a CR at the end of the last bytes: LF may follow
 
@@ -63,6 +66,7 @@ class Injector:
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
+        self._check_room(len(unique))
         envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
         claim = IdempotencyClaim(self._queue.idempotency_keys, origin.submitter, self._key_window_s)
         if key:
@@ -71,6 +75,18 @@ class Injector:
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)
         self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim)
+
+    def _check_room(self, recipients: int) -> None:
+        """Raises NotAccepted, as SMTP refuses MAIL or RCPT."""
+        if self._queue.failure is not None:
+            raise NotAccepted(UNWRITABLE)
+        try:
+            if not self._disk_space.is_sufficient():
+                raise NotAccepted("452 4.3.1 Not enough disk space, try again later")
+        except FileNotFoundError:
+            pass  # a store without files here
+        if recipients > self._max_recipients:
+            raise NotAccepted(f"452 4.5.3 Too many recipients, at most {self._max_recipients}")
 
     @property
     def refusal(self) -> str:

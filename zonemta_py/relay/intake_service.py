@@ -95,6 +95,7 @@ class IntakeService:
         self.http = HttpListener(
             config.admin.address,
             read_token(config.admin.token_file),
+            self._hostname,
             self.injector,
             message_timeout_s=(*config.listeners, ListenerSettings())[0].message_timeout,
             grace_s=config.shutdown_grace,
