@@ -109,6 +109,17 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
     return parse_request(line.operation, line.arguments or {})
 
 
+def is_running(directory: Path) -> bool:
+    """Whether a relay answers at the control socket of a queue."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            with _short_path(directory) as short:
+                sock.connect(short)
+        except OSError:
+            return False
+    return True
+
+
 def ask(directory: Path, request: Request) -> Iterator[Row]:
     """The rows of a running relay's answer.
 

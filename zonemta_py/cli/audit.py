@@ -11,6 +11,7 @@ from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -87,7 +88,7 @@ def _print(rows: list[Row], uncertain: list[Row], problems: list[str]) -> None:
         table.add_row(*map(str, row.values()))
     print_table(table)
     for record in uncertain:
-        click.echo(f"uncertain: {record['message']} to {record['recipient']} in {record['zone']}")
+        echo(f"uncertain: {record['message']} to {record['recipient']} in {record['zone']}")
     for problem in problems:
-        click.echo(f"problem: {problem}")
-    click.echo("every recipient is accounted for" if not problems else f"{len(problems)} problems")
+        echo(f"problem: {problem}")
+    echo("every recipient is accounted for" if not problems else f"{len(problems)} problems")

@@ -76,6 +76,11 @@ def read_config(path: Path) -> Config:
     return load_config(path)
 
 
+def echo(text: str) -> None:
+    """Print ``text``, which may be from strangers: control characters would command the terminal."""
+    click.echo("".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text))
+
+
 def print_json(row: Any) -> None:
     """Print ``row`` as one line of JSON."""
     click.echo(to_json(row).decode())

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import NoReturn
 
 from zonemta_py.config.schema import Admin, Config, Dkim, ListenerSettings, QueueSettings
+from zonemta_py.config.units import without_user_info
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise, normalise_domain
 
@@ -127,7 +128,8 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
         complain("queue.s3.bucket", "store: s3 needs a bucket")
     if not queue.redis.url.startswith(("redis://", "rediss://", "unix://")):
         complain(
-            "queue.redis.url", f"found '{queue.redis.url}', expected redis://, rediss:// or unix://"
+            "queue.redis.url",
+            f"found '{without_user_info(queue.redis.url)}', expected redis://, rediss:// or unix://",
         )
     for key, url in (("endpoint", queue.s3.endpoint), ("notices", queue.s3.notices)):
         if url is not None and not url.startswith(("http://", "https://")):
@@ -160,7 +162,10 @@ def _transport(zone: Zone, key: str, complain: Complain) -> None:
         for word in zone.pipe.command:
             _pattern(word, COMMAND_WORDS, f"{key}.pipe.command", complain)
     if zone.transport == "http" and not (zone.http.url or "").startswith(("http://", "https://")):
-        complain(f"{key}.http.url", f"found '{zone.http.url or ''}', expected http:// or https://…")
+        complain(
+            f"{key}.http.url",
+            f"found '{without_user_info(zone.http.url or '')}', expected http:// or https://…",
+        )
     if zone.transport == "python" and zone.python.function is None:
         complain(f"{key}.python", "needs a function: package.module.function")
 

@@ -56,6 +56,13 @@ class Rate(NamedTuple):
     per_s: float
 
 
+def without_user_info(url: str) -> str:
+    """``url`` without name and password, for messages."""
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
 class HostPort(NamedTuple):
     """An address to listen on or connect to; ``host`` is a name or an IP address without brackets."""
 

@@ -2,14 +2,14 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
-from zonemta_py.config.schema import Config
+from zonemta_py.config.schema import Config, Network
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.endpoints import read_password
@@ -19,6 +19,8 @@ from zonemta_py.intake.users import load_users
 from zonemta_py.relay.descriptors import check_descriptors
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
+
+CAP_NET_BIND_SERVICE = 1 << 10  # Source: capabilities(7)
 
 
 def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
@@ -85,8 +87,14 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
     if "." not in hostname:
         yield f"hostname is '{hostname}', which is not a full domain name; set it in the configuration"
     for i, listener in enumerate(config.listeners):
-        if any(network.prefixlen == 0 for network in listener.trusted_networks):
-            yield f"listeners[{i}].trusted_networks lets every client relay"
+        for key in ("trusted_networks", "proxies"):
+            if _is_everyone(getattr(listener, key)):
+                what = "relay" if key == "trusted_networks" else "name any address as its own"
+                yield f"listeners[{i}].{key} lets every client {what}"
+        if not _may_bind(listener.address.port):
+            yield (
+                f"listeners[{i}].address: port {listener.address.port} needs the capability CAP_NET_BIND_SERVICE"
+            )
     for name, zone in config.zones.items():
         if zone.transport == DEQUEUE_TRANSPORT:
             yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
@@ -94,6 +102,49 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         yield "durability is none: accepted mail is lost in a power failure. For benchmarks only"
     if config.queue.store == "memory":
         yield "queue.store is memory: accepted mail is lost when the relay stops. For tests only"
+
+
+def _is_everyone(networks: Sequence[Network]) -> bool:
+    """Whether ``networks`` together are all of IPv4 or of IPv6."""
+    four = collapse_addresses(network for network in networks if isinstance(network, IPv4Network))
+    six = collapse_addresses(network for network in networks if isinstance(network, IPv6Network))
+    return any(network.prefixlen == 0 for network in four) or any(
+        network.prefixlen == 0 for network in six
+    )
+
+
+def _may_bind(port: int) -> bool:
+    """Whether this process may listen on ``port``; True where the system does not tell."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+        status = Path("/proc/self/status").read_text()
+        effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    except (OSError, ValueError, IndexError):
+        return True
+    return port == 0 or port >= first or bool(effective & CAP_NET_BIND_SERVICE)
+
+
+def check_addresses(config: Config) -> None:
+    """Raises ConfigError for an address of a listener that is in use or not of this machine.
+
+    Only for a relay that is not running.
+    """
+    addresses = [(f"listeners[{i}].address", one.address) for i, one in enumerate(config.listeners)]
+    if config.admin.mail:
+        addresses.append(("admin.address", config.admin.address))
+    for key, address in addresses:
+        try:
+            found = socket.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, _, _, _, info in found:
+                with socket.socket(family, socket.SOCK_STREAM) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    sock.bind(info)
+        except OSError as exc:
+            raise ConfigError(f"{key}: cannot listen on {address}: {exc.strerror or exc}") from exc
 
 
 def _prefix_errors(key: str, test: Callable[[], object]) -> None:

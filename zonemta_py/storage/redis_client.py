@@ -12,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from zonemta_py.config.schema import RedisSettings
+from zonemta_py.config.units import without_user_info
 from zonemta_py.core.errors import LocalError
 from zonemta_py.storage.loop_thread import LoopThread
 
@@ -41,7 +42,7 @@ class RedisClient:
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
             )
         except ValueError as exc:
-            raise LocalError(f"queue.redis.url: {settings.url}: {exc}") from exc
+            raise LocalError(f"queue.redis.url: {without_user_info(settings.url)}: {exc}") from exc
         self.thread = LoopThread(label, label, (RedisError, OSError))
 
     def run(self, work: Awaitable[T]) -> T:
@@ -75,7 +76,7 @@ class RedisClient:
                 "queue.redis: this Redis answers before a write is on its disk while it rewrites its log: set "
                 "no-appendfsync-on-rewrite no there, or queue.durability: none here"
             )
-        if found.get("maxmemory") != "0" and str(found.get("maxmemory-policy")).startswith("allkeys"):
+        if found.get("maxmemory") != "0" and found.get("maxmemory-policy") != "noeviction":
             raise LocalError(
                 "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
                 "there, or queue.durability: none here"

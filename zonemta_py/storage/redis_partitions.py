@@ -1,6 +1,7 @@
 """The partitions of several relays in one Redis."""
 
 from zonemta_py.config.schema import QueueSettings
+from zonemta_py.config.units import without_user_info
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.partitions import MAIL_PREFIXES
@@ -28,7 +29,7 @@ class RedisSharedStorage:
         try:
             self._client.run(self._client.commands.ping())
         except LocalError as exc:
-            url = self._settings.redis.url
+            url = without_user_info(self._settings.redis.url)
             raise LocalError(f"queue.redis.url: {url} cannot be used: {exc}") from exc
         if sync:
             self._client.run(self._client.check_durability())

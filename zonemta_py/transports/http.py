@@ -5,10 +5,13 @@ adapter of aiohttp's client.
 """
 
 import asyncio
+import logging
+import os
 from collections.abc import AsyncIterator
 
 import aiohttp
 
+from zonemta_py.config.units import without_user_info
 from zonemta_py.smtp.http_mapping import (
     EHLO_FIELD,
     FIELD,
@@ -21,6 +24,8 @@ from zonemta_py.smtp.http_mapping import (
 )
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.interface import LocalMessage
+
+log = logging.getLogger(__name__)
 
 
 class HttpTransport:
@@ -50,10 +55,12 @@ class HttpTransport:
                 if reply is None or response.status in UNUSABLE:
                     return reply_of(response.status, response.reason or "")
                 return reply
+        # A report quotes the reply to the sender, who must not learn where this relay delivers.
         except TimeoutError:
-            return Reply(0, "4.4.2", f"{self._url} did not respond within {self._timeout_s:g} s")
+            return Reply(0, "4.4.2", f"the HTTP server did not respond within {self._timeout_s:g} s")
         except aiohttp.ClientError as exc:
-            return Reply(0, "4.4.1", f"{self._url}: {exc or type(exc).__name__}")
+            log.warning("%s: %s", without_user_info(self._url), exc or type(exc).__name__)
+            return Reply(0, "4.4.1", f"the HTTP server cannot be used: {_reason(exc)}")
 
     def _fields(self, message: LocalMessage) -> dict[str, str]:
         fields = {
@@ -72,6 +79,12 @@ class HttpTransport:
         """See ``LocalTransport``; idle connections are closed in a task."""
         if self._session is not None:
             self._closing = asyncio.ensure_future(self._session.close())
+
+
+def _reason(exc: aiohttp.ClientError) -> str:
+    """Why a request failed, without an address."""
+    number = getattr(exc, "errno", None)  # the text of asyncio's error has the address
+    return os.strerror(number) if number else type(exc).__name__
 
 
 async def _content(message: LocalMessage) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,
     domain_option,
+    echo,
     json_option,
     print_json,
     read_config,
@@ -70,7 +71,7 @@ def flush(
       zonemta queue flush -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
     """
     for row in rows_of(config_path, FlushRequest(zone, domain, message)):
-        print_json(row) if as_json else click.echo(f"{row['woken']} recipients are due now")
+        print_json(row) if as_json else echo(f"{row['woken']} recipients are due now")
 
 
 @click.command()
@@ -117,7 +118,7 @@ def _change(config_path: Path, request: Request, done: str, *, as_json: bool) ->
         if as_json:
             print_json(row)
         else:
-            click.echo(f"{row[done]} recipients {done}, {row['in_flight']} in flight and skipped")
+            echo(f"{row[done]} recipients {done}, {row['in_flight']} in flight and skipped")
     if in_flight:
         sys.exit(EXIT_FAILED)
 
@@ -137,7 +138,7 @@ def release(config_path: Path, message: str, recipient: str | None, as_json: boo
       zonemta queue release -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
     """
     for row in rows_of(config_path, ReleaseRequest(message, recipient)):
-        print_json(row) if as_json else click.echo(f"{row['released']} recipients released")
+        print_json(row) if as_json else echo(f"{row['released']} recipients released")
 
 
 @click.command("repair")
@@ -166,13 +167,13 @@ def repair_(config_path: Path, as_json: bool) -> None:
             print_json(row)
         elif number < SHOWN or row["what"] == "lost":
             recipient = f" to {row['recipient']}" if row["recipient"] else ""
-            click.echo(f"{row['what']}: {row['message']}{recipient}: {row['reason']}")
+            echo(f"{row['what']}: {row['message']}{recipient}: {row['reason']}")
     counts = Counter(row["what"] for row in rows)
     if as_json:
         print_json(
             {"copy": str(copy), **{what: counts[what] for what in ("restored", "removed", "lost")}}
         )
     else:
-        click.echo(f"{counts['restored']} restored, {counts['removed']} removed, {counts['lost']} lost")
+        echo(f"{counts['restored']} restored, {counts['removed']} removed, {counts['lost']} lost")
     if counts["lost"]:
         sys.exit(EXIT_FAILED)

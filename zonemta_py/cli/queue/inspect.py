@@ -22,6 +22,7 @@ from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,
     domain_option,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -51,7 +52,7 @@ def summary(config_path: Path, as_json: bool) -> None:
             print_json(row)
         return
     if not rows:
-        click.echo("the queue is empty")
+        echo("the queue is empty")
         return
     table = Table(box=None, pad_edge=False)
     for title in ("zone", *COUNTS, "oldest", "next due", "largest domains"):
@@ -67,7 +68,7 @@ def summary(config_path: Path, as_json: bool) -> None:
     print_table(table)
     for row in rows:
         for domain, reason in row["resting"].items():
-            click.echo(f"{row['zone']}/{domain} is suspended: {reason}")
+            echo(f"{row['zone']}/{domain} is suspended: {reason}")
 
 
 @click.command("list")
@@ -91,7 +92,7 @@ def list_(config_path: Path, as_json: bool, **filters: Any) -> None:
         else:
             due = {"waiting": "now", "held": ""}.get(row["state"]) or _in(row["due_ms"])
             reply = " ".join(str(row[k]) for k in ("code", "status", "reply") if row[k])
-            click.echo(
+            echo(
                 f"{row['message']}  {row['zone']:<12} {row['state']:<8} {due:>8}  "
                 f"attempts {row['attempts']}  {row['recipient']}  {reply}".rstrip()
             )
@@ -117,20 +118,20 @@ def _print_message(row: Row) -> None:
     origin = row["origin"]
     accepted = f"{clock.utc(row['created_ms']):%Y-%m-%d %H:%M:%S} UTC ({_ago(row['created_ms'])} ago)"
     source = origin["user"] or origin["client_ip"] or "this relay"
-    click.echo(f"message    {row['message']}")
-    click.echo(f"sender     <{row['sender']}>")
-    click.echo(f"accepted   {accepted}")
-    click.echo(f"from       {source} by {origin['protocol'] or 'report'}")
-    click.echo(f"body       {row['body_bytes']} bytes in {row['chunks']} chunks")
-    click.echo("\n" + row["header"].replace("\r\n", "\n"))
+    echo(f"message    {row['message']}")
+    echo(f"sender     <{row['sender']}>")
+    echo(f"accepted   {accepted}")
+    echo(f"from       {source} by {origin['protocol'] or 'report'}")
+    echo(f"body       {row['body_bytes']} bytes in {row['chunks']} chunks")
+    echo("\n" + row["header"].replace("\r\n", "\n"))
     for recipient in row["recipients"]:
         due = f", due in {_in(recipient['due_ms'])}" if recipient["due_ms"] else ""
-        click.echo(
+        echo(
             f"  <{recipient['recipient']}> {recipient['state']} in {recipient['zone']}, "
             f"attempts {recipient['attempts']}{due}"
         )
         if recipient["text"]:
-            click.echo(f"      {recipient['code'] or ''} {recipient['status']} {recipient['text']}")
+            echo(f"      {recipient['code'] or ''} {recipient['status']} {recipient['text']}")
 
 
 @click.command()
@@ -150,9 +151,9 @@ def state(config_path: Path, message: str, as_json: bool) -> None:
             print_json(row)
             continue
         kannader = f"; {row['kannader']}" if row["kannader"] else ""
-        click.echo(f"{row['qmail']}  {row['meaning']}{kannader}")
+        echo(f"{row['qmail']}  {row['meaning']}{kannader}")
         for recipient in row["recipients"]:
-            click.echo(f"  {recipient['index']}  <{recipient['recipient']}> {recipient['kannader']}")
+            echo(f"  {recipient['index']}  <{recipient['recipient']}> {recipient['kannader']}")
 
 
 @click.command()
@@ -190,9 +191,9 @@ def check(config_path: Path, as_json: bool) -> None:
         if as_json:
             print_json(row)
         elif "problem" in row:
-            click.echo(row["problem"])
+            echo(row["problem"])
     if not as_json:
-        click.echo(f"{problems} problems" if problems else "no problems found")
+        echo(f"{problems} problems" if problems else "no problems found")
     if problems:
         sys.exit(EXIT_FAILED)
 
@@ -214,7 +215,7 @@ def stats(config_path: Path, as_json: bool) -> None:
             continue
         for name, value in row.items():
             text = ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}"
-            click.echo(f"{name:<12} {text}")
+            echo(f"{name:<12} {text}")
 
 
 def _ago(ms: int | None) -> str:
