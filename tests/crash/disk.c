@@ -2,7 +2,7 @@
  *
  * DISK_FOLDER   only files below this folder are looked at
  * DISK_DIARY    appended to after every fsync or fdatasync: "sync SIZE PATH", and "gone PATH",
- *               "name FROM TO" for unlink and rename. What it does not name, a power cut may take.
+ *               "name FROM TO", "link FROM TO" for unlink, rename and link. What it does not name, a power cut may take.
  *               A rename is also announced before, "naming FROM TO": a process that is killed between
  *               the rename and its line leaves a synced file under a name that no other line has.
  * DISK_KILLS    while this is set, a process dies at that moment of its first rename.
@@ -130,6 +130,13 @@ int rename(const char *from, const char *to) {
     int result = REAL(rename)(from, to);
     if (below(to) && getenv("DISK_KILLS")) kill(getpid(), SIGKILL);
     if (!result && below(to)) note("name %s %s\n", from, to);
+    return result;
+}
+
+int link(const char *from, const char *to) {
+    if (below(to)) FAIL_IF("rename", -1);
+    int result = REAL(link)(from, to);
+    if (!result && below(to)) note("link %s %s\n", from, to);
     return result;
 }
 

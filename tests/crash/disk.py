@@ -76,12 +76,19 @@ class Disk:
                 synced.pop(rest, None)
             elif word == "naming":
                 under_way[first] = second
+            elif word == "link":
+                synced[second] = synced.get(first, 0)
             else:
                 under_way.pop(first, None)
                 synced[second] = synced.pop(first, 0)
         for source, target in under_way.items():
             if source in synced and not Path(source).exists():  # killed between the rename and its line
                 synced[target] = synced.pop(source)
+        # Killed between a link and its line: both names are there.
+        lengths = {Path(p).stat().st_ino: size for p, size in synced.items() if Path(p).exists()}
+        for path in self.directory.glob("**/*"):
+            if path.is_file() and str(path) not in synced and path.stat().st_ino in lengths:
+                synced[str(path)] = lengths[path.stat().st_ino]
         return synced
 
     def settle(self) -> None:
