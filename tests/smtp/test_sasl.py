@@ -24,9 +24,10 @@ def played(mechanism: str, initial: str, *responses: str) -> tuple[list[str], Cr
 
 
 def test_plain() -> None:
-    """With an initial response, or after an empty challenge. The authorisation identity is ignored."""
+    """With an initial response, or after an empty challenge. Another authorisation identity gets no password."""
     assert played("PLAIN", encoded("\0me\0secret")) == ([], ("me", "secret"))
-    assert played("PLAIN", "", encoded("other\0zoë\0geheim")) == ([""], ("zoë", "geheim"))
+    assert played("PLAIN", "", encoded("other\0zoë\0geheim")) == ([""], ("zoë", ""))
+    assert played("PLAIN", "", encoded("zoë\0zoë\0geheim")) == ([""], ("zoë", "geheim"))
 
 
 def test_login() -> None:

@@ -10,11 +10,11 @@ Replies to pipelined commands leave in one write, just before the session would 
 import asyncio
 import logging
 import re
-import ssl
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
+from zonemta_py.intake.admission import OpenSession
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
@@ -44,8 +44,10 @@ class Connection(asyncio.Protocol):
 
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]]  # by verb; given the argument
 
-    def __init__(self, context: ListenerContext) -> None:
+    def __init__(self, context: ListenerContext, handshake: OpenSession | None = None) -> None:
+        """``handshake``: what was counted for this client until now."""
         self._context = context
+        self._counted = handshake
         self._loop = context.loop
         self.hostname = context.hostname
         self.transport: asyncio.Transport | None = None
@@ -84,28 +86,20 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        self._encrypted = transport.get_extra_info("sslcontext") is not None
+        if self._counted is not None:
+            self._context.ended(self._counted)
         refusal = self._context.admit(self, self._client_ip)
         if refusal:
-            if self._context.implicit_context is None:
-                self._reply(refusal)
+            self._reply(refusal)
             self._end()
             return
         self._deadline.set(self._timeout_s)
-        if self._context.implicit_context is not None:
-            self._begin_tls(self._context.implicit_context, self._welcome)
-        else:
-            self._run(self._welcome)
-
-    def _begin_tls(self, context: ssl.SSLContext, then: Callable[[], None]) -> None:
-        """Pause until the TLS handshake has ended, and call ``then``."""
-        raise NotImplementedError
-
-    def _welcome(self) -> None:
-        """Greet the client, or wait for the header of its proxy."""
         if self._context.is_proxy(self._client_ip):
             self._enter(PROXY)
         else:
             self._reply(f"220 {self.hostname} ESMTP")
+            self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the session, whatever its state."""

@@ -1,7 +1,9 @@
 """Listeners: they accept connections, and on shutdown wait for open transactions."""
 
 import asyncio
+import logging
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,9 +15,13 @@ from zonemta_py.intake.context import ListenerContext, SessionSettings, load_set
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.session import Session
 from zonemta_py.intake.sockets import BACKLOG, bound_address
+from zonemta_py.intake.starttls_auth import HANDSHAKE_S
 from zonemta_py.routing import Router
 
 DRAIN_POLL_S = 0.05
+ACCEPT_RETRY_S = 0.5
+
+log = logging.getLogger(__name__)
 
 
 class Listener:
@@ -25,18 +31,58 @@ class Listener:
         self.context = context
         self._sockets = sockets
         self._servers: list[asyncio.Server] = []
+        self._acceptors: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Accept connections."""
         context = self.context
         for sock in self._sockets:
-            self._servers.append(
-                await context.loop.create_server(lambda: Session(context), sock=sock, backlog=BACKLOG)
-            )
+            if context.implicit_context is not None:
+                self._acceptors.append(asyncio.create_task(self._accept(sock)))
+            else:
+                self._servers.append(
+                    await context.loop.create_server(
+                        lambda: Session(context), sock=sock, backlog=BACKLOG
+                    )
+                )
+
+    async def _accept(self, sock: socket.socket) -> None:
+        """Accept connections that begin with TLS, and count them before their handshake."""
+        context, loop = self.context, self.context.loop
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(sock)
+            except OSError as exc:
+                log.error("%s: no connection can be accepted: %s", context.name, exc)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            handshake = Handshake(accepted)
+            if context.admit(handshake, address[0].removeprefix("::ffff:")):
+                accepted.close()
+            else:
+                task = asyncio.create_task(self._shake_hands(handshake))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, handshake: "Handshake") -> None:
+        context = self.context
+        limit_s = min(HANDSHAKE_S, context.settings.idle_timeout)
+        try:
+            await context.loop.connect_accepted_socket(
+                lambda: Session(context, handshake), handshake.sock, ssl=context.implicit_context,
+                ssl_handshake_timeout=limit_s,
+            )  # fmt: skip
+        except (OSError, ssl.SSLError) as exc:
+            log.info("TLS handshake failed: %s", exc)
+        finally:
+            context.ended(handshake)
 
     def close(self) -> None:
         """Accept no more connections, and end the sessions without a transaction."""
         self.context.stopping = True
+        for task in self._acceptors:
+            task.cancel()
         for server in self._servers:
             server.close()
         for sock in self._sockets:
@@ -56,6 +102,24 @@ class Listener:
             self._end_idle_sessions()
         for session in list(self.context.sessions):
             session.abort()
+        for task in self._handshakes:
+            task.cancel()
+        await asyncio.gather(*self._acceptors, *self._handshakes, return_exceptions=True)
+
+
+class Handshake:
+    """A connection whose TLS handshake is under way."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def close_if_idle(self) -> None:
+        """There is no transaction: end it."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the connection."""
+        self.sock.close()
 
 
 class Intake:

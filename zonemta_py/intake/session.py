@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from zonemta_py.core import clock
 from zonemta_py.events.schema import Rejected
+from zonemta_py.intake.admission import OpenSession
 from zonemta_py.intake.connection import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.idempotency import IdempotencyClaim
@@ -29,8 +30,8 @@ _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no su
 class Session(SecureConnection):
     """The commands of one client."""
 
-    def __init__(self, context: ListenerContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: ListenerContext, handshake: OpenSession | None = None) -> None:
+        super().__init__(context, handshake)
         self._helo = ""
         self._idle_commands = 0  # since the last message
         self._claim: IdempotencyClaim | None = None  # while its key is looked up

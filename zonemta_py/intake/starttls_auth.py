@@ -6,9 +6,9 @@ Source: RFC 3207 (STARTTLS), RFC 4954 (AUTH).
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from functools import partial
 
+from zonemta_py.intake.admission import OpenSession
 from zonemta_py.intake.connection import CloseConnection, Connection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, COMMAND, TLS
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class SecureConnection(Connection):
     """A connection that may be encrypted and may have a user. A subclass brings the mail."""
 
-    def __init__(self, context: ListenerContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: ListenerContext, handshake: OpenSession | None = None) -> None:
+        super().__init__(context, handshake)
         self._user = ""  # empty before AUTH
         self._extended = False  # the client said EHLO
         self._exchange: sasl.Exchange | None = None  # in State.AUTH
@@ -46,18 +46,15 @@ class SecureConnection(Connection):
             # Plain text after STARTTLS may come from an attacker (CVE-2021-38371 and similar ones).
             self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
             raise CloseConnection
-        self._reply("220 Ready to start TLS")
-        self._begin_tls(self._context.starttls_context, self._reset_session)
-
-    def _begin_tls(self, context: ssl.SSLContext, then: Callable[[], None]) -> None:
         assert self.transport is not None
         self.pause()
         self._enter(TLS)
         self.transport.pause_reading()  # the first bytes of TLS are for the new transport
+        self._reply("220 Ready to start TLS")
         self._flush()
-        self._loop.create_task(self._handshake(context, then))
+        self._loop.create_task(self._handshake(self._context.starttls_context))
 
-    async def _handshake(self, context: ssl.SSLContext, then: Callable[[], None]) -> None:
+    async def _handshake(self, context: ssl.SSLContext) -> None:
         plain = self.transport
         assert plain is not None
         limit_s = min(HANDSHAKE_S, self._timeout_s)
@@ -77,7 +74,7 @@ class SecureConnection(Connection):
         if self._state is TLS:
             self._enter(COMMAND)
             self._encrypted = True
-        self.resume(then)
+        self.resume(self._reset_session)
 
     def _may_authenticate(self) -> bool:
         return self._context.users is not None and (

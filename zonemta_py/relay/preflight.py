@@ -72,6 +72,8 @@ def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> Non
         ("events", old.events, new.events),
         ("admin", old.admin, new.admin),
     ]
+    was_mode, will_mode = ([one.tls.mode for one in config.listeners] for config in (old, new))
+    fixed.append(("listeners.tls.mode", was_mode, will_mode))
     for name in set(old.zones) & set(new.zones):
         was, will = old.zones[name], new.zones[name]
         fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
