@@ -4,9 +4,10 @@ import socket
 from functools import partial
 
 from zonemta_py.config.schema import Config
+from zonemta_py.config.units import DAY
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.events.recovery import last_seq
-from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.queue import LONGEST_DELAY_MS, Queue, QueueOptions
 from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
 from zonemta_py.routing import Destinations, make_router
 from zonemta_py.storage.interface import Access, Store
@@ -37,9 +38,21 @@ def open_queue(
             body_cache_bytes=settings.body_cache,
             poison_after=settings.poison_after,
             access=access,
+            longest_delay_ms=_longest_delay_ms(config),
             end_of_log=partial(last_seq, config.events.directory),
         ),
         destination_of or Destinations(config.zones),
         reports=reports or BounceReporter(config, hostname, make_router(config)),
         on_ready=on_ready,
     )
+
+
+def _longest_delay_ms(config: Config) -> int:
+    """No retry is later than the age at which its zone gives up; a day more for a changed configuration.
+
+    A function may ask for any delay.
+    """
+    if any(zone.retry.policy in ("function", "backoff") for zone in config.zones.values()):
+        return LONGEST_DELAY_MS
+    longest_s = max((zone.retry.give_up_after for zone in config.zones.values()), default=0.0)
+    return round((longest_s + DAY) * 1000)

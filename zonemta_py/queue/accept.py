@@ -18,6 +18,8 @@ from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.transitions import AcceptedMessage
 from zonemta_py.queue.windows import ReadyWindows, Reservation
 
+ID_AHEAD_MAX_MS = 60_000  # of the time in a message id; more is a clock that was wrong
+
 
 class NewRecipient(NamedTuple):
     """A recipient to accept: normalised address, its zone, and the options of RFC 3461."""
@@ -75,8 +77,15 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         new.ret,
         new.envid,
         body_hash=new.body_hash,
+        born_ms=_born_ms(message, mark),
     )
     return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key)
+
+
+def _born_ms(message: str, mark: Mark) -> int:
+    """The time of acceptance if the id has another one: ids do not go back when the clock does. Else 0."""
+    differs = abs(keys.created_ms(message) - mark.created_ms) > ID_AHEAD_MAX_MS
+    return mark.created_ms if differs else 0
 
 
 def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> AcceptedMessage:

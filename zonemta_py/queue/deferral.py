@@ -24,18 +24,25 @@ log = logging.getLogger(__name__)
 
 WAKE_MAX = 500  # recipients in one batch
 CHECK_EVERY_S = 60.0  # in case the system clock was set
+RESCUE_EVERY_S = 3600.0
 
 
 class Deferral:
-    """Wakes recipients that are due. ``now`` gives unix ms."""
+    """Wakes recipients that are due. ``now`` gives unix ms; no recipient is deferred for ``longest_delay_ms``."""
 
     def __init__(
-        self, store: Store, commits: GroupCommit, windows: ReadyWindows, now: Callable[[], int]
+        self,
+        store: Store,
+        commits: GroupCommit,
+        windows: ReadyWindows,
+        now: Callable[[], int],
+        longest_delay_ms: int,
     ) -> None:
         self._store = store
         self._commits = commits
         self._windows = windows
         self._now = now
+        self._longest_delay_ms = longest_delay_ms
         self._cursor = keys.DUE
         self._changed = asyncio.Event()
         self._next_due_ms: int | None = None
@@ -156,7 +163,24 @@ class Deferral:
             self.moving -= moving
         reservation.commit()
 
-    async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
+    async def keep_rescuing(self) -> None:
+        """Wake, now and every hour, what is due later than any delay allows: the clock was wrong.
+
+        Held recipients are not due at all.
+        """
+        while True:
+            latest_ms = self._now() + self._longest_delay_ms
+            stranded = self._store.keys(
+                keys.due_key(latest_ms, "", ""), keys.due_key(keys.HELD_MS, "", "")
+            )
+            if next(stranded, None) is not None:
+                count = await self.flush(None, None, None, later_than_ms=latest_ms)
+                log.warning("%d recipients were due after any possible delay, and are tried now", count)
+            await asyncio.sleep(RESCUE_EVERY_S)
+
+    async def flush(
+        self, zone: str | None, domain: str | None, message: str | None, *, later_than_ms: int = 0
+    ) -> int:
         """Wake deferred recipients before their time, except held ones; None matches all.
 
         Returns how many. Raises QueueUnavailable.
@@ -174,6 +198,8 @@ class Deferral:
                 in_zone, of_message, address = keys.parse_recipient(key)
                 record = readable(key, value)
                 if record is None or key in self.moving or record.due_ms == keys.HELD_MS:
+                    continue
+                if record.due_ms < later_than_ms:
                     continue
                 if message in (None, of_message) and domain in (None, record.domain):
                     woken.append(transitions.wake(batch, in_zone, of_message, address, record))

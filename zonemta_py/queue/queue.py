@@ -39,6 +39,7 @@ from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.storage.interface import Access, Store
 
+LONGEST_DELAY_MS = 400 * 86_400_000
 MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
 
 
@@ -54,7 +55,7 @@ class QueueOptions:
     """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
 
     ``access``: that with which the store was opened; with READ only what reads may be called.
-    ``end_of_log``: see ``begin_boot``.
+    ``end_of_log``: see ``begin_boot``. ``longest_delay_ms``: see ``Deferral``.
     """
 
     sync: bool = True
@@ -63,6 +64,7 @@ class QueueOptions:
     poison_after: int = 3
     access: Access = Access.CREATE
     end_of_log: EndOfLog = no_event_log
+    longest_delay_ms: int = LONGEST_DELAY_MS
 
 
 class Queue:
@@ -94,7 +96,7 @@ class Queue:
             store, self.ids, identity.node, first_seq(identity.boot), sync=options.sync
         )
         self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
-        self.deferral = Deferral(store, self.commits, self.windows, now)
+        self.deferral = Deferral(store, self.commits, self.windows, now, options.longest_delay_ms)
         self.cleanup = Cleanup(store, self.commits)
         self.idempotency_keys = IdempotencyKeys(store, self.commits, now)
         self._active = ActiveMessages(options.body_cache_bytes)
@@ -115,6 +117,7 @@ class Queue:
     async def begin(self) -> None:
         """Start the background tasks: timers, removal, sweep, start-up scan."""
         self.background.start(self.deferral.run(), "deferral")
+        self.background.start(self.deferral.keep_rescuing(), "rescue")
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.idempotency_keys.run(), "submissions")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")

@@ -35,6 +35,7 @@ async def move_zone(store: Store, commits: GroupCommit, zone: str, new_zone: str
                     batch.put(keys.waiting_key(new_zone, message, address), value)
                 else:
                     batch.put(keys.deferred_key(new_zone, message, address), value)
+                    batch.delete(keys.due_key(record.due_ms, zone, message))
                     batch.put(keys.due_key(record.due_ms, new_zone, message), b"")
                 moved.append(record.recipient_index)
         meta_value = store.get(keys.meta_key(message))

@@ -6,6 +6,7 @@ previous boot, and does not run again: newer mail is offered to the window when 
 
 import asyncio
 import logging
+from itertools import islice
 
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import QueueCorrupt
@@ -51,10 +52,34 @@ async def scan_zone(
         if beyond is not None:
             cursor = beyond
         elif count < SLICE:
+            await _delete_stale_spills(store, commits, windows, zone)
             return total
         # A quarter of the time while other batches are written, else all of it.
         busy = commits.batches - written > 1
         await asyncio.sleep(3 * (monotonic_s() - began_s) if busy else 0)
+
+
+async def _delete_stale_spills(
+    store: Store, commits: GroupCommit, windows: ReadyWindows, zone: str
+) -> None:
+    """Delete the spill keys of destinations that no recipient has any more: the smarthost has changed.
+
+    After the scan the window knows every destination with spilled mail.
+    """
+    cursor, stop = keys.zone_prefix(keys.SPILL, zone), keys.end_of(keys.zone_prefix(keys.SPILL, zone))
+    while (key := next(store.keys(cursor, stop), None)) is not None:
+        destination = keys.parse_spill(key)[1]
+        every = keys.end_of(keys.spill_key(zone, destination, ""))
+        if windows.zone(zone).spilled.has(destination) or any(
+            spill[:2] == (zone, destination) for spill in windows.pending
+        ):
+            cursor = every
+            await asyncio.sleep(0)
+            continue
+        batch = WriteBatch()
+        for stale in islice(store.keys(key, every), SLICE):
+            batch.delete(stale)
+        await commits.submit(batch)
 
 
 class _Slice:
