@@ -356,6 +356,7 @@ async def test_limits_of_threads_13(directory: Path, threads: int, per_thread: i
     full = threading.Event()
     handled: Counter[int] = Counter()
     ended: list[int] = []
+    kept: list[object] = []
 
     def routine(message: Message) -> None:
         nonlocal running, most
@@ -370,7 +371,7 @@ async def test_limits_of_threads_13(directory: Path, threads: int, per_thread: i
         with lock:
             handled[id(message.thread)] += 1
             message.thread.count = handled[id(message.thread)]
-            message.thread.self = message.thread  # kept alive, so that its id is its own
+            kept.append(message.thread)  # so that its id is its own
             running -= 1
         message.finish(Disposition.DELIVERED)
 
