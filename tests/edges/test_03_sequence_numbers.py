@@ -122,7 +122,9 @@ async def test_a_queue_that_lost_its_newest_writes(directory: Path, store: str) 
 
 
 @STORES
-async def test_an_interrupted_export_is_not_an_older_queue(directory: Path, store: str) -> None:
+async def test_an_interrupted_export_is_not_an_older_queue(
+    directory: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The events are in the log and still in the outbox: a crash, not a restore."""
     config = configured(directory, store)
     queue = open_queue(config)
@@ -135,7 +137,7 @@ async def test_an_interrupted_export_is_not_an_older_queue(directory: Path, stor
     async def die(_: object) -> None:
         raise OSError("the process ends here")
 
-    exporter._delete = die  # type: ignore[method-assign]
+    monkeypatch.setattr(exporter, "_delete", die)
     with pytest.raises(OSError, match="ends here"):
         await exporter._export()
     assert exporter._segment is not None

@@ -35,7 +35,9 @@ async def test_an_accept_in_the_same_turn(directory: Path, store: str) -> None:
         assert whole(queue)
 
 
-async def test_an_accept_while_the_sweep_is_at_work(directory: Path) -> None:
+async def test_an_accept_while_the_sweep_is_at_work(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two old bodies; the second is accepted while the first is removed."""
     async with opened(directory) as queue:
         dead, alive = queue.open_message(), queue.open_message()
@@ -52,7 +54,7 @@ async def test_an_accept_while_the_sweep_is_at_work(directory: Path) -> None:
             await queue.accept(alive, NEW)
             await remove(message)
 
-        queue.cleanup.remove_chunks = remove_and_accept  # type: ignore[method-assign]
+        monkeypatch.setattr(queue.cleanup, "remove_chunks", remove_and_accept)
         await queue.cleanup.sweep(queue.is_open, now_ms() + ABANDONED_MS + 1)
         assert removals == [removed]
         assert problems(queue.store) == []

@@ -76,15 +76,11 @@ async def test_one_report_for_a_failure(directory: Path) -> None:
                     relay, [f"u{number}@no.example", f"v{number}@later.example"], BODY, "s@a.example"
                 )
             removed: set[str] = set()
-
-            async def delete_deferred() -> None:
-                for message in deferred(relay.queue):
-                    if message not in removed and (await relay.queue.operator.delete(message))[0]:
-                        removed.add(message)
-
             while len(removed) < 60:
-                await delete_deferred()
-                await asyncio.sleep(0.01)
+                await until(lambda: deferred(relay.queue) - removed, "a deferral")
+                for message in deferred(relay.queue) - removed:
+                    if (await relay.queue.operator.delete(message))[0]:
+                        removed.add(message)
             await empty(relay)
             await until(lambda: home.tally.messages >= len(bounced(directory)), "the reports")
     failed = bounced(directory)

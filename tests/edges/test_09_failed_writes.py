@@ -5,12 +5,12 @@ The causes are real: limits on a running process, and servers that are suspended
 
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import eventually, until
 from tests.kit.relay import Stage, logged_events, staged
 from tests.kit.smtp_client import RawClient
 from tests.kit.stores import kill, own_server, suspended
@@ -62,7 +62,9 @@ def limited(served: Served, what: int, soft: int) -> Iterator[None]:
         resource.prlimit(served.process.pid, what, before)
 
 
-async def fails_and_recovers(served: Served, cause: Callable[[], object]) -> None:
+async def fails_and_recovers(
+    served: Served, cause: Callable[[], AbstractContextManager[object]]
+) -> None:
     """Mail is refused for as long as ``cause`` lasts, and accepted and delivered after it."""
     sent = 0
 
@@ -72,18 +74,11 @@ async def fails_and_recovers(served: Served, cause: Callable[[], object]) -> Non
         return (await served.submit(f"u{sent}@a.example")).startswith("250")
 
     assert await submitted()
-    with cause():  # type: ignore[attr-defined]
+    with cause():
         while await submitted():
             assert sent < 2000
         await until(lambda: "the queue cannot be" in served.log(), "the failure", 120)
-    accepted = False
-
-    async def again() -> None:
-        nonlocal accepted
-        accepted = await submitted()
-
-    while not accepted:
-        await again()
+    await eventually(submitted, "mail to be accepted")
     await until(lambda: "is open again" in served.log(), "the queue to be opened")
 
 

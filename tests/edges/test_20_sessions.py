@@ -61,7 +61,7 @@ async def test_a_byte_now_and_then_is_not_progress(tmp_path: Path) -> None:
             await slow.send(b"N")
             if number % 10 == 0:  # there is a limit of commands without a message, too
                 assert (await busy.command("NOOP")).startswith("250")
-            await asyncio.sleep(0.05)
+            await asyncio.wait([ended], timeout=0.05)
         assert (await ended).startswith("421 4.4.2")
         assert (await busy.command("NOOP")).startswith("250")
 

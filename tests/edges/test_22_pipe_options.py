@@ -1,6 +1,7 @@
 """22. An address that begins with a hyphen is never an option of the program that gets the mail."""
 
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,18 @@ from zonemta_py.transports.interface import LocalMessage
 from zonemta_py.transports.pipe import PRESETS, PipeTransport
 
 
+async def body() -> AsyncIterator[bytes]:
+    yield b"x\r\n"
+
+
+async def begin() -> None:
+    """The transaction may begin."""
+
+
 async def run(directory: Path, *arguments: str, sender: str, recipient: str) -> tuple[Reply, list[str]]:
     """The reply, and the arguments that the program got."""
     seen = directory / "seen"
     code = "import sys; open(sys.argv[1], 'w').write('\\n'.join(sys.argv[2:])); sys.stdin.read()"
-
-    async def body():  # type: ignore[no-untyped-def]
-        yield b"x\r\n"
-
-    async def begin() -> None:
-        pass
-
     transport = PipeTransport([sys.executable, "-c", code, str(seen), *arguments], 30)
     message = LocalMessage("0" * 24, sender, recipient, HEADER, body, begin, len(HEADER) + 5)
     reply = await transport.deliver(message)
@@ -57,5 +59,5 @@ async def test_where_it_cannot_be_an_option(directory: Path) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 async def test_the_presets(preset: tuple[str, ...]) -> None:
-    message = LocalMessage("0" * 24, "-s@a.example", "-x@b.example", HEADER, None, None, 0)  # type: ignore[arg-type]
+    message = LocalMessage("0" * 24, "-s@a.example", "-x@b.example", HEADER, body, begin, 0)
     assert (await PipeTransport(preset, 1).deliver(message)).status == "5.1.3"

@@ -67,7 +67,7 @@ def test_an_address_in_use(directory: Path) -> None:
     check_addresses(config)
 
 
-def test_the_container_trusts_nobody() -> None:
+def test_the_container_trusts_no_client() -> None:
     [listener] = load_config(ROOT / "config" / "docker.yaml").listeners
     assert all(network.is_loopback for network in listener.trusted_networks)
 

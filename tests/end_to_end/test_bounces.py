@@ -168,7 +168,7 @@ async def test_double_and_triple_bounces(directory: Path) -> None:
     assert ledger(directory).queued("default") == 0
 
 
-async def test_a_double_bounce_nobody_wants(directory: Path) -> None:
+async def test_an_unwanted_double_bounce(directory: Path) -> None:
     async with staged(directory) as stage:
         await stage.receiver("a.example", NO)
         async with relaying(stage.config()) as relay:

@@ -9,10 +9,11 @@ from tests.kit.listener import certificate, make_config, users_file
 from tests.kit.queue import opened
 from zonemta_py.config.hooks import NO_HOOKS
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import TOO_MANY, DiskSpace
+from zonemta_py.intake.admission import TOO_MANY
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings, make_tls_context
 from zonemta_py.routing import make_router
+from zonemta_py.storage.disk_space import DiskSpace
 
 
 class Stub:

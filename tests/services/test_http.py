@@ -163,7 +163,7 @@ async def test_far_too_much(directory: Path) -> None:
         await until(lambda: everything(relay.queue.store) == [], "the chunks to go")
 
 
-async def test_a_client_that_stalls_keeps_nobody(directory: Path) -> None:
+async def test_a_client_that_stalls_delays_no_other(directory: Path) -> None:
     """The relay stops within its grace; what was not answered is not kept."""
     async with serving(directory) as (relay, _, _sink):
         assert relay._intake.http is not None

@@ -57,7 +57,9 @@ class _Outgoing:
             channels.require(zone)
         context = channels.context
         router = context.router if zone is None else one_zone(zone)
-        self._injector = Injector(context.queue, router, context.config, context.hostname)
+        self._injector = Injector(
+            context.queue, router, context.config, context.hostname, disk_space=context.disk_space
+        )
         self._sender = sender
         self._original = original
         self._envid = original.info.envid if original is not None else ""

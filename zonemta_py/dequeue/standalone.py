@@ -96,7 +96,9 @@ class Queue:
         channels = self.channels
         channels.zone(zone)
         context = channels.context
-        injector = Injector(context.queue, one_zone(zone), self.config, context.hostname)
+        injector = Injector(
+            context.queue, one_zone(zone), self.config, context.hostname, disk_space=context.disk_space
+        )
         return await enqueue(injector, sender, recipients, message, key=key, user=user)
 
     def start(self, sender: str, *, zone: str = "default") -> AsyncOutgoing:

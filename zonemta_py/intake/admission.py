@@ -1,21 +1,15 @@
-"""Who may relay, how many sessions a client may have, and whether the disk has space for more mail."""
+"""Who may relay, and how many sessions a client may have."""
 
-import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from zonemta_py.config.schema import Network
-from zonemta_py.core import clock
 from zonemta_py.intake.authentication import network_of
 from zonemta_py.routing import matching_networks
 
-log = logging.getLogger(__name__)
-
-CHECK_INTERVAL_S = 1.0
 HTTP_CONNECTIONS_MAX = 100
+NO_SPACE = "452 4.3.1 Not enough disk space, try again later"
 TOO_MANY = "421 4.3.2 Too many sessions, try again later"
 TOO_MANY_OF_ADDRESS = "421 4.7.0 Too many sessions from your address"
 
@@ -48,7 +42,9 @@ class SessionLimits:
         self._by_network: Counter[str] = Counter()
 
     def admit(self, session: OpenSession, client_ip: str, max_sessions: int, *, trusted: bool) -> str:
-        """Count a new session; returns why it is refused, as a reply, or an empty text."""
+        """Count a session, once; returns why it is refused, as a reply, or an empty text."""
+        if session in self.sessions:
+            return ""
         if len(self.sessions) >= max_sessions:
             return TOO_MANY
         if not trusted:
@@ -74,32 +70,3 @@ class SessionLimits:
         """The session has ended."""
         self.know(session)
         self.sessions.discard(session)
-
-
-class DiskSpace:
-    """The free space of the queue's disk, checked at most once per second."""
-
-    def __init__(self, directory: Path, min_bytes: int) -> None:
-        self._directory = directory
-        self._min_bytes = min_bytes
-        self._checked_s = -CHECK_INTERVAL_S
-        self._sufficient = True
-
-    def is_sufficient(self) -> bool:
-        """Whether at least ``min_bytes`` are free. Raises OSError."""
-        now_s = clock.monotonic_s()
-        if now_s - self._checked_s >= CHECK_INTERVAL_S:
-            self._checked_s = now_s
-            stat = os.statvfs(self._directory)
-            free = stat.f_bavail * stat.f_frsize
-            was_sufficient, self._sufficient = self._sufficient, free >= self._min_bytes
-            if was_sufficient and not self._sufficient:
-                log.warning(
-                    "%s has %d bytes free, less than the required %d: new mail is refused with 452",
-                    self._directory,
-                    free,
-                    self._min_bytes,
-                )
-            elif self._sufficient and not was_sufficient:
-                log.warning("%s has %d bytes free again: new mail is accepted", self._directory, free)
-        return self._sufficient

@@ -9,31 +9,20 @@ Replies to pipelined commands leave in one write, just before the session would 
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from zonemta_py.core import clock
-from zonemta_py.intake.admission import OpenSession
+from zonemta_py.intake.command_lines import UNREAD_MAX, CloseConnection, take_line, unknown_command
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
 from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
 
-UNREAD_MAX = 65_536  # bytes buffered during a pause; then the transport stops reading, too
-LINGER_S = 5.0  # for the last replies to leave a closing connection
-COMMAND_MAX = 4096  # bytes: RFC 5321 asks for 512, parameters and UTF-8 need more
-
-_FOREIGN = re.compile(
-    r"[^A-Za-z]|(?:GET|POST|PUT|HEAD|DELETE|PATCH|OPTIONS|TRACE|CONNECT|PROXY|SSH-)", re.I
-)
+LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
 
 log = logging.getLogger(__name__)
-
-
-class CloseConnection(Exception):
-    """The session is over: the replies so far are sent and the connection is closed."""
 
 
 class Connection(asyncio.Protocol):
@@ -44,10 +33,8 @@ class Connection(asyncio.Protocol):
 
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]]  # by verb; given the argument
 
-    def __init__(self, context: ListenerContext, handshake: OpenSession | None = None) -> None:
-        """``handshake``: what was counted for this client until now."""
+    def __init__(self, context: ListenerContext) -> None:
         self._context = context
-        self._counted = handshake
         self._loop = context.loop
         self.hostname = context.hostname
         self.transport: asyncio.Transport | None = None
@@ -87,8 +74,9 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._client_ip = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
         self._encrypted = transport.get_extra_info("sslcontext") is not None
-        if self._counted is not None:
-            self._context.ended(self._counted)
+        if self._state is CLOSED:  # the relay stopped during the TLS handshake
+            self.abort()
+            return
         refusal = self._context.admit(self, self._client_ip)
         if refusal:
             self._reply(refusal)
@@ -128,6 +116,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more; what it sent is still answered. TLS has no half-closed state."""
         self._eof = True
+        if self._state is CLOSED:
+            return False
         if not self._pauses:
             self._run()
         return not self._encrypted
@@ -146,15 +136,15 @@ class Connection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """The relay is stopping: end the session unless a transaction is open."""
-        if self._state is TLS:
+        if self._state is TLS or (self._state is CLOSED and self.transport is not None):
             self.abort()
-        elif self._state is not CLOSED and not self.busy:
+        elif not self.busy:
             self._reply("421 4.3.2 The relay is stopping")
             self._end()
 
     def _timed_out(self) -> None:
-        if self._state is TLS:
-            self.abort()  # a reply would not be understood
+        if self._state is TLS or self._state is CLOSED:
+            self.abort()  # a reply would not be understood, or was sent
         elif self.transport is not None:
             self._reply("421 4.4.2 Timed out waiting for you")
             self._end()
@@ -164,23 +154,38 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def _end(self) -> None:
-        """Send the last replies and close; abort if the client does not read them."""
+    def _end(self, *, linger: bool = False) -> None:
+        """Send the last replies and close; abort if the client does not read them.
+
+        ``linger``: the client may still be sending. Closing with data unread resets the connection, and a
+        reset can overtake the replies: what comes is discarded until the client closes, for LINGER_S.
+        """
         self._enter(CLOSED)
         self._deadline.cancel()
-        self._context.ended(self)
         self._abandon()
         transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if transport.get_write_buffer_size():
-            transport.abort()
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            self._context.ended(self)
+            self.abort()
             return
         transport.write(b"".join(self._out))
         self._out.clear()
+        self._unread.clear()
+        if linger and not self._eof:
+            if transport.can_write_eof():
+                transport.write_eof()
+            self._resume_reading()
+            self._deadline.set(LINGER_S)
+            return
+        self._context.ended(self)
         transport.close()
         if transport.get_write_buffer_size():
             self._loop.call_later(LINGER_S, transport.abort)
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self.transport is not None:
+            self._reading_paused = False
+            self.transport.resume_reading()
 
     # ---- states and pauses
 
@@ -209,15 +214,8 @@ class Connection(asyncio.Protocol):
             return
         self._deadline.set(self._timeout_s)
         self._run(step, *arguments)
-        if self._reading_paused and self._handling:
-            self._reading_paused = False
-            if self.transport is not None:
-                self.transport.resume_reading()
-
-    @property
-    def _handling(self) -> bool:
-        """Whether bytes from the client are handled as they come."""
-        return not self._pauses and self._state is not CLOSED
+        if not self._pauses:
+            self._resume_reading()
 
     # ---- bytes to lines to commands to replies
 
@@ -227,8 +225,10 @@ class Connection(asyncio.Protocol):
             if step is not None:
                 self._call(step, *arguments)
             self._handle_unread()
-        except CloseConnection:
-            self._end()
+        except CloseConnection as exc:
+            if exc.reply:
+                self._reply(exc.reply)
+            self._end(linger=True)
         except Exception:
             log.exception("session with %s failed", self._client_ip)
             self._reply("421 4.3.0 Internal error")
@@ -248,7 +248,11 @@ class Connection(asyncio.Protocol):
         while not self._pauses:
             state = self._state
             if state is COMMAND or state is AUTH:
-                line = self._next_line()
+                try:
+                    line = take_line(self._unread)
+                except Refused as exc:
+                    self._refuse(exc.reply)
+                    continue
                 if line is None:
                     break
                 # Whole lines count: a client that sends a byte now and then is idle.
@@ -270,33 +274,11 @@ class Connection(asyncio.Protocol):
         if self._eof:
             raise CloseConnection
 
-    def _next_line(self) -> str | None:
-        """The next whole line without its end; None until it is complete. Raises CloseConnection."""
-        unread = self._unread
-        while (end := unread.find(b"\n")) >= 0:
-            raw = unread[: end + 1]
-            del unread[: end + 1]
-            if len(raw) <= COMMAND_MAX and b"\0" not in raw:
-                return raw.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
-            if not raw[:1].isalpha():
-                self._reply("421 4.7.0 This is not SMTP")
-                raise CloseConnection
-            long = len(raw) > COMMAND_MAX
-            self._refuse("500 5.5.6 Line too long" if long else "500 5.5.2 NUL in a command")
-        if len(unread) > UNREAD_MAX:
-            self._reply("500 5.5.6 Line too long")
-            raise CloseConnection
-        return None
-
     def _command(self, line: str) -> None:
         verb, _, argument = line.partition(" ")
         command = self._commands.get(verb) or self._commands.get(verb.upper())
         if command is None:
-            if _FOREIGN.match(line):
-                # A web browser can be made to send these, with SMTP commands after them.
-                self._reply("421 4.7.0 This is not SMTP")
-                raise CloseConnection
-            raise Refused("500 5.5.2 Command not recognized")
+            raise unknown_command(line)
         command(self, argument.strip())
 
     def _read_proxy_header(self) -> bool:
@@ -305,8 +287,7 @@ class Connection(asyncio.Protocol):
             header = read_proxy_header(bytes(self._unread))
         except InvalidProxyHeader as exc:
             log.warning("the proxy %s sent no valid PROXY header: %s", self._client_ip, exc)
-            self._reply("421 4.7.0 This is not the PROXY protocol")
-            raise CloseConnection from exc
+            raise CloseConnection("421 4.7.0 This is not the PROXY protocol") from exc
         if header is None:
             return False
         del self._unread[: header.size]
@@ -327,5 +308,4 @@ class Connection(asyncio.Protocol):
         self._reply(reply)
         self._errors += 1
         if self._errors >= self._context.settings.max_errors:
-            self._reply("421 4.7.0 Too many errors")
-            raise CloseConnection
+            raise CloseConnection("421 4.7.0 Too many errors")

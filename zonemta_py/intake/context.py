@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import TOO_MANY, DiskSpace, OpenSession, SessionLimits, is_trusted
+from zonemta_py.intake.admission import TOO_MANY, OpenSession, SessionLimits, is_trusted
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.users import Users, load_users
 from zonemta_py.routing import Router
+from zonemta_py.storage.disk_space import DiskSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class ListenerContext:
         return self._limits.sessions
 
     def admit(self, session: OpenSession, client_ip: str) -> str:
-        """Count a new session; returns why it is refused, as a reply, or an empty text."""
+        """Count a session, once; returns why it is refused, as a reply, or an empty text."""
         if self.stopping:
             return TOO_MANY
         trusted = self.trusts(client_ip) or self.is_proxy(client_ip)

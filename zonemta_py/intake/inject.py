@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.admission import DiskSpace
+from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
@@ -16,6 +16,7 @@ from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Rcpt
+from zonemta_py.storage.disk_space import DiskSpace
 
 PROTOCOL = "local"  # in the Received field
 PROGRAM_IP = "127.0.0.1"
@@ -34,13 +35,15 @@ class Injector:
         config: Config,
         hostname: str,
         policies: Sequence[EnvelopePolicy] = (),
+        disk_space: DiskSpace | None = None,
     ) -> None:
+        """``disk_space``: None when the queue's disk has been asked already."""
         listener = config.listeners[0] if config.listeners else ListenerSettings()
         self._queue = queue
         self._rules = make_rules(config, listener, hostname, router, policies)
         self._key_window_s = listener.submission_key.window
         self._max_recipients = listener.max_recipients
-        self._disk_space = DiskSpace(config.queue.directory, config.queue.min_free_disk)
+        self._disk_space = disk_space
         self._receiver: MessageReceiver | None = None
         self._pending_cr = b""  # a CR at the end of the last bytes: LF may follow
 
@@ -80,11 +83,8 @@ class Injector:
         """Raises NotAccepted, as SMTP refuses MAIL or RCPT."""
         if self._queue.failure is not None:
             raise NotAccepted(UNWRITABLE)
-        try:
-            if not self._disk_space.is_sufficient():
-                raise NotAccepted("452 4.3.1 Not enough disk space, try again later")
-        except FileNotFoundError:
-            pass  # a store without files here
+        if self._disk_space is not None and not self._disk_space.is_sufficient():
+            raise NotAccepted(NO_SPACE)
         if recipients > self._max_recipients:
             raise NotAccepted(f"452 4.5.3 Too many recipients, at most {self._max_recipients}")
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
-from zonemta_py.intake.admission import DiskSpace
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
@@ -17,6 +16,7 @@ from zonemta_py.intake.session import Session
 from zonemta_py.intake.sockets import BACKLOG, bound_address
 from zonemta_py.intake.starttls_auth import HANDSHAKE_S
 from zonemta_py.routing import Router
+from zonemta_py.storage.disk_space import DiskSpace
 
 DRAIN_POLL_S = 0.05
 ACCEPT_RETRY_S = 0.5
@@ -57,26 +57,28 @@ class Listener:
                 log.error("%s: no connection can be accepted: %s", context.name, exc)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            handshake = Handshake(accepted)
-            if context.admit(handshake, address[0].removeprefix("::ffff:")):
+            session = Session(context)
+            if context.admit(session, address[0].removeprefix("::ffff:")):
                 accepted.close()
             else:
-                task = asyncio.create_task(self._shake_hands(handshake))
+                task = asyncio.create_task(self._shake_hands(session, accepted))
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
 
-    async def _shake_hands(self, handshake: "Handshake") -> None:
+    async def _shake_hands(self, session: Session, accepted: socket.socket) -> None:
         context = self.context
         limit_s = min(HANDSHAKE_S, context.settings.idle_timeout)
         try:
             await context.loop.connect_accepted_socket(
-                lambda: Session(context, handshake), handshake.sock, ssl=context.implicit_context,
+                lambda: session, accepted, ssl=context.implicit_context,
                 ssl_handshake_timeout=limit_s,
             )  # fmt: skip
         except (OSError, ssl.SSLError) as exc:
             log.info("TLS handshake failed: %s", exc)
         finally:
-            context.ended(handshake)
+            if session.transport is None:
+                context.ended(session)
+                accepted.close()
 
     def close(self) -> None:
         """Accept no more connections, and end the sessions without a transaction."""
@@ -105,21 +107,6 @@ class Listener:
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._acceptors, *self._handshakes, return_exceptions=True)
-
-
-class Handshake:
-    """A connection whose TLS handshake is under way."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-
-    def close_if_idle(self) -> None:
-        """There is no transaction: end it."""
-        self.abort()
-
-    def abort(self) -> None:
-        """Close the connection."""
-        self.sock.close()
 
 
 class Intake:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from zonemta_py.core import clock
 from zonemta_py.events.schema import Rejected
-from zonemta_py.intake.admission import OpenSession
-from zonemta_py.intake.connection import CloseConnection
+from zonemta_py.intake.admission import NO_SPACE
+from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, AcceptResult, MessageReceiver
@@ -30,8 +30,8 @@ _HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no su
 class Session(SecureConnection):
     """The commands of one client."""
 
-    def __init__(self, context: ListenerContext, handshake: OpenSession | None = None) -> None:
-        super().__init__(context, handshake)
+    def __init__(self, context: ListenerContext) -> None:
+        super().__init__(context)
         self._helo = ""
         self._idle_commands = 0  # since the last message
         self._claim: IdempotencyClaim | None = None  # while its key is looked up
@@ -105,12 +105,11 @@ class Session(SecureConnection):
         if not self._user and not context.trusts(self._client_ip):
             raise self._rejected("MAIL", "530 5.7.0 Authentication required")
         if context.stopping:
-            self._reply("421 4.3.2 The relay is stopping")
-            raise CloseConnection
+            raise CloseConnection("421 4.3.2 The relay is stopping")
         if context.queue.failure is not None:
             raise self._rejected("MAIL", UNWRITABLE)
         if not context.disk_space.is_sufficient():
-            raise self._rejected("MAIL", "452 4.3.1 Not enough disk space, try again later")
+            raise self._rejected("MAIL", NO_SPACE)
         mail = parse_mail(argument, extended=self._extended, max_size=context.settings.max_message_size)
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
@@ -216,12 +215,10 @@ class Session(SecureConnection):
             return
         if receiver.over_hard_limit:
             self._rejected("DATA", receiver.refusal)
-            self._reply(receiver.refusal)
-            raise CloseConnection
+            raise CloseConnection(receiver.refusal)
         left_s = self._data_end_s - clock.monotonic_s()
         if left_s <= 0:
-            self._reply("421 4.4.2 This message takes too long")
-            raise CloseConnection
+            raise CloseConnection("421 4.4.2 This message takes too long")
         if left_s < self._timeout_s:
             self._deadline.set(left_s)
         if wait_for is not None:
@@ -256,8 +253,7 @@ class Session(SecureConnection):
         """Limit the commands without a message, with which a client could hold a session forever."""
         self._idle_commands += 1
         if self._idle_commands > IDLE_COMMANDS_MAX:
-            self._reply("421 4.7.0 Too many commands without a message")
-            raise CloseConnection
+            raise CloseConnection("421 4.7.0 Too many commands without a message")
 
     def _rset(self, argument: str) -> None:
         self._count_idle()
@@ -280,8 +276,8 @@ class Session(SecureConnection):
         raise Refused("502 5.5.1 Command not implemented")
 
     def _quit(self, argument: str) -> None:
-        self._reply("221 2.0.0 Bye")
-        raise CloseConnection
+        self._eof = True  # the client has said so
+        raise CloseConnection("221 2.0.0 Bye")
 
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]] = {
         "HELO": _helo_command,

@@ -8,8 +8,8 @@ import logging
 import ssl
 from functools import partial
 
-from zonemta_py.intake.admission import OpenSession
-from zonemta_py.intake.connection import CloseConnection, Connection
+from zonemta_py.intake.command_lines import CloseConnection
+from zonemta_py.intake.connection import Connection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, COMMAND, TLS
 from zonemta_py.smtp import sasl
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class SecureConnection(Connection):
     """A connection that may be encrypted and may have a user. A subclass brings the mail."""
 
-    def __init__(self, context: ListenerContext, handshake: OpenSession | None = None) -> None:
-        super().__init__(context, handshake)
+    def __init__(self, context: ListenerContext) -> None:
+        super().__init__(context)
         self._user = ""  # empty before AUTH
         self._extended = False  # the client said EHLO
         self._exchange: sasl.Exchange | None = None  # in State.AUTH
@@ -44,8 +44,7 @@ class SecureConnection(Connection):
             raise Refused("503 5.5.1 TLS is not available here, or is on already")
         if self._unread:
             # Plain text after STARTTLS may come from an attacker (CVE-2021-38371 and similar ones).
-            self._reply("554 5.5.1 Nothing may follow STARTTLS before its answer")
-            raise CloseConnection
+            raise CloseConnection("554 5.5.1 Nothing may follow STARTTLS before its answer")
         assert self.transport is not None
         self.pause()
         self._enter(TLS)
@@ -126,8 +125,7 @@ class SecureConnection(Connection):
         if refusal:
             refused = self._rejected("AUTH", refusal, user=name)
             if refusal.startswith("421"):
-                self._reply(refusal)
-                raise CloseConnection
+                raise CloseConnection(refusal)
             raise refused
         self._user = name
         self._context.authenticated(self)

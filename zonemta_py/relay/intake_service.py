@@ -17,6 +17,7 @@ from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.parts import Part
 from zonemta_py.routing import Router
+from zonemta_py.storage.disk_space import DiskSpace
 
 if TYPE_CHECKING:
     from zonemta_py.intake.http import HttpListener
@@ -47,6 +48,7 @@ class IntakeService:
         self._router = router
         self._hooks = hooks
         self._processes = receivers
+        self._disk_space = DiskSpace(config.queue.directory, config.queue.min_free_disk)
         self._log_level = log_level
         self.addresses: list[HostPort] = []
         self.intake: Intake | None = None
@@ -63,7 +65,9 @@ class IntakeService:
     def injector(self) -> Injector:
         """For one message of this program, or of an HTTP client."""
         policies = self._hooks.envelope_policies(self._config)
-        return Injector(self._queue, self._router, self._config, self._hostname, policies)
+        return Injector(
+            self._queue, self._router, self._config, self._hostname, policies, self._disk_space
+        )
 
     async def _listen(self) -> None:
         config = self._config

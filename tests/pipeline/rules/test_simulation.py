@@ -118,7 +118,7 @@ peers_ = st.builds(
     st.sampled_from(["", "rate: 3/s", "rate: 50/m"]),
     st.integers(0, 3),
 )
-def test_nobody_is_lost(
+def test_no_recipient_is_lost(
     messages: list[SimulatedMessage],
     peer: PeerModel,
     most: int,
