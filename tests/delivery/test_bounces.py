@@ -18,8 +18,8 @@ from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import WAITING, end_of
+from zonemta_py.queue.outcome import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.routing import make_router
 
 

@@ -17,8 +17,8 @@ from zonemta_py.delivery.outcome import (
 )
 from zonemta_py.queue.format.keys import HELD_MS, waiting_key
 from zonemta_py.queue.format.records import FORMAT, Meta, Origin, new_waiting
+from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.transitions import Outcome
 from zonemta_py.schedule.retry import make_policy
 from zonemta_py.smtp.classify import Phase, Verdict
 from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS, UNSET

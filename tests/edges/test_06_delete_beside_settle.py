@@ -11,8 +11,8 @@ from tests.kit.queue import NO, accept, events, everything, lease, opened, outco
 from tests.kit.relay import empty, logged_events, relaying, send, staged
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.outcome import SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import SettleEffects
 from zonemta_py.sink.script import Rule, Step
 
 BODY = b"Subject: x\r\n\r\nhello\r\n"

@@ -1,16 +1,20 @@
-"""14. No key stays after a smarthost has changed, or a zone with held mail was removed."""
+"""14. No key stays after a smarthost has changed, or a zone with held mail was removed; work is bounded."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.queue import Clock, accept, begin, everything, make_store, opened, settle
+from tests.kit.queue import Clock, accept, begin, everything, make_store, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.upkeep.operator import STEP
 from zonemta_py.queue.upkeep.rezone import move_zone
 
+COUNT = 1200
 STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])
 
 
@@ -53,3 +57,67 @@ async def test_a_removed_zone_with_held_mail(directory: Path, store: str) -> Non
         assert await move_zone(queue.store, queue.commits, "bulk", "default", queue.now()) == 1
         [due] = queue.store.keys(keys.DUE, keys.end_of(keys.DUE))
         assert keys.parse_due(due)[1] == "default"
+
+
+@STORES
+async def test_bounded_work(directory: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold, release, flush and delete of a message of many recipients: no batch has all of them."""
+    clock = Clock()
+    async with opened(directory, clock, store=store) as queue:
+        addresses = [f"u{number}@x.example" for number in range(COUNT)]
+        message = await accept(queue, *addresses)
+        sizes: list[int] = []
+        submit = queue.commits.submit
+
+        def noted(batch: WriteBatch) -> CommitFuture:
+            sizes.append(len(batch.ops))
+            return submit(batch)
+
+        monkeypatch.setattr(queue.commits, "submit", noted)
+        assert await queue.operator.hold(message) == (COUNT, 0)
+        assert await queue.operator.release(message) == COUNT
+        while held := queue.lease("default", "x.example", 100):
+            await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 3_600_000 + len(sizes))
+        assert await queue.deferral.flush(None, None, None) == COUNT
+        assert problems(queue.store) == []
+        assert list(queue.store.keys(keys.DUE, keys.end_of(keys.DUE))) == []
+        assert await queue.operator.delete(message) == (COUNT, 0)
+        assert max(sizes) <= 4 * STEP
+        await until(lambda: everything(queue.store) == [], "the last key to go")
+
+
+@STORES
+async def test_what_moves_meanwhile(directory: Path, store: str) -> None:
+    """Recipients that become ready while their message is being held are held, too."""
+    clock = Clock()
+    async with opened(directory, clock, store=store) as queue:
+        message = await accept(queue, *(f"u{number}@x.example" for number in range(COUNT)))
+        while held := queue.lease("default", "x.example", 100):
+            await settle(queue, held, OutcomeKind.DEFERRED, due_ms=clock.ms + 3_600_000)
+        (count, busy), woken = await asyncio.gather(
+            queue.operator.hold(message), queue.deferral.flush(None, None, None)
+        )
+        assert woken
+        again, none = await queue.operator.hold(message)
+        assert (count + again, busy - again, none) == (COUNT, 0, 0)
+        assert await queue.operator.release(message) == COUNT
+        assert problems(queue.store) == []
+
+
+async def test_held_recipients_that_are_gone(directory: Path) -> None:
+    """A command that was interrupted: the check names the key, and the next start deletes it."""
+    due = keys.due_key(keys.HELD_MS, "default", "0" * keys.MESSAGE_ID_LENGTH)
+    async with opened(directory) as queue:
+        batch = WriteBatch()
+        batch.put(due, b"")
+        batch.put(keys.SPILL + b"default", b"")
+        await queue.commits.submit(batch)
+        assert problems(queue.store) == [
+            f"{due.decode()}: the due key of held recipients, and there is none",
+            "b'spill/default': not a spill key",
+        ]
+        batch = WriteBatch()
+        batch.delete(keys.SPILL + b"default")
+        await queue.commits.submit(batch)
+    async with opened(directory) as queue:
+        await until(lambda: everything(queue.store) == [], "the key to go")

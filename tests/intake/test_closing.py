@@ -26,7 +26,9 @@ async def connected(relay: ListenerUnderTest, context: ssl.SSLContext | None) ->
 async def test_the_last_reply_arrives(tmp_path: Path, encrypted: bool) -> None:
     """Megabytes more than twice the size limit: closing with data unread would reset the connection."""
     cert, key, context = certificate(tmp_path)
-    tls = f"    tls: {{mode: implicit, certificate_file: {cert}, key_file: {key}}}\n" if encrypted else ""
+    tls = (
+        f"    tls: {{mode: implicit, certificate_file: {cert}, key_file: {key}}}\n" if encrypted else ""
+    )
     async with listening(tmp_path, f"{tls}    max_message_size: 1000") as relay:
         for _ in range(5):
             async with await connected(relay, context if encrypted else None) as client:

@@ -20,7 +20,8 @@ from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import Rule, Script
-from zonemta_py.sink.server import Received, Sink
+from zonemta_py.sink.server import Sink
+from zonemta_py.sink.tally import Received
 
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 

@@ -29,7 +29,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.chunks import WRITES_AHEAD
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.transitions import Outcome
+from zonemta_py.queue.outcome import Outcome
 
 pytestmark = pytest.mark.usefixtures("each_store")
 

@@ -13,7 +13,8 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.sink.script import Script, load_script
-from zonemta_py.sink.server import Received, Sink
+from zonemta_py.sink.server import Sink
+from zonemta_py.sink.tally import Received
 
 
 @click.command()

@@ -23,8 +23,8 @@ from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
 from zonemta_py.queue.format.records import Note, Origin, born, read_waiting
+from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.routing import Router
 from zonemta_py.smtp import qsbmf, verp
 from zonemta_py.smtp.address import domain_of

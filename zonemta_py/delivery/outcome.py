@@ -9,8 +9,8 @@ from typing import NamedTuple
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, born
+from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.transitions import Outcome
 from zonemta_py.schedule.retry import (
     RetryContext,
     RetryPolicy,

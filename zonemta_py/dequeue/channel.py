@@ -20,8 +20,8 @@ from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
+from zonemta_py.queue.outcome import Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import Outcome, SettleEffects
 from zonemta_py.queue.upkeep.requeue import copy_body, requeue
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy

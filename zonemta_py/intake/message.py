@@ -48,6 +48,15 @@ class AcceptResult(NamedTuple):
         """The id to report to the client."""
         return self.first or self.stored
 
+    def reply(self) -> str:
+        """The reply to the final dot."""
+        reply = f"250 2.0.0 Ok: queued as {self.id}"
+        if self.first:
+            reply += " duplicate"
+            if self.stored:
+                reply += f", {self.recipients} new recipients as {self.stored}"
+        return reply
+
 
 class MessageReceiver:
     """Receives the data of one message and hands it to the queue.

@@ -13,7 +13,7 @@ from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.idempotency import IdempotencyClaim
-from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, AcceptResult, MessageReceiver
+from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
 from zonemta_py.intake.state import COMMAND, DATA
@@ -230,7 +230,7 @@ class Session(SecureConnection):
         if receiver.result is not None:
             self._errors = self._idle_commands = 0
             self._reset_transaction()
-            self._reply(_accepted_reply(receiver.result))
+            self._reply(receiver.result.reply())
             return
         self._rejected("DATA", receiver.refusal)
         self._reset_transaction()
@@ -298,13 +298,3 @@ class Session(SecureConnection):
 
     def __repr__(self) -> str:
         return f"<session {self._client_ip} {'busy' if self.busy else 'idle'}>"
-
-
-def _accepted_reply(result: AcceptResult) -> str:
-    """The reply to the final dot of a message that was accepted, or was before."""
-    reply = f"250 2.0.0 Ok: queued as {result.id}"
-    if result.first:
-        reply += " duplicate"
-        if result.stored:
-            reply += f", {result.recipients} new recipients as {result.stored}"
-    return reply

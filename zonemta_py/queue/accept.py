@@ -14,8 +14,8 @@ from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, Mark, Meta, Origin, new_waiting
 from zonemta_py.queue.idempotency import IdempotencyKeys
+from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.transitions import AcceptedMessage
 from zonemta_py.queue.windows import ReadyWindows, Reservation
 
 ID_AHEAD_MAX_MS = 60_000  # of the time in a message id; more is a clock that was wrong

@@ -158,6 +158,14 @@ def count_remaining(view: View, message: str, zones: Sequence[str]) -> tuple[int
         return UNCOUNTED, []
 
 
+def recipient_keys(view: View, message: str, zones: Sequence[str]) -> Iterator[bytes]:
+    """Keys of the recipients a message still has, waiting and deferred."""
+    for zone in zones:
+        for space in (keys.WAITING, keys.DEFERRED):
+            prefix = keys.zone_prefix(space, zone, message)
+            yield from view.keys(prefix, keys.end_of(prefix))
+
+
 def recipients_of(view: View, message: str, zones: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of the recipients a message still has, waiting and deferred."""
     for zone in zones:

@@ -7,7 +7,8 @@ Recipients that a batch is moving are in ``moving`` until it is on disk, so that
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Set
+from dataclasses import dataclass, field
 from itertools import islice
 
 from zonemta_py.core.clock import wait_event
@@ -22,7 +23,8 @@ from zonemta_py.storage.interface import Store
 
 log = logging.getLogger(__name__)
 
-WAKE_MAX = 500  # recipients in one batch
+WAKE_MAX = 250  # recipients in one batch
+READ_MAX = 5000  # recipients read in one turn of the loop, unless one message has more
 CHECK_EVERY_S = 60.0  # in case the system clock was set
 RESCUE_EVERY_S = 3600.0
 
@@ -82,32 +84,36 @@ class Deferral:
 
     async def wake_due(self, now_ms: int) -> int:
         """Move up to WAKE_MAX due recipients; returns how many ``due/`` keys were handled."""
-        batch = WriteBatch()
-        woken: list[QueuedRecipient] = []
-        handled = 0
         stop = keys.due_key(now_ms + 1, "", "")
-        for due in self._due_keys(stop):
-            if len(woken) >= WAKE_MAX or handled >= WAKE_MAX:
+        turn = self._turn(self._due_keys(stop), lambda due_ms: due_ms <= now_ms)
+        self._cursor = turn.resume_at or self._cursor
+        if turn.handled:
+            await self.commit(turn.batch, turn.woken)
+        return turn.handled
+
+    def _turn(self, due_keys: Iterable[bytes], is_due: Callable[[int], bool]) -> "_Turn":
+        """Wake recipients of ``due_keys`` whose due time ``is_due``, as many as one turn of the loop may."""
+        turn = _Turn()
+        for due in due_keys:
+            if len(turn.woken) >= WAKE_MAX or turn.handled >= WAKE_MAX or turn.read >= READ_MAX:
                 break
             _, zone, message = keys.parse_due(due)
             finished = undamaged = True
             try:
-                for recipient in self._wake_message(batch, zone, message, now_ms):
-                    woken.append(recipient)
-                    if len(woken) >= WAKE_MAX:
+                for recipient in self._wake_message(turn, zone, message, is_due):
+                    turn.woken.append(recipient)
+                    if len(turn.woken) >= WAKE_MAX:
                         finished = False
                         break
             except QueueCorrupt as exc:
                 log.critical("%s is not sent, repair the queue: %s", message, exc)
                 undamaged = False  # the key stays: the next start may read the message
-            handled += 1
+            turn.handled += 1
             if finished:
                 if undamaged and due not in self._expected:
-                    batch.delete(due)
-                self._cursor = due + b"\x00"
-        if handled:
-            await self.commit(batch, woken)
-        return handled
+                    turn.batch.delete(due)
+                turn.resume_at = due + b"\x00"
+        return turn
 
     def _due_keys(self, stop: bytes) -> Iterator[bytes]:
         """The ``due/`` keys from the cursor to ``stop``, or to the first damaged one."""
@@ -118,32 +124,35 @@ class Deferral:
             self._cursor = max(self._cursor, stop)
 
     def _wake_message(
-        self, batch: WriteBatch, zone: str, message: str, now_ms: int
+        self, turn: "_Turn", zone: str, message: str, is_due: Callable[[int], bool]
     ) -> Iterator[QueuedRecipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+            turn.read += 1
             record = readable(key, value)
-            if record is not None and record.due_ms <= now_ms and key not in self.moving:
-                yield transitions.wake(batch, zone, message, keys.parse_recipient(key)[2], record)
+            if record is not None and is_due(record.due_ms) and key not in self.moving:
+                address = keys.parse_recipient(key)[2]
+                yield transitions.wake(turn.batch, zone, message, address, record)
 
-    def delete_unused_due_keys(self, batch: WriteBatch, removed: Mapping[bytes, int]) -> None:
-        """Delete the ``due/`` keys that wake no other recipient than ``removed`` (deferred key: due ms)."""
-        by_message: dict[tuple[str, str], set[int]] = {}
-        for key, due_ms in removed.items():
-            zone, message, _ = keys.parse_recipient(key)
-            by_message.setdefault((zone, message), set()).add(due_ms)
-        for (zone, message), times in by_message.items():
-            prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
-            others = (
-                readable(key, value)
-                for key, value in self._store.scan(prefix, keys.end_of(prefix))
-                if key not in removed
-            )
-            needed = {record.due_ms for record in others if record is not None}
-            for due_ms in times - needed:
-                due = keys.due_key(due_ms, zone, message)
-                if due not in self._expected:
-                    batch.delete(due)
+    def delete_unused_due_keys(
+        self, batch: WriteBatch, zone: str, message: str, times: Set[int], removed: Container[bytes]
+    ) -> None:
+        """Recipients due at ``times`` (ms) were removed: delete the ``due/`` keys that wake no other.
+
+        ``removed``: the keys that ``batch`` removes; those before it are gone.
+        """
+        unused = {
+            due_ms for due_ms in times if keys.due_key(due_ms, zone, message) not in self._expected
+        }
+        prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
+        for key, value in self._store.scan(prefix, keys.end_of(prefix)):
+            if not unused:
+                return
+            record = readable(key, value) if key not in removed else None
+            if record is not None:
+                unused.discard(record.due_ms)
+        for due_ms in unused:
+            batch.delete(keys.due_key(due_ms, zone, message))
 
     async def commit(self, batch: WriteBatch, woken: list[QueuedRecipient]) -> None:
         """Write ``batch``, which wakes ``woken``, and offer them to their windows.
@@ -164,54 +173,110 @@ class Deferral:
         reservation.commit()
 
     async def keep_rescuing(self) -> None:
-        """Wake, now and every hour, what is due later than any delay allows: the clock was wrong.
-
-        Held recipients are not due at all.
-        """
+        """Wake, now and every hour, what is due later than any delay allows: the clock was wrong."""
+        await self._delete_unused_held()
         while True:
-            latest_ms = self._now() + self._longest_delay_ms
-            stranded = self._store.keys(
-                keys.due_key(latest_ms, "", ""), keys.due_key(keys.HELD_MS, "", "")
-            )
-            if next(stranded, None) is not None:
-                count = await self.flush(None, None, None, later_than_ms=latest_ms)
+            if count := await self._rescue(self._now() + self._longest_delay_ms):
                 log.warning("%d recipients were due after any possible delay, and are tried now", count)
             await asyncio.sleep(RESCUE_EVERY_S)
 
-    async def flush(
-        self, zone: str | None, domain: str | None, message: str | None, *, later_than_ms: int = 0
-    ) -> int:
+    async def _delete_unused_held(self) -> None:
+        """Delete ``due/`` keys of held recipients that are gone: a command was interrupted."""
+        start = keys.due_key(keys.HELD_MS, "", "")
+        while found := list(islice(self._store.keys(start, keys.end_of(keys.DUE)), WAKE_MAX)):
+            start = found[-1] + b"\x00"
+            batch = WriteBatch()
+            for due in found:
+                _, zone, message = keys.parse_due(due)
+                self.delete_unused_due_keys(batch, zone, message, {keys.HELD_MS}, ())
+            await self.commit(batch, [])
+
+    async def _rescue(self, latest_ms: int) -> int:
+        """Wake what is due at ``latest_ms`` or later, except held recipients; returns how many."""
+        start, stop = keys.due_key(latest_ms, "", ""), keys.due_key(keys.HELD_MS, "", "")
+        count = 0
+        while True:
+            turn = self._turn(
+                self._store.keys(start, stop), lambda due_ms: latest_ms <= due_ms < keys.HELD_MS
+            )
+            if not turn.handled:
+                return count
+            await self.commit(turn.batch, turn.woken)
+            start = turn.resume_at or start
+            count += len(turn.woken)
+
+    async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
         """Wake deferred recipients before their time, except held ones; None matches all.
 
         Returns how many. Raises QueueUnavailable.
         """
         prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
-        cursor, total = prefix, 0
-        while True:
-            batch = WriteBatch()
-            woken: list[QueuedRecipient] = []
-            removed: dict[bytes, int] = {}
-            seen = 0
-            for key, value in islice(self._store.scan(cursor, keys.end_of(prefix)), WAKE_MAX):
-                cursor = key + b"\x00"
-                seen += 1
-                in_zone, of_message, address = keys.parse_recipient(key)
-                record = readable(key, value)
-                if record is None or key in self.moving or record.due_ms == keys.HELD_MS:
-                    continue
-                if record.due_ms < later_than_ms:
-                    continue
-                if message in (None, of_message) and domain in (None, record.domain):
-                    woken.append(transitions.wake(batch, in_zone, of_message, address, record))
-                    removed[key] = record.due_ms
-            self.delete_unused_due_keys(batch, removed)
-            if not seen:
-                return total
-            if woken:
-                await self.commit(batch, woken)
+        cursor: bytes | None = prefix
+        flush = _Flush(self, domain, message)
+        while cursor is not None:
+            cursor = flush.turn(cursor, keys.end_of(prefix))
+            if flush.batch.ops:
+                await self.commit(flush.batch, flush.woken)
             else:
                 await asyncio.sleep(0)
-            total += len(woken)
+        return flush.total
+
+    def scan_from(self, cursor: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """At most WAKE_MAX keys with their values."""
+        return islice(self._store.scan(cursor, stop), WAKE_MAX)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one turn of the loop wakes. ``resume_at``: where to read on; empty, where the turn began."""
+
+    batch: WriteBatch = field(default_factory=WriteBatch)
+    woken: list[QueuedRecipient] = field(default_factory=list)
+    handled: int = 0  # due keys
+    read: int = 0  # recipients
+    resume_at: bytes = b""
+
+
+class _Flush:
+    """Wakes recipients in the order of their keys; the ``due/`` keys of a message are deleted at its end."""
+
+    def __init__(self, deferral: Deferral, domain: str | None, message: str | None) -> None:
+        self._deferral = deferral
+        self._domain = domain
+        self._message = message
+        self._at = ("", "")  # the zone and the message that are being read
+        self._times: set[int] = set()  # due times of its recipients that were woken
+        self.batch = WriteBatch()
+        self.woken: list[QueuedRecipient] = []
+        self.total = 0
+
+    def turn(self, cursor: bytes, stop: bytes) -> bytes | None:
+        """Fill ``batch`` from the next keys; returns where to read on, None at the end."""
+        self.batch, self.woken = WriteBatch(), []
+        removed: set[bytes] = set()
+        key = None
+        for key, value in self._deferral.scan_from(cursor, stop):
+            zone, message, address = keys.parse_recipient(key)
+            if (zone, message) != self._at:
+                self._end_message(removed)
+                self._at = zone, message
+            record = readable(key, value)
+            if record is None or key in self._deferral.moving or record.due_ms == keys.HELD_MS:
+                continue
+            if self._message in (None, message) and self._domain in (None, record.domain):
+                self.woken.append(transitions.wake(self.batch, zone, message, address, record))
+                self._times.add(record.due_ms)
+                removed.add(key)
+        self.total += len(self.woken)
+        if key is None:
+            self._end_message(removed)
+            return None
+        return key + b"\x00"
+
+    def _end_message(self, removed: set[bytes]) -> None:
+        if self._times:
+            self._deferral.delete_unused_due_keys(self.batch, *self._at, self._times, removed)
+            self._times = set()
 
 
 def readable(key: bytes, value: bytes) -> Waiting | None:

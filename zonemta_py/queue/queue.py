@@ -31,7 +31,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.records import Note
 from zonemta_py.queue.idempotency import IdempotencyKeys
-from zonemta_py.queue.transitions import NO_EFFECTS, Outcome, SettleEffects
+from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import EndOfLog, begin_boot, no_event_log, recover

@@ -6,8 +6,8 @@ States and keys are in docs/internals.md. Nothing here reads, waits or decides: 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zonemta_py.core.codec import Struct, pack
-from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.core.codec import pack
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.events.schema import (
     Accepted,
     AcceptedRecipient,
@@ -15,7 +15,6 @@ from zonemta_py.events.schema import (
     Deferred,
     Deleted,
     Delivered,
-    Event,
     Expired,
     Held,
     Requeued,
@@ -24,69 +23,19 @@ from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
-    IdempotencyRecord,
     Inflight,
-    Mark,
     Meta,
     Note,
     Waiting,
     born,
 )
+from zonemta_py.queue.outcome import AcceptedMessage, Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 _KINDS = {
     OutcomeKind.DELIVERED: "deliver", OutcomeKind.DEFERRED: "defer", OutcomeKind.BOUNCED: "bounce", OutcomeKind.EXPIRED: "bounce",
     OutcomeKind.REQUEUED: "requeue",
 }  # fmt: skip
-
-
-class Outcome(Struct, frozen=True):
-    """The outcome of one leased recipient.
-
-    ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
-    REQUEUED.
-    """
-
-    recipient: QueuedRecipient
-    kind: OutcomeKind
-    attempt: Attempt
-    due_ms: int = 0
-    again: tuple[str, int] = ("", 0)
-
-
-class AcceptedMessage(Struct, frozen=True):
-    """The records of a message to be accepted; ``tail`` are its last chunks, not yet written.
-
-    A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
-    ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
-    covers with this message.
-    """
-
-    message: str
-    meta: Meta
-    mark: Mark
-    tail: Sequence[bytes]
-    recipients: Sequence[QueuedRecipient]
-    message_id: str
-    key: tuple[str, IdempotencyRecord] | None = None
-
-
-class SettleEffects(Struct, frozen=True):
-    """What else a settle writes in its batch.
-
-    ``reports`` are accepted, ``notes`` kept until their message ends, ``events`` recorded; ``warned``: a
-    warning of delay is among the reports, and no other will follow. ``failure_report``: the id of the
-    report on the failed recipients, or empty.
-    """
-
-    reports: Sequence[AcceptedMessage] = ()
-    failure_report: str = ""
-    notes: Sequence[Note] = ()
-    events: Sequence[Event] = ()
-    warned: bool = False
-
-
-NO_EFFECTS = SettleEffects()
 
 
 def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:

@@ -6,7 +6,7 @@ and taken after it. A refill does not delete a spill key that a commit under way
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
@@ -93,26 +93,38 @@ class ReadyWindows:
                 del self.pending[spill]
 
     def delete_unused_spills(
-        self, batch: WriteBatch, withdrawn: Iterable[bytes], all_keys: Iterable[bytes]
+        self,
+        batch: WriteBatch,
+        message: str,
+        destinations: Set[tuple[str, str]],
+        removed: Container[bytes],
     ) -> None:
-        """Waiting recipients of a message are ``withdrawn``: delete spill keys that lead to no other.
+        """Waiting recipients at ``destinations`` (zone, destination) were removed from ``message``.
 
-        ``all_keys`` are the keys of all recipients of the message.
+        Deletes the spill keys that lead to no other. ``removed``: the keys that ``batch`` removes.
         """
-        removed = set(withdrawn)
-        places = {self._spill_of(key) for key in removed}
         pending = {spill[:3] for spill in self.pending}
-        kept = {
-            self._spill_of(key)
-            for key in all_keys
-            if key.startswith(keys.WAITING) and key not in removed
-        }
-        for place in places - kept - pending:
-            batch.delete(keys.spill_key(*place))
+        for zone in {zone for zone, _ in destinations}:
+            unused = {
+                destination
+                for in_zone, destination in destinations
+                if in_zone == zone
+                and (zone, destination, message) not in pending
+                and self._store.get(keys.spill_key(zone, destination, message)) is not None
+            }
+            prefix = keys.zone_prefix(keys.WAITING, zone, message)
+            for key in self._store.keys(prefix, keys.end_of(prefix)) if unused else ():
+                if key not in removed:
+                    unused.discard(self.destination_of_key(key)[1])
+                if not unused:
+                    break
+            for destination in unused:
+                batch.delete(keys.spill_key(zone, destination, message))
 
-    def _spill_of(self, key: bytes) -> tuple[str, str, str]:
-        zone, message, address = keys.parse_recipient(key)
-        return zone, self.destination_of(zone, domain_of(address)), message
+    def destination_of_key(self, key: bytes) -> tuple[str, str]:
+        """The zone and the destination of a waiting recipient."""
+        zone, _, address = keys.parse_recipient(key)
+        return zone, self.destination_of(zone, domain_of(address))
 
     # ---- refill
 

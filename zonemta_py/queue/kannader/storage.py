@@ -37,8 +37,8 @@ from zonemta_py.queue.kannader.items import (
     schedule_of,
     to_ms,
 )
+from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.transitions import Outcome
 from zonemta_py.smtp.transparency import DotEncoder
 
 _SENT = Attempt("dot", 250, "2.0.0", "sent by the holder of the lease")
@@ -118,7 +118,7 @@ class Storage:
         message = keys.parse_recipient(key)[1]
         batch.delete(key)
         if record.due_ms:
-            self._queue.deferral.delete_unused_due_keys(batch, {key: record.due_ms})
+            self._delete_unused_due_key(batch, key, record)
         batch.put(keys.deferred_key(mail.zone, message, mail.address), pack(now))
         due = keys.due_key(now.due_ms, mail.zone, message)
         batch.put(due, b"")
@@ -243,6 +243,10 @@ class Storage:
             self._busy.add(mail.id)
         return found
 
+    def _delete_unused_due_key(self, batch: WriteBatch, key: bytes, record: Waiting) -> None:
+        zone, message, _ = keys.parse_recipient(key)
+        self._queue.deferral.delete_unused_due_keys(batch, zone, message, {record.due_ms}, {key})
+
     async def _write(self, mail: str, batch: WriteBatch) -> None:
         try:
             await self._queue.commits.submit(batch)
@@ -254,7 +258,7 @@ class Storage:
     ) -> PendingCleanupMail:
         message = keys.parse_recipient(key)[1]
         if record.due_ms:
-            self._queue.deferral.delete_unused_due_keys(batch, {key: record.due_ms})
+            self._delete_unused_due_key(batch, key, record)
         active = self._queue.acquire_message(message)
         active.remaining -= 1
         if active.remaining == 0:

@@ -198,9 +198,23 @@ def _judge(view: View, message: str, one: _Found, *, bodies: bool) -> Iterator[s
 
 def _due(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
     try:
-        keys.parse_due(key)
+        due_ms, zone, message = keys.parse_due(key)
     except ValueError:
         problems.append(f"{key!r}: not a due key")
+        return
+    prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
+    with store.frozen() as view:
+        if due_ms != keys.HELD_MS or view.get(key) is None:
+            return  # at its time it wakes what there is
+        if next(view.keys(prefix, keys.end_of(prefix)), None) is None:
+            problems.append(f"{key.decode()}: the due key of held recipients, and there is none")
+
+
+def _spill(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    try:
+        keys.parse_spill(key)
+    except ValueError:
+        problems.append(f"{key!r}: not a spill key")
 
 
 def _inflight(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
@@ -230,6 +244,7 @@ def _outbox(store: Store, key: bytes, value: bytes, problems: list[str]) -> None
 
 _OTHERS = {
     keys.DUE: _due,
+    keys.SPILL: _spill,
     keys.INFLIGHT: _inflight,
     keys.BOUNCE: _note,
     keys.SUBMITTED: _submitted,

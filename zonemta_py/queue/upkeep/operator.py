@@ -1,12 +1,13 @@
 """An operator's commands on one message: delete, hold, release, while deliveries run.
 
-Recipients in a transaction are left alone and counted: the reply of the peer is not known yet. What a
-command removes, and whether the message ends by it, is decided and submitted in one turn of the loop:
-a settle in between would decide on the same last recipient.
+Recipients in a transaction are left alone and counted: the reply of the peer is not known yet. A message
+of many recipients is changed in steps, so that nothing else waits. What a step removes, and whether the
+message ends by it, is decided and submitted in one turn of the loop: a settle in between would decide on
+the same last recipient.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
-from zonemta_py.queue.active import ActiveMessage, recipients_of
+from zonemta_py.queue.active import ActiveMessage, recipient_keys
 from zonemta_py.queue.batch import CommitFuture, DoneCallback, WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting
+from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
-Write = Callable[[WriteBatch, ActiveMessage, bytes, Waiting], None]
+STEP = 250  # recipients in one turn of the loop and one batch
+
+_Step = list[tuple[bytes, Waiting]]
 
 
 @dataclass(slots=True)
@@ -32,19 +36,46 @@ class _Withdrawal:
     """Recipients of one message that neither a worker nor a timer takes until ``batch`` is on disk.
 
     ``deferred``: key to due time (ms). ``due_keys``: what ``batch`` writes for the timer. ``busy``: how many
-    are in a transaction and were left alone.
+    are in a transaction and were left alone. ``callbacks`` for the end of the batch.
     """
 
     active: ActiveMessage
-    batch: WriteBatch
+    batch: WriteBatch = field(default_factory=WriteBatch)
     waiting: list[bytes] = field(default_factory=list)
     deferred: dict[bytes, int] = field(default_factory=dict)
     due_keys: list[bytes] = field(default_factory=list)
+    callbacks: list[DoneCallback] = field(default_factory=list)
     busy: int = 0
 
     @property
     def count(self) -> int:
         return len(self.waiting) + len(self.deferred)
+
+
+Write = Callable[[_Withdrawal, bytes, Waiting], None]
+
+
+class _Removed:
+    """Places that recipients have left: their ``due/`` and ``spill/`` keys may lead to no recipient any more."""
+
+    def __init__(self, queue: "Queue", message: str) -> None:
+        self._queue = queue
+        self._message = message
+        self._times: dict[str, set[int]] = {}  # by zone
+        self._destinations: set[tuple[str, str]] = set()
+
+    def add(self, waiting: Iterable[bytes], deferred: Mapping[bytes, int]) -> None:
+        """These keys are removed; ``deferred`` with their due times."""
+        self._destinations.update(self._queue.windows.destination_of_key(key) for key in waiting)
+        for key, due_ms in deferred.items():
+            self._times.setdefault(keys.parse_recipient(key)[0], set()).add(due_ms)
+
+    def delete_unused(self, batch: WriteBatch, removed: Container[bytes]) -> None:
+        """Delete what leads to no recipient. ``removed``: the keys that ``batch`` removes."""
+        queue = self._queue
+        queue.windows.delete_unused_spills(batch, self._message, self._destinations, removed)
+        for zone, times in self._times.items():
+            queue.deferral.delete_unused_due_keys(batch, zone, self._message, times, removed)
 
 
 class Operator:
@@ -57,15 +88,12 @@ class Operator:
         """Remove a message's recipients, or one; returns (removed, left because in flight)."""
         now_ms = self._queue.now()
 
-        def write(batch: WriteBatch, active: ActiveMessage, key: bytes, record: Waiting) -> None:
-            transitions.delete(batch, active.meta, key, record, now_ms)
+        def write(withdrawal: _Withdrawal, key: bytes, record: Waiting) -> None:
+            active = withdrawal.active
+            transitions.delete(withdrawal.batch, active.meta, key, record, now_ms)
+            active.remaining -= 1
 
-        if not self._exists(message):
-            return 0, 0
-        withdrawal = self._withdraw(message, address, write)
-        withdrawal.active.remaining -= withdrawal.count
-        await self._submit(withdrawal)
-        return withdrawal.count, withdrawal.busy
+        return await self._change(message, address, write)
 
     async def hold(
         self, message: str, address: str | None = None, reason: str = "an operator"
@@ -73,111 +101,147 @@ class Operator:
         """Hold a message's recipients, or one; returns (held, left because in flight)."""
         now_ms = self._queue.now()
 
-        def write(batch: WriteBatch, active: ActiveMessage, key: bytes, record: Waiting) -> None:
-            transitions.hold(batch, active.meta, key, record, reason, now_ms)
+        def write(withdrawal: _Withdrawal, key: bytes, record: Waiting) -> None:
+            meta = withdrawal.active.meta
+            transitions.hold(withdrawal.batch, meta, key, record, reason, now_ms)
+            due = keys.due_key(keys.HELD_MS, keys.parse_recipient(key)[0], message)
+            if due not in withdrawal.due_keys:
+                withdrawal.due_keys.append(due)
 
-        if not self._exists(message):
-            return 0, 0
-        withdrawal = self._withdraw(message, address, write, skip=_is_held)
-        zones = {keys.parse_recipient(key)[0] for key in (*withdrawal.waiting, *withdrawal.deferred)}
-        withdrawal.due_keys = [keys.due_key(keys.HELD_MS, zone, message) for zone in zones]
-        await self._submit(withdrawal)
-        return withdrawal.count, withdrawal.busy
+        return await self._change(message, address, write, skip=_is_held)
 
     async def release(self, message: str, address: str | None = None) -> int:
         """Make held recipients of a message ready now; returns how many."""
-        queue, now_ms = self._queue, self._queue.now()
+        queue, now_ms, count = self._queue, self._queue.now(), 0
         if not self._exists(message):
             return 0
         active = queue.acquire_message(message)
-        batch, woken, removed = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
         try:
-            for key, value in recipients_of(queue.store, message, active.meta.zones):
-                zone, _, found = keys.parse_recipient(key)
-                record = readable(key, value)
-                if (
-                    record is None
-                    or not _is_held(record)
-                    or address not in (None, found)
-                    or key in queue.deferral.moving
-                ):
-                    continue
-                fresh = record._replace(uncertain=0)
-                woken.append(transitions.wake(batch, zone, message, found, fresh))
-                removed[key] = record.due_ms
-                batch.record(Released(**transitions.event_fields(active.meta, key, record, now_ms)))
-            queue.deferral.delete_unused_due_keys(batch, removed)
-            if woken:
-                await asyncio.shield(queue.deferral.commit(batch, woken))
+            gone = _Removed(queue, message)
+            for step, is_last in self._steps(active, address):
+                batch, woken, held = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
+                for key, record in step:
+                    if not _is_held(record) or key in queue.deferral.moving:
+                        continue
+                    zone, _, found = keys.parse_recipient(key)
+                    fresh = record._replace(uncertain=0)
+                    woken.append(transitions.wake(batch, zone, message, found, fresh))
+                    held[key] = record.due_ms
+                    batch.record(Released(**transitions.event_fields(active.meta, key, record, now_ms)))
+                gone.add((), held)
+                if is_last:
+                    gone.delete_unused(batch, held)
+                if batch.ops:
+                    await asyncio.shield(queue.deferral.commit(batch, woken))
+                count += len(woken)
         finally:
             queue.release_message(active)
-        return len(woken)
+        return count
 
     def _exists(self, message: str) -> bool:
         return self._queue.store.get(keys.meta_key(message)) is not None
 
-    def _withdraw(
+    def _steps(self, active: ActiveMessage, address: str | None) -> Iterator[tuple[_Step, bool]]:
+        """Recipients of a message by key, STEP at a time, and whether they are the last.
+
+        Between two steps the loop may turn: what has moved since is found at its present place.
+        """
+        store, zones = self._queue.store, active.meta.zones
+        if address is None:
+            with store.frozen() as view:
+                found = list(recipient_keys(view, active.id, zones))
+        else:
+            places = [
+                place(zone, active.id, address)
+                for zone in zones
+                for place in (keys.waiting_key, keys.deferred_key)
+            ]
+            found = [key for key in places if store.get(key) is not None]
+        for at in range(0, max(1, len(found)), STEP):
+            step = [self._present(key) for key in found[at : at + STEP]]
+            yield [each for each in step if each is not None], at + STEP >= len(found)
+
+    def _present(self, key: bytes) -> tuple[bytes, Waiting] | None:
+        """The recipient that was at ``key``, at its present key; None when it is settled or damaged."""
+        value = self._queue.store.get(key)
+        if value is None:
+            place = keys.deferred_key if key.startswith(keys.WAITING) else keys.waiting_key
+            key = place(*keys.parse_recipient(key))
+            value = self._queue.store.get(key)
+        record = readable(key, value) if value is not None else None
+        return (key, record) if record is not None else None
+
+    async def _change(
         self,
         message: str,
         address: str | None,
         write: Write,
         skip: Callable[[Waiting], bool] = lambda _: False,
-    ) -> _Withdrawal:
+    ) -> tuple[int, int]:
         """Take matching recipients out of window and timer, and ``write`` their transition."""
+        if not self._exists(message):
+            return 0, 0
+        queue, changed, busy = self._queue, 0, 0
+        active = queue.acquire_message(message)
+        try:
+            gone = _Removed(queue, message)
+            for found, is_last in self._steps(active, address):
+                step = [each for each in found if not skip(each[1])]
+                withdrawal = self._withdraw(active.id, step, write, gone, is_last=is_last)
+                await self._submit(withdrawal)
+                changed, busy = changed + withdrawal.count, busy + withdrawal.busy
+        finally:
+            queue.release_message(active)
+        return changed, busy
+
+    def _withdraw(
+        self, message: str, step: _Step, write: Write, gone: _Removed, *, is_last: bool
+    ) -> _Withdrawal:
+        """Take recipients out of window and timer, and ``write`` their transition and what follows from it."""
         queue = self._queue
         active = queue.acquire_message(message)
-        withdrawal = _Withdrawal(active, WriteBatch())
+        withdrawal, remaining = _Withdrawal(active), active.remaining
         try:
-            with queue.store.frozen() as view:
-                found_now = list(recipients_of(view, message, active.meta.zones))
-            for key, value in found_now:
-                zone, _, found = keys.parse_recipient(key)
-                record = readable(key, value) if address in (None, found) else None
-                if record is None or skip(record):
-                    continue
+            for key, record in step:
                 if key.startswith(keys.DEFERRED) and key not in queue.deferral.moving:
                     withdrawal.deferred[key] = record.due_ms
-                elif key.startswith(keys.WAITING) and queue.windows.zone(zone).withdraw(key):
+                elif key.startswith(keys.WAITING) and self._window_of(key).withdraw(key):
                     withdrawal.waiting.append(key)
                 else:
                     withdrawal.busy += 1
                     continue
-                write(withdrawal.batch, active, key, record)
-            queue.deferral.moving.update(withdrawal.deferred)
-            queue.windows.delete_unused_spills(
-                withdrawal.batch, withdrawal.waiting, [key for key, _ in found_now]
-            )
-            queue.deferral.delete_unused_due_keys(withdrawal.batch, withdrawal.deferred)
+                write(withdrawal, key, record)
+            gone.add(withdrawal.waiting, withdrawal.deferred)
+            if is_last:
+                gone.delete_unused(withdrawal.batch, {*withdrawal.waiting, *withdrawal.deferred})
+            if active.remaining == 0 < remaining:
+                withdrawal.callbacks += queue.end_message(withdrawal.batch, active)
         except BaseException:
+            active.remaining = remaining
             self._restore(withdrawal)
             raise
+        queue.deferral.moving.update(withdrawal.deferred)
         return withdrawal
+
+    def _window_of(self, key: bytes) -> ReadyWindow:
+        return self._queue.windows.zone(keys.parse_recipient(key)[0])
 
     def _restore(self, withdrawal: _Withdrawal) -> None:
         """Nothing was written: the recipients stay as they were."""
         for key in withdrawal.waiting:
-            self._queue.windows.zone(keys.parse_recipient(key)[0]).restore(key)
-        self._queue.deferral.moving.difference_update(withdrawal.deferred)
+            self._window_of(key).restore(key)
         self._queue.release_message(withdrawal.active)
 
     def _submit(self, withdrawal: _Withdrawal) -> CommitFuture:
-        """Write the batch of ``withdrawal``, which ends the message when no recipient remains."""
-        queue, active, batch = self._queue, withdrawal.active, withdrawal.batch
+        """Write the batch of ``withdrawal``."""
+        queue, batch = self._queue, withdrawal.batch
         if not batch.ops:
             self._restore(withdrawal)
             batch.future.set_result()
             return batch.future
-        callbacks: list[DoneCallback] = []
-        try:
-            if active.remaining == 0:
-                callbacks = queue.end_message(batch, active)
-        except BaseException:
-            active.remaining += withdrawal.count
-            self._restore(withdrawal)
-            raise
         for due in withdrawal.due_keys:
             queue.deferral.expect(due)
-        for callback in callbacks:
+        for callback in withdrawal.callbacks:
             batch.future.add_done_callback(callback)
         batch.future.add_done_callback(partial(self._written, withdrawal))
         return queue.commits.submit(batch)
@@ -190,7 +254,7 @@ class Operator:
         queue.release_message(withdrawal.active)
         queue.deferral.moving.difference_update(withdrawal.deferred)
         for key in withdrawal.waiting:
-            queue.windows.zone(keys.parse_recipient(key)[0]).forget([key])
+            self._window_of(key).forget([key])
         for due in withdrawal.due_keys:
             queue.deferral.written(due)
 

@@ -13,9 +13,10 @@ from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, born
+from zonemta_py.queue.outcome import AcceptedMessage, Outcome
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.queue.transitions import AcceptedMessage, Outcome, deferred
+from zonemta_py.queue.transitions import deferred
 from zonemta_py.smtp.headers import field_value, scan
 
 

@@ -1,0 +1,58 @@
+"""What the transitions of a message are given: outcomes of recipients, a message to accept, other effects."""
+
+from collections.abc import Sequence
+
+from zonemta_py.core.codec import Struct
+from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.events.schema import Event
+from zonemta_py.queue.format.records import IdempotencyRecord, Mark, Meta, Note
+from zonemta_py.queue.submitter_queues import QueuedRecipient
+
+
+class Outcome(Struct, frozen=True):
+    """The outcome of one leased recipient.
+
+    ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
+    REQUEUED.
+    """
+
+    recipient: QueuedRecipient
+    kind: OutcomeKind
+    attempt: Attempt
+    due_ms: int = 0
+    again: tuple[str, int] = ("", 0)
+
+
+class AcceptedMessage(Struct, frozen=True):
+    """The records of a message to be accepted; ``tail`` are its last chunks, not yet written.
+
+    A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
+    ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
+    covers with this message.
+    """
+
+    message: str
+    meta: Meta
+    mark: Mark
+    tail: Sequence[bytes]
+    recipients: Sequence[QueuedRecipient]
+    message_id: str
+    key: tuple[str, IdempotencyRecord] | None = None
+
+
+class SettleEffects(Struct, frozen=True):
+    """What else a settle writes in its batch.
+
+    ``reports`` are accepted, ``notes`` kept until their message ends, ``events`` recorded; ``warned``: a
+    warning of delay is among the reports, and no other will follow. ``failure_report``: the id of the
+    report on the failed recipients, or empty.
+    """
+
+    reports: Sequence[AcceptedMessage] = ()
+    failure_report: str = ""
+    notes: Sequence[Note] = ()
+    events: Sequence[Event] = ()
+    warned: bool = False
+
+
+NO_EFFECTS = SettleEffects()
