@@ -214,8 +214,8 @@ async def test_stats(queue: Queue) -> None:
 
 
 def test_every_operation_is_a_command() -> None:
-    """The name of an operation is that of its command: ``zonemta audit``, or one of ``zonemta queue``."""
-    names = {*queue_commands.commands, "audit"}
+    """The name of an operation is that of its command: of ``zonemta``, or of ``zonemta queue``."""
+    names = {*queue_commands.commands, "audit", "reload"}
     assert [name for name in OPERATIONS if name not in names] == []
 
 

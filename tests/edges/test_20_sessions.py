@@ -9,6 +9,8 @@ from tests.kit.listener import listening
 from tests.kit.smtp_client import RawClient
 from zonemta_py.intake.admission import TOO_MANY, TOO_MANY_OF_ADDRESS, SessionLimits
 
+PACE_S = 0.05  # of the client that sends a byte now and then
+
 
 class Stub:
     """A session."""
@@ -61,7 +63,7 @@ async def test_a_byte_now_and_then_is_not_progress(tmp_path: Path) -> None:
             await slow.send(b"N")
             if number % 10 == 0:  # there is a limit of commands without a message, too
                 assert (await busy.command("NOOP")).startswith("250")
-            await asyncio.wait([ended], timeout=0.05)
+            await asyncio.wait([ended], timeout=PACE_S)
         assert (await ended).startswith("421 4.4.2")
         assert (await busy.command("NOOP")).startswith("250")
 

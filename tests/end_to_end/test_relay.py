@@ -22,7 +22,6 @@ from zonemta_py.admin.requests import (
     ReleaseRequest,
     UnreachableRequest,
 )
-from zonemta_py.config.schema import Config
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.queue.format import keys
@@ -494,13 +493,13 @@ async def test_reload(directory: Path) -> None:
                 zones={"new": {"pool": "two"}},
                 routing=[{"recipient_domain": "a.example", "zone": "new"}],
             )
-            relay.reload(lambda: changed)
-
-            def bad() -> Config:
-                raise ConfigError("z.yaml:1: nonsense")
-
-            relay.reload(bad)
-            relay.reload(lambda: stage.config(queue={"directory": "elsewhere"}))
+            assert {"zones.new", "routing[0].recipient_domain"} <= set(relay.reload(changed))
+            assert relay.reload() == []
+            Path(changed.path).write_text("nonsense")
+            with pytest.raises(ConfigError, match="nonsense"):
+                relay.reload()
+            with pytest.raises(ConfigError, match="queue: a change needs a restart"):
+                relay.reload(stage.config(queue={"directory": "elsewhere"}))
             await send(relay, ["2@a.example"])
             await received(sink, 2)
             assert [m.peer for m in sink.messages] == ["127.0.0.1", "127.0.0.2"]

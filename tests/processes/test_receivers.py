@@ -10,7 +10,6 @@ import pytest
 from tests.kit.deadlines import eventually, time_limit, until
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.config.load import parse_config
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError, LocalError, QueueUnavailable
 from zonemta_py.intake.sockets import listening_sockets
@@ -179,9 +178,10 @@ async def test_a_reload_and_max_sessions(directory: Path) -> None:
         held, refused = await sessions(relay, 30)
         assert 2 <= held <= 3, "one has two places, the other one"
         assert refused == 30 - held
-        relay.reload(lambda: stage.config(**config(8)))
+        relay.reload(stage.config(**config(8)))
         await until_sessions(relay, 7, 8)
-        relay.reload(lambda: parse_config("listeners: 7", Path("z.yaml")))
+        with pytest.raises(ConfigError):
+            relay.reload(stage.config(**config(9), queue={"directory": "elsewhere"}))
         await until_sessions(relay, 7, 8)
 
 

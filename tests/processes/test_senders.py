@@ -12,6 +12,7 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.faults import VARIABLE
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.processes import sender_protocol as protocol
@@ -150,10 +151,11 @@ async def test_reload_and_unreachable_hosts_reach_every_process(directory: Path)
             ]
             assert relay._delivery.unreachable.clear() == 1
             sink = await stage.receiver("b.example")
-            relay.reload(lambda: stage.config(processes=TWO, zones={"default": {"tls": "off"}}))
+            relay.reload(stage.config(processes=TWO, zones={"default": {"tls": "off"}}))
             await send(relay, ["x@b.example"])
             await received(sink, 1)
-            relay.reload(lambda: stage.config(processes={"senders": 3}))
+            with pytest.raises(ConfigError, match="processes: a change needs a restart"):
+                relay.reload(stage.config(processes={"senders": 3}))
             assert len(pids(relay)) == 2, "the number takes a restart"
 
 

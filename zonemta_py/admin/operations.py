@@ -6,7 +6,7 @@ generator of plain rows, and lets other tasks run between slices of its work.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from zonemta_py.admin.requests import (
@@ -18,6 +18,7 @@ from zonemta_py.admin.requests import (
     HoldRequest,
     ListRequest,
     ReleaseRequest,
+    ReloadRequest,
     Request,
     ShowRequest,
     StateRequest,
@@ -27,7 +28,7 @@ from zonemta_py.admin.requests import (
 )
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import from_plain
-from zonemta_py.core.errors import LocalError, QueueCorrupt
+from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
@@ -55,7 +56,7 @@ class Operations:
     """The operations on ``queue``.
 
     ``zones`` are those of the running relay, empty when it is down. ``unreachable`` are the addresses
-    it knows as unreachable.
+    it knows as unreachable. ``reload`` reads its configuration again; see ``Relay.reload``.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Operations:
         queue: Queue,
         zones: Mapping[str, ZoneView],
         unreachable: UnreachableHosts | None = None,
+        reload: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._queue = queue
         self._zones = zones
         self._unreachable = unreachable
+        self._reload = reload
 
     def run(self, request: Request) -> AsyncIterator[Row]:
         """The rows of the answer. They raise LocalError when the operation fails."""
@@ -178,6 +181,15 @@ class Operations:
         for row in self._unreachable.rows(monotonic_s()):
             yield row
 
+    async def reload(self, request: ReloadRequest) -> AsyncIterator[Row]:
+        """One row with ``changed``, keys of the configuration, or ``refused``, why it is not used."""
+        if self._reload is None:
+            raise LocalError("no relay is running")
+        try:
+            yield {"changed": list(self._reload())}
+        except ConfigError as exc:
+            yield {"refused": str(exc)}
+
     async def check(self, request: CheckRequest) -> AsyncIterator[Row]:
         """Rows with ``problem``, then one with ``problems``, their number."""
         problems = 0
@@ -259,6 +271,7 @@ OPERATIONS = {
         Operation("hold", HoldRequest, Operations.hold),
         Operation("release", ReleaseRequest, Operations.release),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),
+        Operation("reload", ReloadRequest, Operations.reload),
         Operation("check", CheckRequest, Operations.check),
         Operation("audit", AuditRequest, Operations.audit),
         Operation("stats", StatsRequest, Operations.stats),

@@ -77,6 +77,10 @@ class UnreachableRequest(Request, frozen=True):
     clear: str | None = None
 
 
+class ReloadRequest(Request, frozen=True):
+    """Read the configuration again."""
+
+
 class CheckRequest(Request, frozen=True):
     """Verify the queue: a row for each problem, then their number."""
 

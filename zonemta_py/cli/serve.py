@@ -69,7 +69,7 @@ def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: b
     os.umask(0o077)  # queue, event log, what children write: for this user only
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(config, config_path, log_level, log_events))
+        runner.run(_serve(config, log_level, log_events))
 
 
 def _echo_events(lines: bytes) -> None:
@@ -79,10 +79,9 @@ def _echo_events(lines: bytes) -> None:
 class _Signals:
     """SIGTERM and SIGINT stop, SIGHUP reloads, SIGALRM flushes; one that comes before the start waits for it."""
 
-    def __init__(self, runner: RelayRunner, path: Path) -> None:
+    def __init__(self, runner: RelayRunner) -> None:
         self.stop = asyncio.Event()
         self._runner = runner
-        self._path = path
         self._waiting: set[signal.Signals] = set()
         self._flushes: set[asyncio.Task[int]] = set()
         loop = asyncio.get_running_loop()
@@ -96,7 +95,10 @@ class _Signals:
         if relay is None:
             self._waiting.add(number)
         elif number is signal.SIGHUP:
-            relay.reload(lambda: read_config(self._path))
+            try:
+                relay.reload()
+            except ConfigError as exc:
+                log.error("the configuration was not reloaded: %s", exc)
         else:
             task = asyncio.ensure_future(relay.flush())
             self._flushes.add(task)
@@ -109,10 +111,10 @@ class _Signals:
             self._received(number)
 
 
-async def _serve(config: Config, path: Path, log_level: str, log_events: bool) -> None:
+async def _serve(config: Config, log_level: str, log_events: bool) -> None:
     on_events = _echo_events if log_events else None
     runner = RelayRunner(lambda config: Relay(config, log_level, on_events=on_events), config)
-    signals = _Signals(runner, path)
+    signals = _Signals(runner)
     relay = await runner.start()
     # The objects that exist now live until the end: exclude them from garbage collection.
     gc.collect()

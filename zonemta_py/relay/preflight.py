@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
@@ -54,34 +54,6 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     check_descriptors(config)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
-
-
-def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
-    """Raises ConfigError when the change from ``old`` to ``new`` needs a restart."""
-    gone = (set(old.zones) - set(new.zones)) & zones_with_mail
-    if gone:
-        raise ConfigError(
-            f"zones: the new configuration has no zone '{min(gone)}', for which recipients are waiting; "
-            "add it, or set zone_removed: default and restart"
-        )
-    before, after = ([listener.address for listener in config.listeners] for config in (old, new))
-    fixed: list[tuple[str, object, object]] = [
-        ("listeners", before, after),
-        ("queue", old.queue, new.queue),
-        ("processes", old.processes, new.processes),
-        ("events", old.events, new.events),
-        ("admin", old.admin, new.admin),
-    ]
-    was_mode, will_mode = ([one.tls.mode for one in config.listeners] for config in (old, new))
-    fixed.append(("listeners.tls.mode", was_mode, will_mode))
-    for name in set(old.zones) & set(new.zones):
-        was, will = old.zones[name], new.zones[name]
-        fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
-        if DEQUEUE_TRANSPORT in (was.transport, will.transport):
-            fixed.append((f"zones.{name}.transport", was.transport, will.transport))
-    for key, was_set, is_set in fixed:
-        if was_set != is_set:
-            raise ConfigError(f"{key}: a change needs a restart")
 
 
 def warnings(config: Config, hostname: str) -> Iterator[str]:

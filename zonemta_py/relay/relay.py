@@ -9,10 +9,11 @@ from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
 from zonemta_py.config.hooks import Hooks
+from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config, Processes
 from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.dkim import load_keys
@@ -28,7 +29,8 @@ from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.delivery_service import DeliveryService
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
-from zonemta_py.relay.preflight import check_reloadable, verify, warnings
+from zonemta_py.relay.preflight import verify, warnings
+from zonemta_py.relay.reload import changed_keys, check_reloadable
 from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router
 from zonemta_py.schedule.retry import Backoff
@@ -96,7 +98,8 @@ class Relay:
         observers = [self._on_events] if self._on_events is not None else []
         exporter = Exporter(queue, config.events, observers)
         control = ControlServer(
-            config.queue.directory, Operations(queue, delivery.zones, delivery.unreachable)
+            config.queue.directory,
+            Operations(queue, delivery.zones, delivery.unreachable, self.reload),
         )
         parts = [
             Part("the queue", self._recover),
@@ -214,28 +217,34 @@ class Relay:
         """Return when the queue can no longer be written: stop this relay, and start another (``RelayRunner``)."""
         await self._queue.commits.failed.wait()
 
-    def reload(self, load: Callable[[], Config]) -> None:
-        """Use the configuration that ``load`` returns; if it is not usable, log why and keep the old one.
+    def reload(self, config: Config | None = None) -> list[str]:
+        """Use ``config``, or the file of the present one as it is now; returns the keys that changed.
 
-        Addresses of listeners and queue, the event log and the numbers of processes need a restart.
+        Files that it names (certificates, users, DKIM keys) are read again. Raises ConfigError when it is
+        not usable, or when a change needs a restart; then the present one stays in use.
         """
+        if config is None and not self._config.path:
+            raise ConfigError("the configuration was not read from a file")
         try:
-            config = self._hooks.apply(load())
+            config = self._hooks.apply(config or load_config(self._config.path))
             check_reloadable(self._config, config, zones_on_disk(self._queue.store))
             verify(config, self._hooks)
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
             prepared = self._intake.prepare(config, hostname, router)
             dkim_keys = load_keys(config.dkim)
-        except Exception as exc:  # an error of any kind must not stop the relay
-            log.error("the configuration was not reloaded: %s", exc)
-            return
+        except ConfigError:
+            raise
+        except Exception as exc:  # of a function that the configuration names
+            raise ConfigError(f"the configuration cannot be used: {exc!r}") from exc
+        changed = list(changed_keys(self._config, config))
         self._config = config
         self._reporter.configure(config, hostname, router)
         self._destinations.zones = config.zones
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
-        log.info("configuration reloaded")
+        log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
+        return changed
 
     async def flush(self) -> int:
         """Make all deferred recipients ready and probe suspended destinations; returns how many woke."""

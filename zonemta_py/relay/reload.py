@@ -1,0 +1,53 @@
+"""What a reload of the configuration may change, and what it has changed."""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import fields, is_dataclass
+
+from zonemta_py.config.schema import Config
+from zonemta_py.core.errors import ConfigError
+from zonemta_py.routing import DEQUEUE_TRANSPORT
+
+
+def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> None:
+    """Raises ConfigError when the change from ``old`` to ``new`` needs a restart."""
+    gone = (set(old.zones) - set(new.zones)) & zones_with_mail
+    if gone:
+        raise ConfigError(
+            f"zones: the new configuration has no zone '{min(gone)}', for which recipients are waiting; "
+            "add it, or set zone_removed: default and restart"
+        )
+    before, after = ([listener.address for listener in config.listeners] for config in (old, new))
+    fixed: list[tuple[str, object, object]] = [
+        ("listeners", before, after),
+        ("queue", old.queue, new.queue),
+        ("processes", old.processes, new.processes),
+        ("events", old.events, new.events),
+        ("admin", old.admin, new.admin),
+    ]
+    was_mode, will_mode = ([one.tls.mode for one in config.listeners] for config in (old, new))
+    fixed.append(("listeners.tls.mode", was_mode, will_mode))
+    for name in set(old.zones) & set(new.zones):
+        was, will = old.zones[name], new.zones[name]
+        fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
+        if DEQUEUE_TRANSPORT in (was.transport, will.transport):
+            fixed.append((f"zones.{name}.transport", was.transport, will.transport))
+    for key, was_set, is_set in fixed:
+        if was_set != is_set:
+            raise ConfigError(f"{key}: a change needs a restart")
+
+
+def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
+    """The keys whose values differ, as the configuration writes them: ``zones.bulk.connections``."""
+    if is_dataclass(old) and type(old) is type(new):
+        for each in fields(old):
+            if not each.metadata.get("hidden"):
+                below = f"{key}.{each.name}".lstrip(".")
+                yield from changed_keys(getattr(old, each.name), getattr(new, each.name), below)
+    elif isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in dict.fromkeys((*old, *new)):
+            yield from changed_keys(old.get(name), new.get(name), f"{key}.{name}")
+    elif isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        for number, (was, will) in enumerate(zip(old, new, strict=True)):
+            yield from changed_keys(was, will, f"{key}[{number}]")
+    elif old != new:
+        yield key
