@@ -110,12 +110,14 @@ class Rounds:
         return self
 
     def start(self, **environment: str) -> CommandProcess:
-        """Start a relay on the queue."""
-        return CommandProcess(
+        """Start a relay on the queue. It is killed at the end of the rounds, if it still runs."""
+        relay = CommandProcess(
             ["serve", "-c", str(self._config), "--log-level", "warning"],
             self.directory / "relay.log",
             environment={**(self._disk.environment if self._disk else {}), **environment},
         )
+        self._stack.callback(relay.kill)
+        return relay
 
     async def at_point(self, point: str, times: int = 0) -> None:
         """Kill a relay the ``times``-th time it gets to ``point``, under load; a random number if 0."""

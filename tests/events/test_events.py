@@ -158,6 +158,7 @@ async def test_a_log_that_cannot_be_written_keeps_events_in_the_queue(
 def test_the_account_counts_a_repeat_once() -> None:
     record = {
         "node": "n",
+        "time_ms": 1,
         "seq": 1,
         "position": 0,
         "event": "accepted",
@@ -171,6 +172,7 @@ def test_the_account_counts_a_repeat_once() -> None:
     account.add(
         {
             "node": "n",
+            "time_ms": 1,
             "seq": 2,
             "position": 0,
             "event": "moved",
@@ -180,6 +182,6 @@ def test_the_account_counts_a_repeat_once() -> None:
             "recipients": [0],
         }
     )
-    final = {"node": "n", "seq": 3, "position": 0, "event": "delivered", "zone": "z"}
+    final = {"node": "n", "time_ms": 1, "seq": 3, "position": 0, "event": "delivered", "zone": "z"}
     account.add({**final, "message": "m", "index": 1})
     assert (account.queued("z"), account.queued("y"), account.total("accepted")) == (1, 1, 3)

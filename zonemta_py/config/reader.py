@@ -17,6 +17,7 @@ import yaml
 
 from zonemta_py.config.units import (
     HostPort,
+    Keep,
     NameServer,
     Percent,
     ProcessCount,
@@ -25,6 +26,7 @@ from zonemta_py.config.units import (
     Size,
     duration,
     host_port,
+    keep,
     percent,
     process_count,
     rate,
@@ -40,6 +42,7 @@ _PARSERS: dict[Any, Any] = {
     NameServer: lambda value: host_port(value, 53),
     ProcessCount: process_count,
     Percent: percent,
+    Keep: keep,
 }
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))

@@ -15,6 +15,7 @@ from zonemta_py.config.units import (
     DAY,
     MINUTE,
     HostPort,
+    Keep,
     NameServer,
     ProcessCount,
     Seconds,
@@ -189,6 +190,7 @@ class Events:
 
     directory: Path = Path("var/events")
     rotate: Rotate = Rotate()
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,13 @@ def without_user_info(url: str) -> str:
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
+class Keep(NamedTuple):
+    """How much is kept: what is younger than ``age_s``, and at most ``size_bytes``; None: no limit."""
+
+    age_s: float | None = None
+    size_bytes: int | None = None
+
+
 class HostPort(NamedTuple):
     """An address to listen on or connect to; ``host`` is a name or an IP address without brackets."""
 
@@ -126,6 +133,26 @@ def rate(value: object) -> Rate:
     if not per_s:
         raise ValueError(allowed)
     return Rate(int(match[1]), per_s)
+
+
+def keep(value: object) -> Keep:
+    """Parse ``90d``, ``50GiB`` or both, ``90d | 50GiB``. Raises ValueError."""
+    allowed = "a duration, a size, or both, such as 90d | 50GiB"
+    age_s = size_bytes = None
+    for part in value.split("|") if isinstance(value, str) else [""]:
+        try:
+            if age_s is None:
+                age_s = duration(part.strip())
+                continue
+        except ValueError:
+            pass
+        if size_bytes is not None or part.strip().isdigit():
+            raise ValueError(allowed)
+        try:
+            size_bytes = size(part)
+        except ValueError as exc:
+            raise ValueError(allowed) from exc
+    return Keep(age_s, size_bytes)
 
 
 def host_port(value: object, default_port: int | None = None) -> HostPort:

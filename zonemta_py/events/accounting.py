@@ -22,7 +22,8 @@ class RecipientHistory:
     ``zones``: where an accepted recipient is or was last. ``outcomes``: its final event. ``held``: those
     that an operator, or the poison limit, keeps. ``uncertain``: records of interrupted deliveries.
     ``repeated``: (recipient, event) of second outcomes. ``addresses`` is filled if asked for. ``counts``:
-    events per zone, where a moved recipient counts as accepted in its new zone.
+    events per zone, where a moved recipient counts as accepted in its new zone. ``began_ms``: the time of
+    the oldest record.
     """
 
     def __init__(self, records: Iterable[dict[str, Any]] = (), *, addresses: bool = False) -> None:
@@ -33,6 +34,7 @@ class RecipientHistory:
         self.uncertain: list[dict[str, Any]] = []
         self.repeated: list[tuple[RecipientId, str]] = []
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.began_ms: int | None = None
         self._keep_addresses = addresses
         self._seen: set[tuple[str, int, int]] = set()
         for record in records:
@@ -44,6 +46,8 @@ class RecipientHistory:
         if identity in self._seen:
             return
         self._seen.add(identity)
+        if self.began_ms is None or record["time_ms"] < self.began_ms:
+            self.began_ms = record["time_ms"]
         event = record["event"]
         if event == "accepted":
             self._accepted(record)

@@ -42,10 +42,9 @@ class Audit:
                 yield f"{message} recipient {index} in {zone}: an outcome, and still in the queue"
             elif not settled and not queued:
                 yield f"{message} recipient {index} in {zone}: no outcome, and not in the queue"
-        # Messages older than the first in the log were accepted before the log begins.
-        first = min((message for message, _ in history.zones), default="")
         for message, index in sorted({*history.outcomes, *self._places} - history.zones.keys()):
-            if first and message >= first:
+            # Older messages were accepted before the log begins: segments were removed.
+            if _created_ms(message) >= (history.began_ms or 0) and history.zones:
                 yield f"{message} recipient {index}: the event log does not have its acceptance"
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -67,6 +66,10 @@ class Audit:
             yield {"zone": zone, "day": day, **{name: row[name] for name in names}}
 
 
+def _created_ms(message: str) -> int:
+    """The time in a message id: its first 12 hex digits are unix ms."""
+    return int(message[:12], 16)
+
+
 def _day(message: str) -> str:
-    """The day in a message id, whose first 12 hex digits are unix ms."""
-    return datetime.fromtimestamp(int(message[:12], 16) / 1000, UTC).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(_created_ms(message) / 1000, UTC).strftime("%Y-%m-%d")

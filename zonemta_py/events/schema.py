@@ -47,7 +47,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """A command or a message was refused by intake; nothing was accepted."""
+    """Intake refused a command or a message, or ``count`` of them from one address; nothing was accepted."""
 
     name: ClassVar[str] = "rejected"
     time_ms: int
@@ -60,6 +60,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     recipient: str
     code: int
     reply: str
+    count: int = 1
 
 
 class Repeated(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.admission import TOO_MANY, OpenSession, SessionLimits, is_trusted
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.queue_client import QueueClient
+from zonemta_py.intake.rejections import Rejections
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.users import Users, load_users
 from zonemta_py.routing import Router
@@ -54,6 +55,7 @@ class ListenerContext:
         self.disk_space = disk_space
         self.passwords = passwords
         self.stopping = False
+        self.rejections = Rejections(queue.record, disk_space)
         self._limits = SessionLimits()
         self.apply(settings)
 

@@ -107,6 +107,7 @@ class Listener:
         for task in self._handshakes:
             task.cancel()
         await asyncio.gather(*self._acceptors, *self._handshakes, return_exceptions=True)
+        self.context.rejections.close()
 
 
 class Intake:

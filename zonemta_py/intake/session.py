@@ -54,13 +54,15 @@ class Session(SecureConnection):
 
     def _rejected(self, command: str, reply: str, *, user: str = "") -> Refused:
         """The refusal of a command, recorded as a ``rejected`` event. ``user``: a name that AUTH tried."""
-        self._context.queue.record(
-            Rejected(
-                time_ms=clock.now_ms(), listener=self._context.name, client_ip=self._client_ip,
-                helo=self._helo, user=user or self._user, command=command, sender=self._sender or "",
-                recipient="", code=int(reply[:3]), reply=reply[4:],
-            )
+        context = self._context
+        event = Rejected(
+            time_ms=clock.now_ms(), listener=context.name, client_ip=self._client_ip, helo=self._helo,
+            user=user or self._user, command=command, sender=self._sender or "", recipient="",
+            code=int(reply[:3]), reply=reply[4:],
         )  # fmt: skip
+        stranger = not self._user and not context.trusts(self._client_ip)
+        # The number of wrong passwords is limited; each has its name in the event log.
+        context.rejections.add(event, counted=stranger and not reply.startswith("535"))
         return Refused(reply)
 
     # ---- HELO, EHLO

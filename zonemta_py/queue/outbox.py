@@ -15,6 +15,7 @@ from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.recovery import last_seq, recover, seal_recovered
+from zonemta_py.events.retention import remove_old
 from zonemta_py.events.segments import Segment
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
@@ -24,6 +25,7 @@ GROUPS_AT_ONCE = 2000
 BYTES_AT_ONCE = 4 << 20
 GATHER_S = 0.2  # between two frames: one frame and one fsync for many events
 RETRY_S = 5.0
+REMOVE_EVERY_S = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Exporter:
         self._cursor = keys.OUTBOX
         self._exported = int(queue.store.get(keys.META_EXPORTED) or b"0", 16)
         self._recovered = False
+        self._remove_at_s = 0.0  # monotonic
         self._in_doubt = False  # the outbox may still hold events that the segment holds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-log")
         self._stopping = asyncio.Event()
@@ -102,7 +105,24 @@ class Exporter:
             await self._recover()
         more = await self._export()
         await self._seal_if_due()
+        await self._remove_old()
         return more
+
+    async def _remove_old(self) -> None:
+        """Remove what ``events.keep`` does not keep, now and then. Raises OSError."""
+        keep, now_s = self._settings.keep, clock.now_ms() / 1000
+        if keep is None or clock.monotonic_s() < self._remove_at_s:
+            return
+        self._remove_at_s = clock.monotonic_s() + REMOVE_EVERY_S
+        needed_s, arguments = (
+            self._queue.oldest_ms() / 1000,
+            (self._settings.directory, self._queue.node),
+        )
+        removed = await asyncio.get_running_loop().run_in_executor(
+            self._thread, remove_old, *arguments, keep, needed_s, now_s
+        )
+        if removed:
+            log.info("%d segments of the event log removed: events.keep", removed)
 
     async def _export(self) -> bool:
         """Write the next groups as one frame; returns whether more are waiting."""

@@ -29,7 +29,7 @@ from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
-from zonemta_py.queue.format.records import Note
+from zonemta_py.queue.format.records import Note, read_mark
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
@@ -136,6 +136,16 @@ class Queue:
     def failure(self) -> QueueUnavailable | None:
         """Why nothing can be written any more, or None."""
         return self.commits.failure
+
+    def oldest_ms(self) -> int:
+        """The time (unix ms) of the oldest message in the queue; now when there is none."""
+        key = next(self.store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)), None)
+        if key is None:
+            return self.now()
+        message = keys.owner_of(key)
+        mark = self.store.get(keys.mark_key(message))
+        created_ms = keys.created_ms(message)  # ids do not go back when the clock does
+        return min(created_ms, read_mark(mark).created_ms) if mark is not None else created_ms
 
     # ---- intake
 

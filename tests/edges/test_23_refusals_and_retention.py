@@ -1,0 +1,199 @@
+"""23. Strangers cannot fill the event log, and ``events.keep`` removes old segments, but none that is needed."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.kit.deadlines import until
+from tests.kit.listener import ListenerUnderTest, listening, users_file
+from tests.kit.queue import accept, events, lease, opened, settle
+from tests.kit.relay import relaying, send, staged
+from tests.kit.smtp_client import RawClient
+from zonemta_py.cli.main import main
+from zonemta_py.config.schema import Events
+from zonemta_py.config.units import Keep, keep
+from zonemta_py.core.clock import now_ms
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.events import retention
+from zonemta_py.events.schema import Rejected
+from zonemta_py.events.segments import sealed_segments
+from zonemta_py.intake import rejections
+from zonemta_py.intake.rejections import Rejections
+from zonemta_py.queue import outbox
+from zonemta_py.queue.outbox import Exporter
+from zonemta_py.storage.disk_space import DiskSpace
+
+EVENT = Rejected(
+    time_ms=1, listener="l", client_ip="192.0.2.1", helo="h", user="", command="MAIL", sender="s@x.example",
+    recipient="", code=530, reply="5.7.0 no",
+)  # fmt: skip
+
+
+async def refused(relay: ListenerUnderTest, count: int) -> None:
+    """A client that may not relay tries it ``count`` times."""
+    async with await RawClient.connect(relay.address.port) as client:
+        await client.ehlo()
+        for _ in range(count):
+            assert (await client.command("MAIL FROM:<s@x.example>")).startswith("530")
+
+
+async def test_a_stranger_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejections, "INTERVAL_S", 0.2)
+    async with listening(tmp_path, "    trusted_networks: []\n    max_errors: 2000") as relay:
+        await refused(relay, 500)
+        await until(lambda: sum(counts(relay)) == 500, "the counts")
+        assert counts(relay)[0] == 1, "the first is recorded at once"
+        assert len(counts(relay)) < 100
+        await refused(relay, 3)
+        await until(lambda: sum(counts(relay)) == 503, "the counts")
+
+
+def counts(relay: ListenerUnderTest) -> list[object]:
+    return [e["count"] for e in events(relay.queue.store) if e["event"] == "rejected"]
+
+
+async def test_a_user_is_not_counted(tmp_path: Path) -> None:
+    """Each refusal of a trusted client has a record of its own."""
+    users_file(tmp_path)
+    async with (
+        listening(tmp_path, "    max_message_size: 100") as relay,
+        await RawClient.connect(relay.address.port) as client,
+    ):
+        await client.ehlo()
+        for _ in range(3):
+            assert (await client.message(b"x" * 70 + b"\r\n" + b"y" * 70 + b"\r\n.\r\n")).startswith(
+                "552"
+            )
+        await until(lambda: counts(relay) == [1, 1, 1], "the records")
+
+
+async def test_the_end_and_a_full_disk(tmp_path: Path) -> None:
+    """What was counted is recorded when the relay stops; with too little space nothing is."""
+    written: list[Rejected] = []
+    space = DiskSpace(tmp_path, 1)
+    counted = Rejections(written.append, space)
+    for _ in range(5):
+        counted.add(EVENT, counted=True)
+    counted.close()
+    assert [event.count for event in written] == [1, 4]
+    space._sufficient, space._checked_s = False, float("inf")
+    for _ in range(5):
+        counted.add(EVENT, counted=True)
+    counted.flush()
+    assert len(written) == 2
+    space._sufficient = True
+    counted.close()
+    assert [event.count for event in written] == [1, 4, 5]
+
+
+async def test_many_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a number of networks they are counted together; addresses of one /64 are one network."""
+    monkeypatch.setattr(rejections, "NETWORKS_MAX", 10)
+    written: list[Rejected] = []
+    counted = Rejections(written.append, DiskSpace(tmp_path, 1))
+    for number in range(100):
+        counted.add(replace_ip(f"192.0.2.{number}"), counted=True)
+    counted.close()
+    assert [event.count for event in written] == [1] * 11 + [89]
+    assert written[-1].client_ip == ""
+    written.clear()
+    for number in range(1, 100):
+        counted.add(replace_ip(f"2001:db8::{number:x}"), counted=True)
+    counted.close()
+    assert [event.count for event in written] == [1, 98]
+
+
+def replace_ip(client_ip: str) -> Rejected:
+    from zonemta_py.core.codec import replace as changed
+
+    return changed(EVENT, client_ip=client_ip)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90d", Keep(90 * 86400, None)), ("50GiB", Keep(None, 50 << 30)), ("90d | 1kB", Keep(90 * 86400, 1000)),
+        ("1kB|2h", Keep(7200, 1000)),
+    ],
+)  # fmt: skip
+def test_how_much_is_kept(text: str, expected: Keep) -> None:
+    assert keep(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "90", "90d | 80d", "1GB | 2GB", "90d | 1GB | 1s", "x", "90d |", 7, None]
+)
+def test_what_is_not_understood(text: object) -> None:
+    with pytest.raises(ValueError, match="a duration, a size, or both"):
+        keep(text)
+
+
+def test_oldest_first_and_never_the_newest() -> None:
+    segments = [(Path(str(n)), 1000.0 + n, 10) for n in range(10)]
+    names = [str(path) for path in retention.removable(segments, Keep(age_s=5), 1010.0)]
+    assert names == ["0", "1", "2", "3", "4"]
+    assert len(retention.removable(segments, Keep(size_bytes=35), 1010.0)) == 7
+    assert len(retention.removable(segments, Keep(age_s=5, size_bytes=35), 1010.0)) == 7
+    assert len(retention.removable(segments, Keep(size_bytes=0), 1010.0)) == 9
+    assert retention.removable([], Keep(size_bytes=0), 1010.0) == []
+
+
+async def test_what_queued_mail_needs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment with the acceptance of a queued message, and all after it, stay until it is delivered."""
+    monkeypatch.setattr(outbox, "REMOVE_EVERY_S", 0.0)
+    settings = replace(Events(directory=directory / "events"), keep=Keep(size_bytes=0))
+    async with opened(directory / "queue", now_ms) as queue:
+        exporter = Exporter(queue, settings)
+        await exporter._recover()
+
+        async def one(address: str, *, old: bool) -> None:
+            await accept(queue, address)
+            await exporter._export()
+            await exporter._seal_if_due(now=True)
+            if old:  # sealed a day ago: file times have a coarse clock
+                newest = max(sealed_segments(settings.directory), key=lambda path: path.name)
+                os.utime(newest, (now_ms() / 1000 - 86_400,) * 2)
+
+        async def deliver(domain: str) -> None:
+            await settle(queue, lease(queue, domain), OutcomeKind.DELIVERED)
+
+        for number in range(4):
+            await one(f"u{number}@a.example", old=True)
+            await deliver("a.example")
+        await one("w@b.example", old=False)
+        assert len(sealed_segments(settings.directory)) == 5
+        await exporter._remove_old()
+        assert len(sealed_segments(settings.directory)) == 1
+        for number in range(3):
+            await one(f"v{number}@a.example", old=False)
+            await deliver("a.example")
+        await exporter._remove_old()
+        assert len(sealed_segments(settings.directory)) == 4, "the message to b.example is queued"
+        await deliver("b.example")
+        await one("last@a.example", old=False)
+        for path in sealed_segments(settings.directory)[:-1]:
+            os.utime(path, (now_ms() / 1000 - 86_400,) * 2)
+        await exporter._remove_old()
+        assert len(sealed_segments(settings.directory)) == 1
+        await exporter.close()
+
+
+async def test_the_audit_of_a_log_that_was_cut(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outcomes whose acceptance was removed are no problem; the sums are those of the rest."""
+    monkeypatch.setattr(outbox, "REMOVE_EVERY_S", 0.0)
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example")
+        config = stage.config(events={"directory": "events", "keep": "1B", "rotate": {"age": "1ms"}})
+        async with relaying(config) as relay:
+            for number in range(10):
+                await send(relay, [f"u{number}@a.example"])
+                await until(lambda wanted=number + 1: len(sink.messages) == wanted, "the delivery")
+        assert len(sealed_segments(config.events.directory)) < 10
+        path = str(directory / "zonemta.yaml")
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["audit", "-c", path])
+        assert result.exit_code == 0, result.output
+        assert "every recipient is accounted for" in result.output
