@@ -67,6 +67,18 @@ def test_hold_and_release_count_recipients(run: Any, message: str) -> None:
     assert json.loads(released.stdout) == {"released": 1}
 
 
+def test_bounce_without_a_relay(run: Any, message: str) -> None:
+    """The report waits in the queue for the next start."""
+    result = run("bounce", message, "--reason", "sent by mistake", "--json")
+    assert json.loads(result.stdout) == {"bounced": 2, "in_flight": 0}
+    [report] = [json.loads(line) for line in run("list", "--json").stdout.splitlines()]
+    text = run("body", report["message"]).stdout
+    assert text.count("sent by mistake") >= 2
+    assert "a@x.example" in text
+    assert "b@y.example" in text
+    assert run("bounce", message).exit_code == 1
+
+
 def test_dead_addresses_is_the_deprecated_name_of_unreachable(run: Any, message: str) -> None:
     result = run("dead-addresses")
     assert result.exit_code == 0

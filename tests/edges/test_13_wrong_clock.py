@@ -11,7 +11,8 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import born
-from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.options import QueueOptions
+from zonemta_py.queue.queue import Queue
 
 DAY_MS = 86_400_000
 STORES = pytest.mark.parametrize("store", ["leveldb", "filesystem"])

@@ -10,7 +10,8 @@ from tests.kit.queue import Clock, accept, begin, everything, make_store, opened
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.options import QueueOptions
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.operator import STEP
 from zonemta_py.queue.upkeep.rezone import move_zone
 

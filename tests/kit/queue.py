@@ -26,8 +26,9 @@ from zonemta_py.queue.format.keys import (
     owner_of,
 )
 from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.options import QueueOptions
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
-from zonemta_py.queue.queue import Queue, QueueOptions
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_queue
 from zonemta_py.queue.windows import OnReady, ignore_ready
 from zonemta_py.storage.interface import Store

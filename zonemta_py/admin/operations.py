@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
+    BounceRequest,
     CheckRequest,
     DeleteRequest,
     FlushRequest,
@@ -154,6 +155,14 @@ class Operations:
             raise _no_message(request.message + to)
         yield {"deleted": deleted, "in_flight": busy}
 
+    async def bounce(self, request: BounceRequest) -> AsyncIterator[Row]:
+        """One row with ``bounced`` and ``in_flight``. Raises LocalError when there is no such message."""
+        self._require(request.message)
+        bounced, busy = await self._queue.operator.bounce(
+            request.message, request.recipient, request.reason
+        )
+        yield {"bounced": bounced, "in_flight": busy}
+
     async def hold(self, request: HoldRequest) -> AsyncIterator[Row]:
         """One row with ``held`` and ``in_flight``. Raises LocalError when there is no such message."""
         self._require(request.message)
@@ -268,6 +277,7 @@ OPERATIONS = {
         Operation("state", StateRequest, Operations.state),
         Operation("flush", FlushRequest, Operations.flush),
         Operation("delete", DeleteRequest, Operations.delete),
+        Operation("bounce", BounceRequest, Operations.bounce),
         Operation("hold", HoldRequest, Operations.hold),
         Operation("release", ReleaseRequest, Operations.release),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),

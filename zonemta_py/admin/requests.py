@@ -57,6 +57,14 @@ class DeleteRequest(ChangeRequest, frozen=True):
     recipient: str | None = None
 
 
+class BounceRequest(ChangeRequest, frozen=True):
+    """Return a message to its sender, or only ``recipient``; ``reason`` is in the report."""
+
+    message: str
+    recipient: str | None = None
+    reason: str = "returned by the operator"
+
+
 class HoldRequest(ChangeRequest, frozen=True):
     """Hold a message, or only ``recipient``."""
 

@@ -8,8 +8,8 @@ from zonemta_py.core.codec import Struct
 class Attempt(Struct, frozen=True, array_like=True):
     """The result of one delivery attempt for the recipients that it concerns.
 
-    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server replied; ``text`` is then
-    ours. ``uncertain``: the final dot was sent and no reply received. ``dsn``: the peer takes over the
+    ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``text`` is
+    then ours. ``uncertain``: the final dot was sent and no reply received. ``dsn``: the peer takes over the
     duty to report (RFC 3461). ``final``: success means delivery and not relaying.
     """
 

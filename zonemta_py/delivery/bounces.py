@@ -90,7 +90,7 @@ def _settle_effects(
 
 
 class BounceReporter:
-    """The queue's ``Reports``: the report on noted failures when a message ends without a settle."""
+    """The queue's ``Reports``: reports when a message ends without a settle, or an operator returns it."""
 
     def __init__(self, config: Config, hostname: str, router: Router, hooks: Hooks = NO_HOOKS) -> None:
         self._hooks = hooks
@@ -99,6 +99,11 @@ class BounceReporter:
     def configure(self, config: Config, hostname: str, router: Router) -> None:
         """Use the configuration of a reload."""
         self._config, self._hostname, self._router = config, hostname, router
+
+    def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
+        """See ``Reports``."""
+        retry = self._config.zones["default"].retry  # of no importance for failures
+        return report_notes(active.meta, outcomes, retry, clock.now_ms())
 
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """See ``Reports``."""

@@ -7,7 +7,8 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.units import DAY
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.events.recovery import last_seq
-from zonemta_py.queue.queue import LONGEST_DELAY_MS, Queue, QueueOptions
+from zonemta_py.queue.options import LONGEST_DELAY_MS, QueueOptions
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
 from zonemta_py.routing import Destinations, make_router
 from zonemta_py.storage.interface import Access, Store

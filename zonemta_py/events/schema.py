@@ -96,7 +96,7 @@ class _OfRecipient(Struct, frozen=True, kw_only=True):
 class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
     """The fields of an attempt: the peer, the connection and the reply.
 
-    ``phase`` is connect, mail, rcpt, data or dot. ``code`` is 0 when no server replied; ``reply`` then
+    ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``reply`` then
     names the local error.
     """
 

@@ -20,6 +20,7 @@ from zonemta_py.events.segments import Segment
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep.inspect import oldest_ms
 
 GROUPS_AT_ONCE = 2000
 BYTES_AT_ONCE = 4 << 20
@@ -115,7 +116,7 @@ class Exporter:
             return
         self._remove_at_s = clock.monotonic_s() + REMOVE_EVERY_S
         needed_s, arguments = (
-            self._queue.oldest_ms() / 1000,
+            oldest_ms(self._queue.store, clock.now_ms()) / 1000,
             (self._settings.directory, self._queue.node),
         )
         removed = await asyncio.get_running_loop().run_in_executor(

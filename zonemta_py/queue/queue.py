@@ -10,9 +10,7 @@ the batch is on disk. All that must survive a crash is in the store.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
@@ -29,42 +27,18 @@ from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
-from zonemta_py.queue.format.records import Note, read_mark
+from zonemta_py.queue.format.records import Note
 from zonemta_py.queue.idempotency import IdempotencyKeys
+from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
-from zonemta_py.queue.upkeep.recovery import EndOfLog, begin_boot, no_event_log, recover
+from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
-from zonemta_py.storage.interface import Access, Store
+from zonemta_py.storage.interface import Store
 
-LONGEST_DELAY_MS = 400 * 86_400_000
 MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
-
-
-class Reports(Protocol):
-    """Composes the report on noted failures when a message ends without a settle."""
-
-    def report(self, queue: "Queue", active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
-        """What the batch that ends ``active`` has to cause."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueOptions:
-    """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
-
-    ``access``: that with which the store was opened; with READ only what reads may be called.
-    ``end_of_log``: see ``begin_boot``. ``longest_delay_ms``: see ``Deferral``.
-    """
-
-    sync: bool = True
-    window: int = 100_000
-    body_cache_bytes: int = 0
-    poison_after: int = 3
-    access: Access = Access.CREATE
-    end_of_log: EndOfLog = no_event_log
-    longest_delay_ms: int = LONGEST_DELAY_MS
 
 
 class Queue:
@@ -136,16 +110,6 @@ class Queue:
     def failure(self) -> QueueUnavailable | None:
         """Why nothing can be written any more, or None."""
         return self.commits.failure
-
-    def oldest_ms(self) -> int:
-        """The time (unix ms) of the oldest message in the queue; now when there is none."""
-        key = next(self.store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)), None)
-        if key is None:
-            return self.now()
-        message = keys.owner_of(key)
-        mark = self.store.get(keys.mark_key(message))
-        created_ms = keys.created_ms(message)  # ids do not go back when the clock does
-        return min(created_ms, read_mark(mark).created_ms) if mark is not None else created_ms
 
     # ---- intake
 
@@ -321,15 +285,32 @@ class Queue:
 
         Returns the callbacks for the end of the batch. Raises LocalError.
         """
-        effects = NO_EFFECTS
-        if active.notes:
-            if self._reports is None:
-                raise LocalError(f"{active.id}: the queue was opened without a composer of reports")
-            effects = self._reports.report(self, active, active.notes)
+        callbacks = self.add_report(batch, active, active.notes)
+        transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        return callbacks
+
+    def add_report(
+        self, batch: WriteBatch, active: ActiveMessage, notes: Sequence[Note]
+    ) -> list[DoneCallback]:
+        """Accept the report on ``notes``, if there are any, and remove them, by ``batch``.
+
+        Returns the callbacks for the end of the batch. Raises LocalError.
+        """
+        if not notes:
+            return []
+        effects = self.reports.report(self, active, notes)
         for event in effects.events:
             batch.record(event)
-        transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        for note in notes:
+            batch.delete(keys.bounce_key(active.id, note.recipient_index))
         return [self._acceptor.add(batch, report) for report in effects.reports]
+
+    @property
+    def reports(self) -> Reports:
+        """The composer of reports. Raises LocalError when the queue was opened without one."""
+        if self._reports is None:
+            raise LocalError("the queue was opened without a composer of reports")
+        return self._reports
 
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""

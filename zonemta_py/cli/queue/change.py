@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from zonemta_py.admin.requests import DeleteRequest, FlushRequest, HoldRequest, ReleaseRequest, Request
+from zonemta_py.admin.requests import (
+    BounceRequest,
+    DeleteRequest,
+    FlushRequest,
+    HoldRequest,
+    ReleaseRequest,
+    Request,
+)
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,
@@ -90,6 +97,28 @@ def delete(config_path: Path, message: str, recipient: str | None, as_json: bool
       zonemta queue delete -c config/zonemta.yaml 019a1b2c3d4e000001abcdef --recipient ann@example.org
     """
     _change(config_path, DeleteRequest(message, recipient), "deleted", as_json=as_json)
+
+
+@click.command()
+@config_option
+@takes_message(required=True)
+@click.option("--recipient", metavar="ADDRESS", help="Only this recipient; the others stay.")
+@click.option(
+    "--reason", default="returned by the operator", show_default=True, help="What the report says."
+)
+@json_option
+@reports_errors
+def bounce(config_path: Path, message: str, recipient: str | None, reason: str, as_json: bool) -> None:
+    """Return a message, or one of its recipients, to its sender: it fails, with one report.
+
+    The sender's NOTIFY is respected. Recipients in a transaction are skipped and counted; exits 1 if there
+    were any.
+
+    \b
+    Example:
+      zonemta queue bounce -c config/zonemta.yaml 019a1b2c3d4e000001abcdef --reason "sent by mistake"
+    """
+    _change(config_path, BounceRequest(message, recipient, reason), "bounced", as_json=as_json)
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
 import click
 
-from zonemta_py.cli.queue.change import delete, flush, hold, release, repair_
+from zonemta_py.cli.queue.change import bounce, delete, flush, hold, release, repair_
 from zonemta_py.cli.queue.inspect import body, check, list_, show, state, stats, summary
 from zonemta_py.cli.queue.transfer import export_, import_
 from zonemta_py.cli.queue.unreachable import dead_addresses, unreachable
@@ -22,6 +22,6 @@ def queue() -> None:
 
 for _command in (
     summary, list_, show, state, body, check, stats, unreachable, dead_addresses,
-    flush, hold, release, delete, repair_, export_, import_,
+    flush, hold, release, delete, bounce, repair_, export_, import_,
 ):  # fmt: skip
     queue.add_command(_command)

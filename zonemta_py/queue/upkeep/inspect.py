@@ -10,7 +10,7 @@ from typing import Any
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_waiting
+from zonemta_py.queue.format.records import Waiting, read_mark, read_waiting
 from zonemta_py.storage.interface import View
 
 TOP_DOMAINS = 10
@@ -118,3 +118,14 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         "transactions": sum(1 for _ in view.keys(inflight, keys.end_of(inflight))),
         "recipients": sorted(recipients, key=lambda row: row["index"]),
     }
+
+
+def oldest_ms(view: View, now_ms: int) -> int:
+    """The time (unix ms) of the oldest message in the queue; ``now_ms`` when there is none."""
+    key = next(view.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)), None)
+    if key is None:
+        return now_ms
+    message = keys.owner_of(key)
+    mark = view.get(keys.mark_key(message))
+    created_ms = keys.created_ms(message)  # ids do not go back when the clock does
+    return min(created_ms, read_mark(mark).created_ms) if mark is not None else created_ms

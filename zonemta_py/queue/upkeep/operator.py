@@ -1,4 +1,4 @@
-"""An operator's commands on one message: delete, hold, release, while deliveries run.
+"""An operator's commands on one message: delete, return, hold, release, while deliveries run.
 
 Recipients in a transaction are left alone and counted: the reply of the peer is not known yet. A message
 of many recipients is changed in steps, so that nothing else waits. What a step removes, and whether the
@@ -7,8 +7,7 @@ the same last recipient.
 """
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,13 @@ from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
 from zonemta_py.queue.active import ActiveMessage, recipient_keys
-from zonemta_py.queue.batch import CommitFuture, DoneCallback, WriteBatch
+from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Waiting
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.upkeep.changes import Change, Deletion, Hold, Return, Withdrawal
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
@@ -29,30 +29,6 @@ if TYPE_CHECKING:
 STEP = 250  # recipients in one turn of the loop and one batch
 
 _Step = list[tuple[bytes, Waiting]]
-
-
-@dataclass(slots=True)
-class _Withdrawal:
-    """Recipients of one message that neither a worker nor a timer takes until ``batch`` is on disk.
-
-    ``deferred``: key to due time (ms). ``due_keys``: what ``batch`` writes for the timer. ``busy``: how many
-    are in a transaction and were left alone. ``callbacks`` for the end of the batch.
-    """
-
-    active: ActiveMessage
-    batch: WriteBatch = field(default_factory=WriteBatch)
-    waiting: list[bytes] = field(default_factory=list)
-    deferred: dict[bytes, int] = field(default_factory=dict)
-    due_keys: list[bytes] = field(default_factory=list)
-    callbacks: list[DoneCallback] = field(default_factory=list)
-    busy: int = 0
-
-    @property
-    def count(self) -> int:
-        return len(self.waiting) + len(self.deferred)
-
-
-Write = Callable[[_Withdrawal, bytes, Waiting], None]
 
 
 class _Removed:
@@ -86,29 +62,19 @@ class Operator:
 
     async def delete(self, message: str, address: str | None = None) -> tuple[int, int]:
         """Remove a message's recipients, or one; returns (removed, left because in flight)."""
-        now_ms = self._queue.now()
+        return await self._change(message, address, Deletion(self._queue))
 
-        def write(withdrawal: _Withdrawal, key: bytes, record: Waiting) -> None:
-            active = withdrawal.active
-            transitions.delete(withdrawal.batch, active.meta, key, record, now_ms)
-            active.remaining -= 1
-
-        return await self._change(message, address, write)
+    async def bounce(
+        self, message: str, address: str | None = None, reason: str = "returned by the operator"
+    ) -> tuple[int, int]:
+        """Return a message to its sender, or one recipient, as failed; returns (returned, left because in flight)."""
+        return await self._change(message, address, Return(self._queue, reason))
 
     async def hold(
         self, message: str, address: str | None = None, reason: str = "an operator"
     ) -> tuple[int, int]:
         """Hold a message's recipients, or one; returns (held, left because in flight)."""
-        now_ms = self._queue.now()
-
-        def write(withdrawal: _Withdrawal, key: bytes, record: Waiting) -> None:
-            meta = withdrawal.active.meta
-            transitions.hold(withdrawal.batch, meta, key, record, reason, now_ms)
-            due = keys.due_key(keys.HELD_MS, keys.parse_recipient(key)[0], message)
-            if due not in withdrawal.due_keys:
-                withdrawal.due_keys.append(due)
-
-        return await self._change(message, address, write, skip=_is_held)
+        return await self._change(message, address, Hold(self._queue, reason))
 
     async def release(self, message: str, address: str | None = None) -> int:
         """Make held recipients of a message ready now; returns how many."""
@@ -121,7 +87,7 @@ class Operator:
             for step, is_last in self._steps(active, address):
                 batch, woken, held = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
                 for key, record in step:
-                    if not _is_held(record) or key in queue.deferral.moving:
+                    if record.due_ms != keys.HELD_MS or key in queue.deferral.moving:
                         continue
                     zone, _, found = keys.parse_recipient(key)
                     fresh = record._replace(uncertain=0)
@@ -171,14 +137,8 @@ class Operator:
         record = readable(key, value) if value is not None else None
         return (key, record) if record is not None else None
 
-    async def _change(
-        self,
-        message: str,
-        address: str | None,
-        write: Write,
-        skip: Callable[[Waiting], bool] = lambda _: False,
-    ) -> tuple[int, int]:
-        """Take matching recipients out of window and timer, and ``write`` their transition."""
+    async def _change(self, message: str, address: str | None, change: Change) -> tuple[int, int]:
+        """Take matching recipients out of window and timer, and ``change`` them."""
         if not self._exists(message):
             return 0, 0
         queue, changed, busy = self._queue, 0, 0
@@ -186,8 +146,7 @@ class Operator:
         try:
             gone = _Removed(queue, message)
             for found, is_last in self._steps(active, address):
-                step = [each for each in found if not skip(each[1])]
-                withdrawal = self._withdraw(active.id, step, write, gone, is_last=is_last)
+                withdrawal = self._withdraw(active.id, found, change, gone, is_last=is_last)
                 await self._submit(withdrawal)
                 changed, busy = changed + withdrawal.count, busy + withdrawal.busy
         finally:
@@ -195,14 +154,16 @@ class Operator:
         return changed, busy
 
     def _withdraw(
-        self, message: str, step: _Step, write: Write, gone: _Removed, *, is_last: bool
-    ) -> _Withdrawal:
-        """Take recipients out of window and timer, and ``write`` their transition and what follows from it."""
+        self, message: str, step: _Step, change: Change, gone: _Removed, *, is_last: bool
+    ) -> Withdrawal:
+        """Take recipients out of window and timer, and write their ``change`` and what follows from it."""
         queue = self._queue
         active = queue.acquire_message(message)
-        withdrawal, remaining = _Withdrawal(active), active.remaining
+        withdrawal, remaining, notes = Withdrawal(active), active.remaining, list(active.notes)
         try:
             for key, record in step:
+                if change.skips(record):
+                    continue
                 if key.startswith(keys.DEFERRED) and key not in queue.deferral.moving:
                     withdrawal.deferred[key] = record.due_ms
                 elif key.startswith(keys.WAITING) and self._window_of(key).withdraw(key):
@@ -210,14 +171,16 @@ class Operator:
                 else:
                     withdrawal.busy += 1
                     continue
-                write(withdrawal, key, record)
+                change.write(withdrawal, key, record)
             gone.add(withdrawal.waiting, withdrawal.deferred)
             if is_last:
                 gone.delete_unused(withdrawal.batch, {*withdrawal.waiting, *withdrawal.deferred})
             if active.remaining == 0 < remaining:
                 withdrawal.callbacks += queue.end_message(withdrawal.batch, active)
+            elif is_last:
+                change.finish(withdrawal)
         except BaseException:
-            active.remaining = remaining
+            active.remaining, active.notes = remaining, notes
             self._restore(withdrawal)
             raise
         queue.deferral.moving.update(withdrawal.deferred)
@@ -226,13 +189,13 @@ class Operator:
     def _window_of(self, key: bytes) -> ReadyWindow:
         return self._queue.windows.zone(keys.parse_recipient(key)[0])
 
-    def _restore(self, withdrawal: _Withdrawal) -> None:
+    def _restore(self, withdrawal: Withdrawal) -> None:
         """Nothing was written: the recipients stay as they were."""
         for key in withdrawal.waiting:
             self._window_of(key).restore(key)
         self._queue.release_message(withdrawal.active)
 
-    def _submit(self, withdrawal: _Withdrawal) -> CommitFuture:
+    def _submit(self, withdrawal: Withdrawal) -> CommitFuture:
         """Write the batch of ``withdrawal``."""
         queue, batch = self._queue, withdrawal.batch
         if not batch.ops:
@@ -246,7 +209,7 @@ class Operator:
         batch.future.add_done_callback(partial(self._written, withdrawal))
         return queue.commits.submit(batch)
 
-    def _written(self, withdrawal: _Withdrawal, failure: QueueUnavailable | None) -> None:
+    def _written(self, withdrawal: Withdrawal, failure: QueueUnavailable | None) -> None:
         if failure is not None:
             return  # the next boot finds everything as it was
         queue = self._queue
@@ -257,7 +220,3 @@ class Operator:
             self._window_of(key).forget([key])
         for due in withdrawal.due_keys:
             queue.deferral.written(due)
-
-
-def _is_held(record: Waiting) -> bool:
-    return record.due_ms == keys.HELD_MS

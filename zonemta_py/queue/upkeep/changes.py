@@ -1,0 +1,130 @@
+"""What an operator's commands do with each recipient: remove it, return it to the sender, hold it."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.queue import transitions
+from zonemta_py.queue.active import ActiveMessage
+from zonemta_py.queue.batch import DoneCallback, WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Note, Waiting
+from zonemta_py.queue.outcome import Outcome
+from zonemta_py.queue.submitter_queues import QueuedRecipient
+
+if TYPE_CHECKING:
+    from zonemta_py.queue.queue import Queue
+
+
+@dataclass(slots=True)
+class Withdrawal:
+    """Recipients of one message that neither a worker nor a timer takes until ``batch`` is on disk.
+
+    ``deferred``: key to due time (ms). ``due_keys``: what ``batch`` writes for the timer. ``busy``: how many
+    are in a transaction and were left alone. ``callbacks`` for the end of the batch.
+    """
+
+    active: ActiveMessage
+    batch: WriteBatch = field(default_factory=WriteBatch)
+    waiting: list[bytes] = field(default_factory=list)
+    deferred: dict[bytes, int] = field(default_factory=dict)
+    due_keys: list[bytes] = field(default_factory=list)
+    callbacks: list[DoneCallback] = field(default_factory=list)
+    busy: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many recipients are withdrawn."""
+        return len(self.waiting) + len(self.deferred)
+
+
+class Change(Protocol):
+    """What a command does."""
+
+    def skips(self, record: Waiting) -> bool:
+        """Whether a recipient stays as it is."""
+
+    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+        """Write the transition of one recipient into the batch."""
+
+    def finish(self, withdrawal: Withdrawal) -> None:
+        """Write what follows from all steps; not called when the message has ended. Raises LocalError."""
+
+
+class Deletion:
+    """Recipients are removed without a report."""
+
+    def __init__(self, queue: "Queue") -> None:
+        self._now_ms = queue.now()
+
+    def skips(self, record: Waiting) -> bool:
+        """None is skipped."""
+        return False
+
+    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+        """Remove one."""
+        active = withdrawal.active
+        transitions.delete(withdrawal.batch, active.meta, key, record, self._now_ms)
+        active.remaining -= 1
+
+    def finish(self, withdrawal: Withdrawal) -> None:
+        """Nothing follows."""
+
+
+class Return:
+    """Recipients fail, and the sender gets a report: one on all of them, with the last step."""
+
+    def __init__(self, queue: "Queue", reason: str) -> None:
+        self._queue = queue
+        self._now_ms = queue.now()
+        self._attempt = Attempt("operator", 0, "5.0.0", reason)
+        self._notes: list[Note] = []
+
+    def skips(self, record: Waiting) -> bool:
+        """None is skipped."""
+        return False
+
+    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+        """End one as bounced, and note it for the report."""
+        active, batch = withdrawal.active, withdrawal.batch
+        zone, message, address = keys.parse_recipient(key)
+        recipient = QueuedRecipient(key, zone, message, address, record)
+        outcome = Outcome(recipient, OutcomeKind.BOUNCED, self._attempt)
+        transitions.settle(batch, active.meta, None, [outcome], "", self._now_ms)
+        for note in self._queue.reports.notes(active, [outcome]):
+            transitions.note(batch, message, note)
+            active.notes.append(note)
+            self._notes.append(note)
+        active.remaining -= 1
+
+    def finish(self, withdrawal: Withdrawal) -> None:
+        """Report now: other recipients of the message may wait for days."""
+        active = withdrawal.active
+        withdrawal.callbacks += self._queue.add_report(withdrawal.batch, active, self._notes)
+        reported = {note.recipient_index for note in self._notes}
+        active.notes = [note for note in active.notes if note.recipient_index not in reported]
+
+
+class Hold:
+    """Recipients stay, unsent, until they are released."""
+
+    def __init__(self, queue: "Queue", reason: str) -> None:
+        self._now_ms = queue.now()
+        self._reason = reason
+
+    def skips(self, record: Waiting) -> bool:
+        """Those that are held already."""
+        return record.due_ms == keys.HELD_MS
+
+    def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
+        """Hold one."""
+        transitions.hold(
+            withdrawal.batch, withdrawal.active.meta, key, record, self._reason, self._now_ms
+        )
+        zone, message, _ = keys.parse_recipient(key)
+        due = keys.due_key(keys.HELD_MS, zone, message)
+        if due not in withdrawal.due_keys:
+            withdrawal.due_keys.append(due)
+
+    def finish(self, withdrawal: Withdrawal) -> None:
+        """Nothing follows."""
