@@ -9,8 +9,14 @@ import pytest
 
 import zonemta_py
 from tests.kit.deadlines import scaled
-from tests.kit.relay import empty, ledger, staged
+from tests.kit.relay import empty, ledger, logged_events, staged
 from zonemta_py import NotAccepted, Relay
+from zonemta_py.policies import split_by_domain
+from zonemta_py.queue.active import read_message, recipients_of
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import read_waiting
+from zonemta_py.sink.script import Rule, Step
+from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
 
 EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"
 
@@ -84,3 +90,49 @@ async def test_a_message_that_breaks_off(directory: Path) -> None:
         with pytest.raises(ValueError, match="changed its mind"):
             await relay.enqueue("s@a.example", ["u@d.example"], broken())
         await empty(relay)
+
+
+async def test_what_smtp_clients_say_with_parameters(directory: Path) -> None:
+    """NOTIFY, ORCPT, RET, ENVID and a zone; each is refused as SMTP refuses it."""
+    async with staged(directory) as stage:
+        config = stage.config(zones={"bulk": {"retry": {"delays": ["1h"]}}})
+        await stage.receiver("d.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        async with Relay(config) as relay:
+            message = await relay.enqueue(
+                "s@a.example", ["u@d.example", "v@d.example"], b"Subject: x\n\nhi\n", zone="bulk", envid="x1",
+                notify="SUCCESS,FAILURE", ret="HDRS", orcpt={"v@d.example": "rfc822;w@a.example"},
+            )  # fmt: skip
+            with relay.queue.store.frozen() as view:
+                meta, _ = read_message(view, message)
+                records = {
+                    keys.parse_recipient(key)[2]: read_waiting(value)
+                    for key, value in recipients_of(view, message, meta.zones)
+                }
+            assert (meta.zones, meta.ret, meta.envid) == (("bulk",), "HDRS", "x1")
+            assert {record.notify for record in records.values()} == {SUCCESS | FAILURE}
+            assert records["v@d.example"].orcpt == "rfc822;w@a.example"
+            for wrong in (
+                {"notify": "SOMETIMES"}, {"ret": "ALL"}, {"envid": "a b"}, {"orcpt": {"u@d.example": "w@a.example"}},
+                {"zone": "none"},
+            ):  # fmt: skip
+                with pytest.raises(NotAccepted, match="501 5"):
+                    await relay.enqueue("s@a.example", ["u@d.example"], b"x", **wrong)
+            with pytest.raises(TypeError, match="unexpected keyword argument 'nofity'"):
+                await relay.enqueue("s@a.example", ["u@d.example"], b"x", nofity="NEVER")
+
+
+async def test_every_id_of_a_split_message(directory: Path) -> None:
+    async with staged(directory) as stage:
+        for domain in ("d.example", "e.example"):
+            await stage.receiver(domain)
+        relay = Relay(stage.config(), policies=[split_by_domain])
+        async with relay:
+            to = ["u@d.example", "u@e.example", "v@e.example"]
+            message = await relay.enqueue("s@a.example", to, b"Subject: x\n\nhi\n", key="k")
+            assert message == message.all[0]
+            again = await relay.enqueue("s@a.example", to, b"Subject: x\n\nhi\n", key="k")
+            assert (again, again.all) == (message, ())
+            await empty(relay)
+        accepted = [event["message"] for event in logged_events(directory, "accepted")]
+        assert sorted(message.all) == sorted(accepted)
+        assert len(accepted) == 2

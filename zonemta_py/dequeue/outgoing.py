@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
+from zonemta_py.core.errors import NotAccepted
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.envelope import Info, Recipient
 from zonemta_py.dequeue.errors import BadArgument, NotInMessage, WrongOrder
-from zonemta_py.intake.inject import Injector
+from zonemta_py.intake.inject import Injector, rcpt
 from zonemta_py.routing import one_zone
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Rcpt
@@ -51,7 +52,14 @@ class _Outgoing:
     """The common part of both kinds: the envelope, and content that is not written yet."""
 
     def __init__(
-        self, channels: Channels, sender: str, zone: str | None, original: Original | None
+        self,
+        channels: Channels,
+        sender: str,
+        zone: str | None,
+        original: Original | None,
+        *,
+        ret: str = "",
+        envid: str = "",
     ) -> None:
         if zone is not None:
             channels.require(zone)
@@ -62,8 +70,8 @@ class _Outgoing:
         )
         self._sender = sender
         self._original = original
-        self._envid = original.info.envid if original is not None else ""
-        self._ret = original.info.ret if original is not None else ""
+        self._envid = original.info.envid if original is not None else envid
+        self._ret = original.info.ret if original is not None else ret
         self._recipients: list[Rcpt] = []
         self._fields: dict[str, list[str]] = {}
         self._pieces: list[bytes] = []
@@ -78,11 +86,13 @@ class _Outgoing:
         instead_of: Recipient | None = None,
         field: str = "",
         envelope: bool = True,
+        notify: str = "",
+        orcpt: str = "",
     ) -> None:
         """Add a recipient, before the first content.
 
         A ``Recipient`` of the dequeued message, or a new address ``instead_of`` one, keeps its ORCPT and
-        NOTIFY. ``field``: To or Cc, a header field to name it in; ``envelope=False``: only there.
+        NOTIFY; others have ``notify`` and ``orcpt``. ``field``: To or Cc, a header field to name it in; ``envelope=False``: only there.
         Raises WrongOrder, NotInMessage, BadArgument.
         """
         if self._finished or self._has_content:
@@ -97,7 +107,9 @@ class _Outgoing:
         except AddressError as exc:
             raise BadArgument(f"{address!r}: {exc}") from exc
         if envelope:
-            self._recipients.append(Rcpt(text, kept.notify, kept.orcpt) if kept else Rcpt(text))
+            self._recipients.append(
+                Rcpt(text, kept.notify, kept.orcpt) if kept else _rcpt(text, notify, orcpt)
+            )
         if field:
             self._fields.setdefault(field, []).append(text)
 
@@ -138,6 +150,13 @@ class _Outgoing:
     def _abort(self) -> None:
         self._finished = True
         self._injector.abort()
+
+
+def _rcpt(address: str, notify: str, orcpt: str) -> Rcpt:
+    try:
+        return rcpt(address, notify, orcpt)
+    except NotAccepted as exc:
+        raise BadArgument(str(exc)) from exc
 
 
 class AsyncOutgoing(_Outgoing):

@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
@@ -12,7 +13,7 @@ from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
-from zonemta_py.intake.inject import Injector, enqueue
+from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, Injector, enqueue
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue as StoredQueue
 from zonemta_py.routing import DEQUEUE_DESTINATION, make_router, one_zone
@@ -84,27 +85,26 @@ class Queue:
         sender: str,
         recipients: Iterable[str],
         message: bytes | AsyncIterable[bytes],
-        *,
-        zone: str = "default",
-        key: str = "",
-        user: str = "",
-    ) -> str:
-        """Add a message to ``zone``; returns its queue id once it is on disk. See ``Relay.enqueue``.
+        **options: Unpack[EnqueueOptions],
+    ) -> AcceptedId:
+        """Add a message to a zone, ``default`` without one; returns its queue id once it is on disk.
 
-        Raises NotAccepted, NoSuchZone; LocalError when the queue is not open.
+        See ``Relay.enqueue``. Raises NotAccepted, NoSuchZone; LocalError when the queue is not open.
         """
-        channels = self.channels
+        channels, zone = self.channels, options.get("zone", "default")
         channels.zone(zone)
         context = channels.context
         injector = Injector(
             context.queue, one_zone(zone), self.config, context.hostname, disk_space=context.disk_space
         )
-        return await enqueue(injector, sender, recipients, message, key=key, user=user)
+        return await enqueue(injector, sender, recipients, message, **options)
 
-    def start(self, sender: str, *, zone: str = "default") -> AsyncOutgoing:
+    def start(
+        self, sender: str, *, zone: str = "default", ret: str = "", envid: str = ""
+    ) -> AsyncOutgoing:
         """New mail, written in pieces: ``to``, ``write``, ``finish``. Raises NoSuchZone."""
         self.channels.zone(zone)
-        return AsyncOutgoing(self.channels, sender, zone, None)
+        return AsyncOutgoing(self.channels, sender, zone, None, ret=ret, envid=envid)
 
 
 def _settings(path: Path) -> Config:

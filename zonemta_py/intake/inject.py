@@ -1,6 +1,7 @@
 """Mail from a program in this process: the same checks, stamps, zones and guarantees as over SMTP."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from typing import TypedDict, Unpack
 
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
@@ -16,6 +17,7 @@ from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.smtp.commands import Rcpt
+from zonemta_py.smtp.dsn_params import UNSET, parse_notify, valid_envid, valid_orcpt
 from zonemta_py.storage.disk_space import DiskSpace
 
 PROTOCOL = "local"  # in the Received field
@@ -68,6 +70,10 @@ class Injector:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
+        if ret not in ("", "FULL", "HDRS"):
+            raise NotAccepted(f"501 5.5.4 RET={ret} is neither FULL nor HDRS")
+        if envid and not valid_envid(envid):
+            raise NotAccepted(f"501 5.5.4 ENVID={envid} is not xtext (RFC 3461 section 4)")
         unique = list({rcpt.address: rcpt for rcpt in normalised}.values())
         self._check_room(len(unique))
         envelope = MessageEnvelope(sender, unique, origin, True, ret, envid)
@@ -104,7 +110,7 @@ class Injector:
         if wait_for is not None:
             await wait_for
 
-    async def finish(self) -> str:
+    async def finish(self) -> "AcceptedId":
         """The message's id, once it is on disk. Raises NotAccepted."""
         assert self._receiver is not None
         receiver = self._receiver
@@ -113,7 +119,7 @@ class Injector:
         await receiver.finish()
         if receiver.result is None:
             raise NotAccepted(receiver.refusal)
-        return receiver.result.id
+        return AcceptedId(receiver.result.id, receiver.result.all)
 
     def abort(self) -> None:
         """Discard the message; does nothing after the end."""
@@ -121,26 +127,76 @@ class Injector:
             self._receiver.abort()
 
 
+class EnqueueOptions(TypedDict, total=False):
+    """The keyword arguments of ``enqueue``.
+
+    ``key``: a submission key; for a repetition the id is the first message's. ``user``: the submitter.
+    ``notify`` (for every recipient), ``ret``, ``envid`` and ``orcpt`` (by address): the parameters of
+    RFC 3461 as SMTP writes them. ``zone``: of every recipient, instead of the routing.
+    """
+
+    key: str
+    user: str
+    notify: str
+    ret: str
+    envid: str
+    orcpt: Mapping[str, str]
+    zone: str
+
+
+class AcceptedId(str):
+    """The id of an accepted message. ``all``: those of every message that policies made of it."""
+
+    all: tuple[str, ...]
+
+    def __new__(cls, value: str, every: Sequence[str] = ()) -> "AcceptedId":
+        """``every``: empty for a repetition that stored nothing."""
+        made = super().__new__(cls, value)
+        made.all = tuple(every)
+        return made
+
+
 async def enqueue(
     injector: Injector,
     sender: str,
     recipients: Iterable[str],
     message: bytes | AsyncIterable[bytes],
-    *,
-    key: str = "",
-    user: str = "",
-) -> str:
-    """Accept a whole message; returns its id once it is on disk.
+    **options: Unpack[EnqueueOptions],
+) -> AcceptedId:
+    """Accept a whole message; returns its id once it is on disk. Raises NotAccepted.
 
-    ``key``: a submission key; for a repetition the id is the first message's. Raises NotAccepted.
+    The zone of ``options`` is a matter of the injector's router.
     """
+    unknown = set(options) - set(EnqueueOptions.__annotations__)
+    if unknown:
+        raise TypeError(f"enqueue() got an unexpected keyword argument '{min(unknown)}'")
+    notify, orcpt = options.get("notify", ""), options.get("orcpt", {})
     try:
-        await injector.begin(sender, map(Rcpt, recipients), key=key, user=user)
+        await injector.begin(
+            sender,
+            [rcpt(address, notify, orcpt.get(address, "")) for address in recipients],
+            key=options.get("key", ""),
+            user=options.get("user", ""),
+            ret=options.get("ret", ""),
+            envid=options.get("envid", ""),
+        )
         async for chunk in _chunks(message):
             await injector.write(chunk)
         return await injector.finish()
     finally:
         injector.abort()
+
+
+def rcpt(address: str, notify: str, orcpt: str) -> Rcpt:
+    """A recipient with the parameters of RFC 3461. Raises NotAccepted for one that SMTP would refuse."""
+    flags = parse_notify(notify) if notify else UNSET
+    if flags is None:
+        raise NotAccepted(
+            f"501 5.5.4 NOTIFY={notify} is not NEVER, or some of SUCCESS, FAILURE and DELAY"
+        )
+    if orcpt and not valid_orcpt(orcpt):
+        raise NotAccepted(f"501 5.5.4 ORCPT={orcpt} is not such as rfc822;user@example.com")
+    return Rcpt(address, flags, orcpt)
 
 
 async def _chunks(message: bytes | AsyncIterable[bytes]) -> AsyncIterator[bytes]:

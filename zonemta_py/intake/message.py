@@ -36,12 +36,13 @@ class AcceptResult(NamedTuple):
 
     ``stored``: id of the message that was stored; empty for a repetition without new recipients.
     ``first``: id of the message accepted first under the submission key; empty without a repetition.
-    ``recipients``: how many the stored message has.
+    ``recipients``: how many the stored message has. ``all``: ids of the messages that policies made of it.
     """
 
     stored: str
     first: str
     recipients: int
+    all: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -83,6 +84,7 @@ class MessageReceiver:
         self._hash: BodyHash | None = None
         self._size = 0
         self._writers: EnvelopeWriters | None = None  # under policies, once the header is complete
+        self._stored: tuple[str, ...] = ()
         self._unwritten = 0  # messages handed to the queue and not yet on disk
         self._failure: QueueUnavailable | None = None
         self._ended = False  # aborted, or handed to the queue
@@ -242,6 +244,7 @@ class MessageReceiver:
     def _hand_over(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
         """Hand ``messages`` to the queue, which stores them even when the client disconnects."""
         self._unwritten = len(messages)
+        self._stored = tuple(writer.id for writer, _ in messages)
         futures = [self._queue.accept(writer, message) for writer, message in messages]
         self._ended = True
         self._claim.hand_over()
@@ -261,7 +264,7 @@ class MessageReceiver:
         if self._failure is not None:
             self.refusal = UNWRITABLE
         else:
-            self.result = AcceptResult(self._writer.id, self._claim.first, len(self._new))
+            self.result = AcceptResult(self._writer.id, self._claim.first, len(self._new), self._stored)
         faults.reach("reply.unsent")
         self._finished.set_result()
 

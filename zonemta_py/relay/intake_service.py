@@ -62,11 +62,11 @@ class IntakeService:
             Part("the HTTP listener", self._listen_http, self._drain_http),
         ]
 
-    def injector(self) -> Injector:
-        """For one message of this program, or of an HTTP client."""
+    def injector(self, router: Router | None = None) -> Injector:
+        """For one message of this program, or of an HTTP client; ``router`` instead of the configured one."""
         policies = self._hooks.envelope_policies(self._config)
         return Injector(
-            self._queue, self._router, self._config, self._hostname, policies, self._disk_space
+            self._queue, router or self._router, self._config, self._hostname, policies, self._disk_space
         )
 
     async def _listen(self) -> None:

@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
@@ -13,13 +14,13 @@ from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config, Processes
 from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
-from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.dequeue.channel import Channels
-from zonemta_py.intake.inject import enqueue
+from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.queue.outbox import Exporter
@@ -32,7 +33,7 @@ from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
 from zonemta_py.relay.reload import changed_keys, check_reloadable
 from zonemta_py.relay.takeover import OrphanRecovery
-from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router
+from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router, one_zone
 from zonemta_py.schedule.retry import Backoff
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage
@@ -152,15 +153,18 @@ class Relay:
         sender: str,
         recipients: Iterable[str],
         message: bytes | AsyncIterable[bytes],
-        *,
-        key: str = "",
-        user: str = "",
-    ) -> str:
+        **options: Unpack[EnqueueOptions],
+    ) -> AcceptedId:
         """Accept a message from this program; returns its queue id once it is on disk.
 
-        ``key`` is a submission key: a message with the same key again is not sent twice. Raises NotAccepted.
+        ``options``: see ``EnqueueOptions``; with the same ``key`` again a message is not sent twice. Raises
+        NotAccepted.
         """
-        return await enqueue(self._intake.injector(), sender, recipients, message, key=key, user=user)
+        zone = options.get("zone")
+        if zone is not None and zone not in self._config.zones:
+            raise NotAccepted(f"501 5.1.3 There is no zone '{zone}'")
+        injector = self._intake.injector(one_zone(zone) if zone is not None else None)
+        return await enqueue(injector, sender, recipients, message, **options)
 
     async def start(self) -> None:
         """Start all parts. Raises ConfigError or LocalError, with everything closed again."""
