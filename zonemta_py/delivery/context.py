@@ -23,4 +23,5 @@ class DeliveryContext:
     disk_space: DiskSpace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.disk_space = DiskSpace(self.config.queue.directory, self.config.queue.min_free_disk)
+        settings = self.config.queue
+        self.disk_space = DiskSpace(settings.directory, settings.min_free_disk, self.queue.store.space)

@@ -114,7 +114,8 @@ class Intake:
     """All listeners of one process.
 
     ``sockets``: those of each listener, in the order of the configuration. The process is number
-    ``index`` (from 0) of ``processes``, among which every ``max_sessions`` is divided.
+    ``index`` (from 0) of ``processes``, among which every ``max_sessions`` is divided. ``disk_space``: None
+    for that of the queue's directory.
     """
 
     def __init__(
@@ -124,8 +125,10 @@ class Intake:
         index: int = 0,
         processes: int = 1,
         hooks: Hooks = NO_HOOKS,
+        disk_space: DiskSpace | None = None,
     ) -> None:
         self._hooks = hooks
+        self._disk_space = disk_space
         self._queue = queue
         self._sockets = sockets
         self._index = index
@@ -148,9 +151,9 @@ class Intake:
 
     async def start(self, config: Config, prepared: Sequence[SessionSettings]) -> None:
         """Accept connections."""
-        room = DiskSpace(config.queue.directory, config.queue.min_free_disk)
+        space = self._disk_space or DiskSpace(config.queue.directory, config.queue.min_free_disk)
         for settings, sockets in zip(prepared, self._sockets, strict=True):
-            context = ListenerContext(settings, self._queue, room, self._passwords)
+            context = ListenerContext(settings, self._queue, space, self._passwords)
             self.listeners.append(Listener(context, sockets))
         for listener in self.listeners:
             await listener.start()

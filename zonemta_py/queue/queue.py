@@ -123,10 +123,15 @@ class Queue:
         Its chunks were submitted before, and nothing is written after a failed write.
         """
         batch = WriteBatch()
-        if upload.abandoned:
+        space = self.store.space()
+        is_full = space is not None and space.free <= 0
+        if upload.abandoned or is_full:
             if new.key is not None:
                 self.idempotency_keys.release(new.key[0])
-            batch.future.set_exception(QueueUnavailable(f"{upload.id}: its chunks are not complete"))
+            if is_full:
+                self.abort(upload)
+            what = "the store is full" if is_full else "its chunks are not complete"
+            batch.future.set_exception(QueueUnavailable(f"{upload.id}: {what}"))
             return batch.future
         if upload.chunks:
             self._accepting.add(upload.id)

@@ -48,7 +48,9 @@ class IntakeService:
         self._router = router
         self._hooks = hooks
         self._processes = receivers
-        self._disk_space = DiskSpace(config.queue.directory, config.queue.min_free_disk)
+        self._disk_space = DiskSpace(
+            config.queue.directory, config.queue.min_free_disk, queue.store.space
+        )
         self._log_level = log_level
         self.addresses: list[HostPort] = []
         self.intake: Intake | None = None
@@ -86,7 +88,9 @@ class IntakeService:
             )
             await self.receivers.start()
         else:
-            self.intake = Intake(self._queue, by_process[0], hooks=self._hooks)
+            self.intake = Intake(
+                self._queue, by_process[0], hooks=self._hooks, disk_space=self._disk_space
+            )
             await self.intake.start(config, self.prepare(config, self._hostname, self._router))
 
     async def _listen_http(self) -> None:

@@ -9,7 +9,7 @@ in a thread.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
 
@@ -48,6 +48,13 @@ class View(Protocol):
         """Yield the keys that ``scan`` would yield. Raises QueueCorrupt."""
 
 
+class Space(NamedTuple):
+    """Bytes that a store can still take, and in all; ``free`` is negative when it has more than it should."""
+
+    free: int
+    total: int
+
+
 class Store(View, Protocol):
     """An open store. Opening raises QueueLocked when another process has it open."""
 
@@ -81,6 +88,9 @@ class Store(View, Protocol):
         Then ``get`` and ``scan`` block for each chunk: an event loop uses ``fetch_chunk``. Everything
         else is read from memory.
         """
+
+    def space(self) -> Space | None:
+        """Return the space of a store with a limit of its own; None: that of the disk counts."""
 
     def left_alone(self) -> Sequence[str]:
         """Return what the opening did not understand and left as it was, a text for each."""

@@ -18,7 +18,7 @@ import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.core.files import private_directory
-from zonemta_py.storage.interface import Access, Op
+from zonemta_py.storage.interface import Access, Op, Space
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
@@ -136,6 +136,10 @@ class LevelDBStore(LevelDBView):
     def is_remote(self) -> bool:
         """Return False."""
         return False
+
+    def space(self) -> Space | None:
+        """Return None: that of the disk counts."""
+        return None
 
     def left_alone(self) -> Sequence[str]:
         """Return nothing: what LevelDB cannot read it reports with each read."""

@@ -30,6 +30,10 @@ class LoopThread:
         """Return the result of ``work``, blocking. Raises LocalError, also when closed meanwhile."""
         return self._submit(work).result()
 
+    def start(self, work: Awaitable[object]) -> None:
+        """Run ``work`` until it ends or the thread is closed."""
+        self._submit(work)
+
     async def wait(self, work: Awaitable[T]) -> T:
         """Like ``run``, without blocking the calling loop."""
         return await asyncio.wrap_future(self._submit(work))

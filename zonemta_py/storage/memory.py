@@ -11,7 +11,7 @@ from typing import Any
 
 import sortedcontainers
 
-from zonemta_py.storage.interface import Op
+from zonemta_py.storage.interface import Op, Space
 
 _sorted: Any = sortedcontainers  # it has no type annotations
 
@@ -91,6 +91,10 @@ class MemoryStore:
     def is_remote(self) -> bool:
         """Return False."""
         return False
+
+    def space(self) -> Space | None:
+        """Return None: that of the disk counts."""
+        return None
 
     def left_alone(self) -> Sequence[str]:
         """Return nothing."""

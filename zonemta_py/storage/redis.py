@@ -4,6 +4,7 @@ The script first checks that the writer has the lease, and that the batch is the
 again because its answer was lost is applied once.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.interface import Op
+from zonemta_py.storage.interface import Op, Space
 from zonemta_py.storage.lease import PartitionLease
-from zonemta_py.storage.redis_client import RedisClient
+from zonemta_py.storage.redis_client import CLIENT_ERRORS, RedisClient
 from zonemta_py.storage.redis_scripts import ACQUIRE, RELEASE, RENEW, WRITE, RedisKeys, notifications_key
 from zonemta_py.storage.remote import RemoteBodyStore
 
 PAGE_KEYS = 1000  # of one request while loading
 REMOVED_CHUNKS_MAX = 256  # 16 MiB that Redis may hold in vain
+LOOK_EVERY_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,10 @@ class RedisLease:
         """See ``LeaseBackend``."""
         released = self._client.run(self._release(keys=[self._where.lease], args=[token]))
         if released and mail:
-            self._client.run(self._client.commands.rpush(self._notifications, self._name))
+            try:
+                self._client.run(self._client.commands.rpush(self._notifications, self._name))
+            except LocalError as exc:  # no memory is free; others look for mail now and then
+                log.warning("other relays are not notified: %s", exc)
 
 
 class RedisStore(RemoteBodyStore):
@@ -67,10 +72,31 @@ class RedisStore(RemoteBodyStore):
         self._script = self._client.commands.register_script(WRITE)
         self._written = 0  # batches
         self._removed_chunks: set[bytes] = set()  # out of the index, still in the hash
+        self._space: Space | None = None
         self._open()
+        self._client.thread.start(self._keep_looking(durable=settings.durability == "sync"))
 
     def _disconnect(self) -> None:
         self._client.close()
+
+    def space(self) -> Space | None:
+        """Return the memory of the server as it was some seconds ago; None when it has no limit."""
+        return self._space
+
+    async def _keep_looking(self, *, durable: bool) -> None:
+        """Look at memory and settings of the server, which may change while it runs."""
+        problem = ""
+        while True:
+            try:
+                self._space = await self._client.space()
+                if durable:
+                    await self._client.check_durability()
+                problem = ""
+            except (LocalError, *CLIENT_ERRORS) as exc:
+                if str(exc) != problem:
+                    log.critical("%s: %s", self._label, exc)
+                problem = str(exc)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     # ---- reading
 

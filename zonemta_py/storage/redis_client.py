@@ -14,10 +14,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from zonemta_py.config.schema import RedisSettings
 from zonemta_py.config.units import without_user_info
 from zonemta_py.core.errors import LocalError
+from zonemta_py.storage.interface import Space
 from zonemta_py.storage.loop_thread import LoopThread
 
 ANSWER_S = 5.0
 RETRIES = 6  # after a lost connection: for about three seconds
+
+CLIENT_ERRORS = (RedisError, OSError)
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class RedisClient:
             )
         except ValueError as exc:
             raise LocalError(f"queue.redis.url: {without_user_info(settings.url)}: {exc}") from exc
-        self.thread = LoopThread(label, label, (RedisError, OSError))
+        self.thread = LoopThread(label, label, CLIENT_ERRORS)
 
     def run(self, work: Awaitable[T]) -> T:
         """Return the answer, blocking. Raises LocalError."""
@@ -53,6 +56,12 @@ class RedisClient:
         """Disconnect."""
         self.thread.run(self.commands.aclose())
         self.thread.close()
+
+    async def space(self) -> Space | None:
+        """The memory of this Redis; None when it has no limit. Raises RedisError."""
+        memory = await self.commands.info("memory")
+        total = int(memory["maxmemory"])
+        return Space(total - int(memory["used_memory"]), total) if total else None
 
     async def check_durability(self) -> None:
         """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key."""

@@ -7,6 +7,9 @@
     PREFIX:notices         a list of names of partitions that were released with mail in them: hints
 
 The braces put all keys of a partition into one slot of a cluster.
+
+A Redis without free memory refuses a script whose first write could need more. The first write of these
+scripts is a DEL, so that a full queue can be opened and drained; new mail is refused before (decision 62).
 """
 
 # Keys: lease, keys, values, written. Arguments: the token, the number of the batch, how many keys are put,
@@ -18,6 +21,7 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local written = tonumber(redis.call('GET', KEYS[4]) or 0)
 if tonumber(ARGV[2]) == written then return 1 end
 if tonumber(ARGV[2]) ~= written + 1 then return -1 end
+redis.call('DEL', KEYS[4])
 redis.call('SET', KEYS[4], ARGV[2])
 local at = 5
 for _ = 1, tonumber(ARGV[3]) do
@@ -35,6 +39,7 @@ ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] then return false end
 if held then return held end
+redis.call('DEL', KEYS[2])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SET', KEYS[2], 0)
 return false
