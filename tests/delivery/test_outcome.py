@@ -1,5 +1,7 @@
 """From an attempt to an outcome, and from outcomes to the notes of a report."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,6 +122,22 @@ def test_a_policy_may_give_up() -> None:
     rules = RetryRules(RETRY, lambda context: None)
     outcome = decide_outcome(META, "normal", recipient(), GREYLISTED, rules, ACCEPTED_MS, 0)
     assert outcome.kind is OutcomeKind.EXPIRED
+
+
+@pytest.mark.parametrize(
+    ("policy", "now_ms", "kind"),
+    [
+        ("function", ACCEPTED_MS, OutcomeKind.BOUNCED), ("function", ACCEPTED_MS + HOUR_MS, OutcomeKind.EXPIRED),
+        ("backoff", ACCEPTED_MS + HOUR_MS, OutcomeKind.BOUNCED), ("quadratic", ACCEPTED_MS, OutcomeKind.EXPIRED),
+    ],
+)  # fmt: skip
+def test_the_reason_when_a_function_gives_up(policy: str, now_ms: int, kind: OutcomeKind) -> None:
+    """Not that the message is too old, unless it is: the reply of the server."""
+    rules = RetryRules(replace(RETRY, policy=policy), lambda context: None)
+    outcome = decide_outcome(META, "normal", recipient(), GREYLISTED, rules, now_ms, 0)
+    assert outcome.kind is kind
+    [note] = report_notes(META, [outcome], RETRY, now_ms)
+    assert (note.expired, note.status, note.text) == (kind is OutcomeKind.EXPIRED, "4.7.1", "later")
 
 
 def test_what_a_policy_sees() -> None:

@@ -86,6 +86,7 @@ async def test_a_reserve(directory: Path) -> None:
             store = relay.queue.store
             assert isinstance(store, redis_store.RedisStore)
             commands = store._client.commands
+
             async def reply() -> str:
                 async with await RawClient.connect(relay.addresses[0].port) as client:
                     await client.ehlo()

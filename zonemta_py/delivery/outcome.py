@@ -42,7 +42,8 @@ def decide_outcome(
 ) -> Outcome:
     """The outcome of ``attempt`` for ``recipient``; ``spread`` (0 to 1) scales the jitter of the delay.
 
-    A temporary failure after which the policy names no further attempt expires the recipient.
+    A temporary failure after which the policy names no further attempt expires the recipient; one that a
+    function gives up before its time fails for the reason of its last attempt.
     """
     meaning = verdict_of(attempt)
     if meaning is Verdict.DELIVERED:
@@ -65,7 +66,9 @@ def decide_outcome(
     )
     due_ms = next_attempt(rules.policy, context, spread * rules.settings.jitter / 100)
     if due_ms is None:
-        return Outcome(recipient, OutcomeKind.EXPIRED, attempt)
+        policy = rules.settings.policy
+        by_function = policy == "backoff" or (policy == "function" and now_ms < context.end_ms)
+        return Outcome(recipient, OutcomeKind.BOUNCED if by_function else OutcomeKind.EXPIRED, attempt)
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
