@@ -230,3 +230,18 @@ async def test_repair_keeps_holds_and_the_reports_that_are_owed(directory: Path)
         async with relaying(config):
             await until(lambda: home.messages, "the report on no1")
             assert b"no1@a.example" in home.messages[0].data
+
+
+async def test_the_event_log_of_two_relays(directory: Path) -> None:
+    """The audit says how many recipients the other one accepted."""
+    async with staged(directory) as stage:
+        await fill(stage, 2)
+        async with relaying(stage.config(queue={"directory": "other", "min_free_disk": "1MiB"})) as relay:
+            for n in range(3):
+                await send(relay, [f"x{n}@a.example"], BODY)
+            await empty(relay)
+            other = relay.queue.node
+        await asyncio.to_thread(stage.config)
+    result = await go(directory, "audit")
+    assert f"3 recipients were accepted by node {other}, and this queue is of node" in result.stdout
+    assert rows(await go(directory, "audit", "--json"))[-1]["other_nodes"] == {other: 3}

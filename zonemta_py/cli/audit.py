@@ -34,7 +34,8 @@ def audit(config_path: Path, as_json: bool) -> None:
 
     For each zone and day of acceptance: accepted = queued + delivered + bounced + expired + deleted
     + lost. Lists every uncertain delivery: the relay crashed between the peer's reply and recording it,
-    so the recipient may get the message twice. Names damaged and missing segments of the event log. Exits
+    so the recipient may get the message twice. Counts recipients that other nodes accepted: other relays
+    with the same event log, or this queue before an import. Names damaged and missing segments of the event log. Exits
     1 when a recipient does not have exactly one outcome or state, or the event log is not whole. The relay
     may be running.
 
@@ -49,7 +50,7 @@ def audit(config_path: Path, as_json: bool) -> None:
         damage: list[str] = []
         for record in read_log(config.events.directory, damage):
             if record["node"] != queue["node"] or not queue["seq"] or record["seq"] <= queue["seq"]:
-                found.history.add(record)
+                found.add(record, queue["node"])
         damage += gaps(config.events.directory, {queue["node"]: queue["exported"]})
     problems = damage + list(found.problems())
     rows = list(found.rows())
@@ -60,8 +61,13 @@ def audit(config_path: Path, as_json: bool) -> None:
             print_json({"uncertain": record})
         for problem in problems:
             print_json({"problem": problem})
-        print_json({"problems": len(problems), "uncertain": len(found.history.uncertain)})
+        counts = {"problems": len(problems), "uncertain": len(found.history.uncertain)}
+        print_json({**counts, "other_nodes": found.others})
     else:
+        for node, count in found.others.items():
+            echo(
+                f"{count} recipients were accepted by node {node}, and this queue is of node {queue['node']}"
+            )
         _print(rows, found.history.uncertain, problems)
     if problems:
         sys.exit(EXIT_FAILED)
@@ -74,7 +80,7 @@ def _add_queue(found: Audit, config_path: Path) -> Row:
         if "seq" in row:
             queue = row
         for line in row.get("events", "").splitlines():
-            found.history.add(from_json(line))
+            found.add(from_json(line), queue["node"])
         for message, index, zone in row.get("recipients", ()):
             found.add_place(message, index, zone)
     return queue

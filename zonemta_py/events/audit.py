@@ -15,10 +15,14 @@ PROBLEMS_MAX = 1000  # named of each kind
 
 
 class Audit:
-    """``add_place`` for each recipient in the queue, ``history.add`` for each record, then ``rows``."""
+    """``add_place`` for each recipient in the queue, ``add`` for each record, then ``rows``.
+
+    ``others``: recipients accepted by other nodes, by node: another relay, or this queue before an import.
+    """
 
     def __init__(self) -> None:
         self.history = RecipientHistory()
+        self.others: Counter[str] = Counter()
         self._places: dict[RecipientId, str] = {}
         self._two_places: list[RecipientId] = []
 
@@ -28,6 +32,13 @@ class Audit:
         if recipient_id in self._places:
             self._two_places.append(recipient_id)
         self._places[recipient_id] = zone
+
+    def add(self, record: dict[str, Any], node: str) -> None:
+        """Add a record of the event log or of the outbox; ``node`` is that of the queue."""
+        before = len(self.history.zones)
+        self.history.add(record)
+        if record["event"] == "accepted" and record["node"] != node:
+            self.others[record["node"]] += len(self.history.zones) - before
 
     def problems(self) -> Iterator[str]:
         """Recipients without exactly one outcome or place."""

@@ -56,10 +56,10 @@ def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
     """Seal what ``recover`` left open. The outbox must not hold their events any more. Raises OSError."""
     for path in open_segments(directory, node):
         name = path.name[1 : -len(".open")]
-        sealed = sealed_segments(directory, node)
-        before = [read_trailer(p).last for p in sealed if p.name < f"{name}.jsonl.zst"][-1:]
-        trailer = trailer_of(path.read_bytes(), path, max(before, default=0))
-        _replace(path, path.read_bytes() + trailer.pack())
+        before = [p for p in sealed_segments(directory, node) if p.name < f"{name}.jsonl.zst"]
+        data = path.read_bytes()
+        trailer = trailer_of(data, path, read_trailer(before[-1]).last if before else 0)
+        _replace(path, data + trailer.pack())
         publish(directory, path, name, now_ms)
 
 
