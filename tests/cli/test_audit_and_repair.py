@@ -236,7 +236,9 @@ async def test_the_event_log_of_two_relays(directory: Path) -> None:
     """The audit says how many recipients the other one accepted."""
     async with staged(directory) as stage:
         await fill(stage, 2)
-        async with relaying(stage.config(queue={"directory": "other", "min_free_disk": "1MiB"})) as relay:
+        async with relaying(
+            stage.config(queue={"directory": "other", "min_free_disk": "1MiB"})
+        ) as relay:
             for n in range(3):
                 await send(relay, [f"x{n}@a.example"], BODY)
             await empty(relay)

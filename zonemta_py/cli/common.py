@@ -14,7 +14,7 @@ from rich.table import Table
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import to_json
-from zonemta_py.core.errors import ConfigError, LocalError, QueueLocked
+from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -58,6 +58,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             fail(str(exc), EXIT_USAGE)
         except QueueLocked as exc:
             fail(str(exc), EXIT_LOCKED)
+        except QueueCorrupt as exc:
+            fail(f"{exc}; the queue is damaged: stop the relay and run `zonemta queue repair`")
         except LocalError as exc:
             fail(str(exc))
         except BrokenPipeError:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
-from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.events.recovery import last_seq, recover, seal_recovered
 from zonemta_py.events.retention import remove_old
 from zonemta_py.events.segments import Segment
@@ -82,6 +82,9 @@ class Exporter:
             return await step()
         except QueueUnavailable:
             raise
+        except QueueCorrupt as exc:
+            log.critical("events cannot be exported, repair the queue: %s", exc)
+            return None
         except Exception as exc:
             log.error("the event log cannot be written, events stay in the queue: %s", exc)
             return None
