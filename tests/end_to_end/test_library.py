@@ -125,7 +125,7 @@ async def test_every_id_of_a_split_message(directory: Path) -> None:
     async with staged(directory) as stage:
         for domain in ("d.example", "e.example"):
             await stage.receiver(domain)
-        relay = Relay(stage.config(), policies=[split_by_domain])
+        relay = Relay(stage.config(processes={}), policies=[split_by_domain])
         async with relay:
             to = ["u@d.example", "u@e.example", "v@e.example"]
             message = await relay.enqueue("s@a.example", to, b"Subject: x\n\nhi\n", key="k")
