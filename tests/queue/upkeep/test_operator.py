@@ -1,6 +1,7 @@
 """An operator's hold, release and delete in every order, beside windows that are closed and values that are damaged."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,12 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import FORMAT, Note
+from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.upkeep import operator
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -99,3 +104,57 @@ async def test_leased_the_moment_it_is_on_disk(directory: Path, monkeypatch: pyt
         await settle(queue, lease(queue, "y.example"), OutcomeKind.DELIVERED)
         monkeypatch.undo()
         await until(lambda: everything(queue.store) == [], "the last key to go")
+
+
+class CountedReports:
+    """Reports that are only counted."""
+
+    def __init__(self) -> None:
+        self.reported: list[list[str]] = []
+
+    def notes(self, active: ActiveMessage, outcomes: Sequence[Outcome]) -> Sequence[Note]:
+        return [
+            Note(
+                FORMAT, o.recipient.zone, o.recipient.record.recipient_index, o.recipient.address, "", "failed",
+                False, 1, 0, "operator", 0, "5.0.0", "x", "",
+            )
+            for o in outcomes
+        ]  # fmt: skip
+
+    def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
+        self.reported.append([note.recipient for note in notes])
+        return NO_EFFECTS
+
+
+async def test_a_return_beside_the_end_of_the_message(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delivery ends the message between two steps: the report on what was returned is that of its settle."""
+    monkeypatch.setattr(operator, "STEP", 1)
+    async with opened(directory) as queue:
+        reports = CountedReports()
+        monkeypatch.setattr(queue, "_reports", reports)
+        message = await accept(queue, "a@x.example", "b@y.example")
+        held = lease(queue, "y.example")
+        (count, busy), _ = await asyncio.gather(
+            queue.operator.bounce(message), settle(queue, held, OutcomeKind.DELIVERED)
+        )
+        assert (count, busy) in ((1, 0), (1, 1))
+        assert reports.reported == []
+        assert everything(queue.store) == []
+
+
+async def test_a_return_in_steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One report at the end of the command, on all that it returned; what stays is not in it."""
+    monkeypatch.setattr(operator, "STEP", 1)
+    async with opened(directory) as queue:
+        reports = CountedReports()
+        monkeypatch.setattr(queue, "_reports", reports)
+        message = await accept(queue, "a@x.example", "b@y.example", "c@x.example")
+        held = lease(queue, "y.example")
+        assert await queue.operator.bounce(message) == (2, 1)
+        assert reports.reported == [["a@x.example", "c@x.example"]]
+        assert held.active.notes == []
+        await settle(queue, held, OutcomeKind.DELIVERED)
+        assert len(reports.reported) == 1
+        assert everything(queue.store) == []

@@ -177,7 +177,7 @@ class Operator:
                 gone.delete_unused(withdrawal.batch, {*withdrawal.waiting, *withdrawal.deferred})
             if active.remaining == 0 < remaining:
                 withdrawal.callbacks += queue.end_message(withdrawal.batch, active)
-            elif is_last:
+            elif is_last and active.remaining:
                 change.finish(withdrawal)
         except BaseException:
             active.remaining, active.notes = remaining, notes
