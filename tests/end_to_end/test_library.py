@@ -10,13 +10,14 @@ import pytest
 import zonemta_py
 from tests.kit.deadlines import scaled
 from tests.kit.relay import empty, ledger, logged_events, staged
-from zonemta_py import NotAccepted, Relay
+from zonemta_py import NotAccepted, Relay, parse_config
 from zonemta_py.policies import split_by_domain
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
+from zonemta_py.storage.memory import MemoryStore
 
 EXAMPLE = Path(zonemta_py.__file__).parents[1] / "docs" / "examples" / "embedded.py"
 
@@ -136,3 +137,12 @@ async def test_every_id_of_a_split_message(directory: Path) -> None:
         accepted = [event["message"] for event in logged_events(directory, "accepted")]
         assert sorted(message.all) == sorted(accepted)
         assert len(accepted) == 2
+
+
+async def test_a_store_of_the_program(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no queue directory, and none is made."""
+    monkeypatch.chdir(directory)
+    text = "{listeners: [], hostname: r.example, events: {directory: log}}"
+    async with Relay(parse_config(text, Path("z.yaml")), store=MemoryStore()) as relay:
+        await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nhi\n")
+        assert not (directory / "var").exists()

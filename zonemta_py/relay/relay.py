@@ -107,8 +107,9 @@ class Relay:
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
-            Part("the control socket", control.start, close=control.close),
         ]
+        if config.queue.directory.is_dir():  # a program's own store needs none
+            parts.append(Part("the control socket", control.start, close=control.close))
         storage = open_shared_storage(config.queue) if self._takes_over else None
         if storage is not None:
             left_alone = {n for n, zone in config.zones.items() if zone.transport == DEQUEUE_TRANSPORT}
