@@ -10,6 +10,7 @@ import pytest
 
 import zonemta_py
 from zonemta_py import dequeue, policies
+from zonemta_py.queue import kannader
 
 SOURCE = Path(zonemta_py.__file__)
 LIBRARY = SOURCE.parents[1] / "docs" / "library.md"
@@ -47,7 +48,7 @@ def test_an_unknown_name() -> None:
         zonemta_py.Daemon
 
 
-@pytest.mark.parametrize("module", [zonemta_py, dequeue, policies], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [zonemta_py, dequeue, policies, kannader], ids=lambda m: m.__name__)
 def test_every_name_is_documented(module: object) -> None:
     """In docs/library.md, as code."""
     text = LIBRARY.read_text()

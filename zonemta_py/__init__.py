@@ -1,7 +1,7 @@
 """An outbound SMTP relay for bulk mail: zones, an embedded LevelDB queue, an event log of every recipient.
 
-The public API is ``__all__`` here, in ``zonemta_py.dequeue`` and in ``zonemta_py.policies``
-(docs/library.md); everything else is private and may change.
+The public API is ``__all__`` here, in ``zonemta_py.dequeue``, in ``zonemta_py.policies`` and in
+``zonemta_py.queue.kannader`` (docs/library.md); everything else is private and may change.
 """
 
 from importlib import import_module
@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # for type checkers; tests/test_package.py compares this with
     from zonemta_py.relay.relay import Relay as Relay
     from zonemta_py.schedule.retry import RetryContext as RetryContext
     from zonemta_py.smtp.reply import Reply as Reply
+    from zonemta_py.storage.interface import Space as Space
+    from zonemta_py.storage.interface import Store as Store
+    from zonemta_py.storage.interface import View as View
+    from zonemta_py.storage.memory import MemoryStore as MemoryStore
     from zonemta_py.transports.interface import LocalMessage as LocalMessage
     from zonemta_py.transports.interface import Parcel as Parcel
 
@@ -42,6 +46,8 @@ _NAMES_OF = {
     "zonemta_py.relay.relay": ("Relay",),
     "zonemta_py.schedule.retry": ("RetryContext",),
     "zonemta_py.smtp.reply": ("Reply",),
+    "zonemta_py.storage.interface": ("Space", "Store", "View"),
+    "zonemta_py.storage.memory": ("MemoryStore",),
     "zonemta_py.transports.interface": ("LocalMessage", "Parcel"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
