@@ -1,7 +1,7 @@
 """The long run: ``make crash``, or ``python -m tests.crash --kills 500``.
 
-Rounds of kills, each on a new queue: fault points and random moments alternate, every third round cuts the
-power as well (if there is a C compiler), every fifth runs on the filesystem store. Exits with 1 when a recipient was
+Rounds of kills, each on a new queue: fault points and random moments alternate, half of these with commands
+and signals before the kill (hold, release, flush, delete; SIGHUP, SIGALRM, SIGTERM). Every third round cuts the power as well (if there is a C compiler), every fifth runs on the filesystem store. Exits with 1 when a recipient was
 lost, or delivered twice without an ``uncertain`` event.
 """
 
@@ -29,8 +29,10 @@ async def _round(number: int, points: list[str], rng: random.Random) -> tuple[st
     disk = Disk(directory / "relay", directory / "scratch") if cuts else None
     async with Rounds(directory / "relay", rng, store=store, disk=disk, power_cuts=cuts) as rounds:
         for i in range(KILLS_A_ROUND):
-            if i % 2:
+            if i % 4 == 1:
                 await rounds.at_random()
+            elif i % 4 == 3:
+                await rounds.disturbed()
             else:
                 await rounds.at_point(points[(number * KILLS_A_ROUND + i) // 2 % len(points)])
         verdict = await rounds.finish()
@@ -70,7 +72,7 @@ def main() -> int:
         for text in [*verdict.lost[:3], *verdict.unnamed[:3], *verdict.problems[:3]]:
             print(f"  ! {text}", file=sys.stderr)
         print(f"round {number} ({how}): {json.dumps(row)}", file=sys.stderr, flush=True)
-    print(json.dumps({**total, "points": len(set(kills) - {"random"}), "seed": options.seed,
+    print(json.dumps({**total, "points": len(set(kills) - {"random", "disturbed"}), "seed": options.seed,
                       "minutes": round((monotonic_s() - began_s) / 60, 1)}))  # fmt: skip
     return 1 if total["lost"] or total["twice_and_not_named"] or total["problems"] else 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -161,6 +162,34 @@ class Rounds:
         finally:
             relay.kill()
         self._killed(name)
+
+    async def disturbed(self) -> None:
+        """Kill a relay at a random moment, with commands and signals before it, often while it stops."""
+        relay = self.start()
+        try:
+            await self.ready(relay)
+            commands = asyncio.create_task(asyncio.to_thread(self._disturb, relay))
+            await asyncio.sleep(self._rng.random() * 0.6)  # the random moment
+            if self._rng.random() < 0.5:
+                relay.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(self._rng.random() * 0.1)
+        finally:
+            relay.kill()
+        await commands
+        self._killed("disturbed")
+
+    def _disturb(self, relay: CommandProcess) -> None:
+        """Change messages and send signals until the relay is killed."""
+        queue, rng = self.directory / "queue", random.Random(self._rng.random())
+        deadline = Deadline(REACH_S)
+        while relay.process.poll() is None and not deadline.passed():
+            relay.process.send_signal(rng.choice((signal.SIGHUP, signal.SIGALRM)))
+            for row in _answers(queue, "list", {"limit": 20}):
+                kind = rng.choice(("hold", "release", "flush", "delete"))
+                arguments = {"message": row["message"]}
+                if kind == "delete" and rng.random() < 0.5:
+                    arguments["recipient"] = row["recipient"]
+                _answers(queue, kind, arguments)
 
     @staticmethod
     async def ready(relay: CommandProcess) -> None:
