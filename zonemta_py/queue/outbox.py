@@ -8,7 +8,7 @@ reads open segments only, so a segment is sealed after the keys of all its event
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from zonemta_py.config.schema import Events
@@ -56,10 +56,15 @@ class Exporter:
 
         A log that cannot be read or written is logged, and tried again in the background.
         """
-        await self._try(self._recover)
+        try:
+            await self._recover()
+        except QueueUnavailable:
+            raise
+        except Exception as exc:
+            _log_failure(exc)
         self._task = asyncio.create_task(self._run(), name="event-export")
 
-    async def _recover(self) -> bool:
+    async def _recover(self) -> None:
         loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
         found = await loop.run_in_executor(self._thread, recover, directory, node)
         if found:
@@ -74,32 +79,20 @@ class Exporter:
                 "see zonemta audit", directory, node, end, self._exported,
             )  # fmt: skip
         self._recovered = True
-        return True
-
-    async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool | None:
-        """The result of ``step``; None after an error, which is logged. Raises QueueUnavailable."""
-        try:
-            return await step()
-        except QueueUnavailable:
-            raise
-        except QueueCorrupt as exc:
-            log.critical("events cannot be exported, repair the queue: %s", exc)
-            return None
-        except Exception as exc:
-            log.error("the event log cannot be written, events stay in the queue: %s", exc)
-            return None
 
     async def _run(self) -> None:
         grew = self._queue.commits.outbox_grew
         while not self._stopping.is_set():
             grew.clear()
             try:
-                more = await self._try(self._step)
+                more = await self._step()
             except QueueUnavailable:
                 return
-            if more is None:
+            except Exception as exc:
+                _log_failure(exc)
                 await clock.wait_event(self._stopping, RETRY_S)
-            elif not more:
+                continue
+            if not more:
                 await clock.wait_event(grew, self._settings.rotate.age)
                 await clock.wait_event(self._stopping, GATHER_S)
 
@@ -207,6 +200,13 @@ class Exporter:
             if not self._in_doubt:
                 await self._seal_if_due(now=True)
         except Exception as exc:
-            log.error("the event log cannot be written, events stay in the queue: %s", exc)
+            _log_failure(exc)
         if self._segment is not None:
             self._segment.leave()
+
+
+def _log_failure(exc: Exception) -> None:
+    if isinstance(exc, QueueCorrupt):
+        log.critical("events cannot be exported, repair the queue: %s", exc)
+    else:
+        log.error("the event log cannot be written, events stay in the queue: %s", exc)
