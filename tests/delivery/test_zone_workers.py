@@ -164,6 +164,25 @@ async def test_a_destination_without_sessions_is_suspended(directory: Path) -> N
         assert stage.workers.describe("a.example") == ""
 
 
+async def test_a_probe_before_the_spilled_mail_is_on_disk(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds no mail to try; what is written then is tried without another probe."""
+    zone = replace(ZONE, connections_per_domain=1)
+    async with staged(directory, no_session, all_delivered, zone=zone) as stage:
+        with stage.before_the_workers():
+            for number in range(5):
+                await accept(stage.queue, f"{number}@a.example")
+        suspend = stage.queue.windows.suspend
+
+        def suspend_and_probe(zone: str, destination: str) -> None:
+            suspend(zone, destination)
+            asyncio.get_running_loop().call_soon(stage.workers.probe, None)
+
+        monkeypatch.setattr(stage.queue.windows, "suspend", suspend_and_probe)
+        await until(lambda: stage.count(WAITING) == 0, "the delivery of the others")
+
+
 async def test_the_end_of_a_suspension(directory: Path) -> None:
     """By itself, after the first delay of the retry policy."""
     zone = replace(ZONE, retry=replace(ZONE.retry, delays=(Seconds(0.2),)))

@@ -239,6 +239,7 @@ class ReadyWindows:
         def written(_: Exception | None) -> None:
             self.spilled(spills)
             self.feed(zone)
+            self.on_ready(zone, destination, False)  # an operator may have ended the suspension before
 
         batch.future.add_done_callback(written)
         self._commits.submit(batch)
