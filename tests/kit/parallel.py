@@ -1,6 +1,6 @@
-"""``pytest -p tests.kit.parallel --in-parallel PATH …``: the tests of a directory or file run in a pytest of their own.
+"""``pytest -p tests.kit.parallel --in-parallel DIRECTORY …``: the tests below DIRECTORY run in a pytest of their own.
 
-The option may be repeated, also for a path below another one. The reports become reports of the first process, after its own tests: one list
+The option may be repeated. The reports become reports of the first process, after its own tests: one list
 of failures, one closing line.
 """
 
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--in-parallel",
         type=Path,
-        metavar="PATH",
+        metavar="DIRECTORY",
         action="append",
         default=[],
         help="run its tests in another process",
@@ -64,21 +64,19 @@ class Sender:
 
 
 class Other:
-    """A process that runs the tests of ``path``, except those of ``left_out``. Its files are in ``scratch``."""
+    """A process that runs the tests of ``directory``."""
 
-    def __init__(self, path: Path, left_out: Sequence[Path], scratch: Path) -> None:
-        self.path = path
-        name = "-".join(path.parts[-2:])
-        self.reports = scratch / f"{name}.reports"
-        self._output = (scratch / f"{name}.output").open("w+b")
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        self.directory = directory
+        self.reports = scratch / f"{directory.name}.reports"
+        self._output = (scratch / f"{directory.name}.output").open("w+b")
         command = [
             "-m",
             "pytest",
             "-p",
             "tests.kit.parallel",
             f"--reports-to={self.reports}",
-            *(f"--ignore={other}" for other in left_out),
-            str(path),
+            str(directory),
         ]
         self.process = subprocess.Popen(
             [sys.executable, *command], stdout=self._output, stderr=self._output
@@ -97,15 +95,15 @@ class Other:
 
 
 class Receiver:
-    """In the first process: leaves the paths out, starts the other processes and reads their reports."""
+    """In the first process: leaves the directories out, starts the other processes and reads their reports."""
 
-    def __init__(self, config: pytest.Config, paths: Sequence[Path]) -> None:
+    def __init__(self, config: pytest.Config, directories: Sequence[Path]) -> None:
         self._config = config
-        self._paths = paths
+        self._directories = directories
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out the tests of the other processes."""
-        return True if collection_path in self._paths else None
+        return True if collection_path in self._directories else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -113,10 +111,7 @@ class Receiver:
         if session.config.option.collectonly:
             return (yield)
         with tempfile.TemporaryDirectory() as name:
-            others = [
-                Other(path, [each for each in self._paths if path in each.parents], Path(name))
-                for path in self._paths
-            ]
+            others = [Other(directory, Path(name)) for directory in self._directories]
             try:
                 result = yield
                 for other in others:
@@ -131,7 +126,7 @@ class Receiver:
         code = other.process.wait()
         if not self._replay(session, other.reports) and code != pytest.ExitCode.OK:
             text = f"its process ended with {code}:\n{other.output()}"
-            broken = pytest.CollectReport(str(other.path), "failed", text, [])
+            broken = pytest.CollectReport(str(other.directory), "failed", text, [])
             self._config.hook.pytest_collectreport(report=broken)
 
     def _replay(self, session: pytest.Session, path: Path) -> bool:
