@@ -41,8 +41,8 @@ def test_none_sends_no_report() -> None:
         "a string",
         True,
         BOUNCE._replace(header=b"not a header"),
-        BOUNCE._replace(header="Subject: text\r\n"),  # type: ignore[arg-type]
-        BOUNCE._replace(body=None),  # type: ignore[arg-type]
+        BOUNCE._replace(header="Subject: text\r\n"),  # type: ignore[arg-type]  # wrong on purpose
+        BOUNCE._replace(body=None),  # type: ignore[arg-type]  # wrong on purpose
         tuple(BOUNCE),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from tests.kit.queue import LATER, NO, OK, accept, lease, opened
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import parse_config
+from zonemta_py.config.units import Size
 from zonemta_py.config.zones import BounceSettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt, OutcomeKind
@@ -242,7 +243,7 @@ async def test_the_body_is_returned_by_ret_or_setting(
 
 @pytest.mark.parametrize("form", ["rfc3464", "qsbmf"])
 async def test_a_large_message_is_cut(reporting: Reporting, form: str) -> None:
-    reporting.with_bounce(BounceSettings(format=form, max_bytes=2000))  # type: ignore[arg-type]
+    reporting.with_bounce(BounceSettings(format=form, max_bytes=Size(2000)))
     body = b"".join(b"line %05d\r\n" % number for number in range(20_000))
     held = await reporting.lease("no1@a.example", body=body)
     report = text(only((await reporting.effects(held, BOUNCED)).reports))
@@ -256,7 +257,7 @@ async def test_a_damaged_body_is_left_out(reporting: Reporting) -> None:
     held = await reporting.lease("no1@a.example", body=b"x" * 100_000)
     held.active.body = None
     held.active.mark = held.active.mark._replace(crc=held.active.mark.crc ^ 1)
-    reporting.with_bounce(BounceSettings(max_bytes=1 << 20))  # type: ignore[arg-type]
+    reporting.with_bounce(BounceSettings(max_bytes=Size(1 << 20)))
     report = text(only((await reporting.effects(held, BOUNCED)).reports))
     assert b"no1@a.example" in report
     assert b"xxxx" not in report
@@ -303,8 +304,8 @@ async def test_a_defect_does_not_stop_a_settle(
     reporting: Reporting, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The outcome counts, and the defect is in the log."""
-    reporting.with_bounce(BounceSettings(format=None))  # type: ignore[arg-type]
-    reporting.router = None  # type: ignore[assignment]
+    reporting.with_bounce(BounceSettings(format=None))  # type: ignore[arg-type]  # wrong on purpose
+    reporting.router = None  # type: ignore[assignment]  # wrong on purpose
     held = await reporting.lease("no1@a.example")
     assert await reporting.effects(held, BOUNCED) == SettleEffects()
     assert "could be composed" in caplog.text

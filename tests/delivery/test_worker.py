@@ -17,7 +17,7 @@ from tests.delivery.agents import (
 )
 from tests.kit.queue import HEADER, ORIGIN, accept, events, everything, lease, opened, write
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.units import Seconds
+from zonemta_py.config.units import Percent, Seconds
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
@@ -34,7 +34,7 @@ from zonemta_py.schedule.scheduler import Destination
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
 from zonemta_py.transports.pipelining import DsnOptions
 
-ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=0))  # type: ignore[arg-type]
+ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=Percent(0)))
 
 
 @pytest.fixture

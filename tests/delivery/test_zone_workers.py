@@ -22,7 +22,7 @@ from tests.delivery.agents import (
 from tests.kit.deadlines import scaled, until
 from tests.kit.queue import accept, events, everything, opened
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.units import Rate, Seconds
+from zonemta_py.config.units import Percent, Rate, Seconds
 from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.delivery import zone_workers
@@ -36,7 +36,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
 from zonemta_py.storage.interface import Store
 
-ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=0))  # type: ignore[arg-type]
+ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=Percent(0)))
 
 
 # ---- the decision

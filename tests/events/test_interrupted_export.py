@@ -57,8 +57,8 @@ async def _first_boot(directory: Path, store: str) -> None:
         await accept(queue, "a@x.example")
         await exporter._export()
         await accept(queue, "b@x.example")
-        exporter._delete = _die  # type: ignore[method-assign]
-        with pytest.raises(OSError, match="ends here"):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="ends here"):
+            patch.setattr(exporter, "_delete", _die)
             await exporter._export()
         _dead(exporter)
 

@@ -4,13 +4,12 @@ import dataclasses
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from tests.kit.deadlines import Deadline
+from tests.kit.deadlines import until_blocking
 from tests.kit.servers import DURABLE, queue_settings, start_objects, start_redis
 from zonemta_py.config.schema import QueueSettings
 from zonemta_py.core.errors import QueueLocked
@@ -75,10 +74,12 @@ def stop_renewing(store: Store) -> None:
 
 def open_in_time(storage: SharedStorage) -> Store:
     """The partition ``one``, once its lease has expired."""
-    deadline = Deadline(20)
-    while True:
-        try:
-            return storage.open("one")
-        except QueueLocked:
-            assert not deadline.passed()
-            time.sleep(0.05)
+    opened: list[Store] = []
+
+    def is_open() -> bool:
+        with suppress(QueueLocked):
+            opened.append(storage.open("one"))
+        return bool(opened)
+
+    until_blocking(is_open, "the lease to expire")
+    return opened[0]

@@ -70,12 +70,17 @@ async def test_one_holder(make_lease: MakeLease) -> None:
     two.check()
 
 
-async def test_renewed_in_the_background(make_lease: MakeLease) -> None:
+async def test_renewed_in_the_background(make_lease: MakeLease, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease outlasts its length while its holder runs, and no longer."""
     one, two = make_lease(scaled(0.6)), make_lease()
     renewed: list[str] = []
     renew = one._backend.renew
-    one._backend.renew = lambda token: renewed.append(token) or renew(token)  # type: ignore[method-assign, func-returns-value]
+
+    def counted(token: str) -> bool:
+        renewed.append(token)
+        return renew(token)
+
+    monkeypatch.setattr(one._backend, "renew", counted)
     one.acquire()
     await until(lambda: len(renewed) >= 6, "renewals for twice the length")
     assert is_locked(two)

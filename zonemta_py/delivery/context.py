@@ -7,7 +7,6 @@ from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
-from zonemta_py.storage.disk_space import DiskSpace
 
 
 @dataclass(slots=True)
@@ -20,8 +19,3 @@ class DeliveryContext:
     router: Router
     hooks: Hooks = NO_HOOKS
     rng: Random = field(default_factory=Random)
-    disk_space: DiskSpace = field(init=False)
-
-    def __post_init__(self) -> None:
-        settings = self.config.queue
-        self.disk_space = DiskSpace(settings.directory, settings.min_free_disk, self.queue.store.space)

@@ -25,6 +25,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.requeue import copy_body, requeue
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy
+from zonemta_py.storage.disk_space import DiskSpace
 
 RECIPIENTS_MAX = 1_000_000  # of one lease
 
@@ -54,6 +55,11 @@ class Channels:
     all_zones: bool  # every zone may be dequeued, configured or not
     wakeups: dict[str, Callable[[], None]] = field(default_factory=dict)
     pools: set[Stoppable] = field(default_factory=set)
+    disk_space: DiskSpace = field(init=False)
+
+    def __post_init__(self) -> None:
+        queue, settings = self.context.queue, self.context.config.queue
+        self.disk_space = DiskSpace(settings.directory, settings.min_free_disk, queue.store.space)
 
     def zone(self, name: str) -> Zone:
         """The settings of a zone. Raises NoSuchZone."""

@@ -66,7 +66,7 @@ class _Outgoing:
         context = channels.context
         router = context.router if zone is None else one_zone(zone)
         self._injector = Injector(
-            context.queue, router, context.config, context.hostname, disk_space=context.disk_space
+            context.queue, router, context.config, context.hostname, disk_space=channels.disk_space
         )
         self._sender = sender
         self._original = original

@@ -95,7 +95,7 @@ class Queue:
         channels.zone(zone)
         context = channels.context
         injector = Injector(
-            context.queue, one_zone(zone), self.config, context.hostname, disk_space=context.disk_space
+            context.queue, one_zone(zone), self.config, context.hostname, disk_space=channels.disk_space
         )
         return await enqueue(injector, sender, recipients, message, **options)
 

@@ -9,6 +9,7 @@ Replies to pipelined commands leave in one write, just before the session would 
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -25,7 +26,7 @@ LINGER_S = 5.0  # for the last replies to reach the client of a closing connecti
 log = logging.getLogger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol, ABC):
     """One client's connection. Subclasses bring the commands, and take challenges' answers and data.
 
     A command replies by ``_reply`` or raises Refused; CloseConnection ends the session.
@@ -55,13 +56,13 @@ class Connection(asyncio.Protocol):
         """Whether a mail transaction is open."""
         return False
 
+    @abstractmethod
     def _auth_answered(self, line: str) -> None:
         """Handle a line received in State.AUTH."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _message_data(self, data: bytes) -> None:
         """Handle bytes received in State.DATA; those after the final dot go back to ``_unread``."""
-        raise NotImplementedError
 
     def _abandon(self) -> None:
         """Abort what the session has begun; called at its end, perhaps twice."""

@@ -214,16 +214,12 @@ class Deferral:
         cursor: bytes | None = prefix
         flush = _Flush(self, domain, message)
         while cursor is not None:
-            cursor = flush.turn(cursor, keys.end_of(prefix))
+            cursor = flush.turn(islice(self._store.scan(cursor, keys.end_of(prefix)), WAKE_MAX))
             if flush.batch.ops:
                 await self.commit(flush.batch, flush.woken)
             else:
                 await asyncio.sleep(0)
         return flush.total
-
-    def scan_from(self, cursor: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """At most WAKE_MAX keys with their values."""
-        return islice(self._store.scan(cursor, stop), WAKE_MAX)
 
 
 @dataclass(slots=True)
@@ -250,12 +246,12 @@ class _Flush:
         self.woken: list[QueuedRecipient] = []
         self.total = 0
 
-    def turn(self, cursor: bytes, stop: bytes) -> bytes | None:
-        """Fill ``batch`` from the next keys; returns where to read on, None at the end."""
+    def turn(self, recipients: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Fill ``batch`` from the next keys and values; returns where to read on, None without one."""
         self.batch, self.woken = WriteBatch(), []
         removed: set[bytes] = set()
         key = None
-        for key, value in self._deferral.scan_from(cursor, stop):
+        for key, value in recipients:
             zone, message, address = keys.parse_recipient(key)
             if (zone, message) != self._at:
                 self._end_message(removed)

@@ -111,12 +111,9 @@ class Exporter:
         if keep is None or clock.monotonic_s() < self._remove_at_s:
             return
         self._remove_at_s = clock.monotonic_s() + REMOVE_EVERY_S
-        needed_s, arguments = (
-            oldest_ms(self._queue.store, clock.now_ms()) / 1000,
-            (self._settings.directory, self._queue.node),
-        )
+        needed_s = oldest_ms(self._queue.store, clock.now_ms()) / 1000
         removed = await asyncio.get_running_loop().run_in_executor(
-            self._thread, remove_old, *arguments, keep, needed_s, now_s
+            self._thread, remove_old, self._settings.directory, self._queue.node, keep, needed_s, now_s
         )
         if removed:
             log.info("%d segments of the event log removed: events.keep", removed)

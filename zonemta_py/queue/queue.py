@@ -291,7 +291,7 @@ class Queue:
         Returns the callbacks for the end of the batch. Raises LocalError.
         """
         callbacks = self.add_report(batch, active, active.notes)
-        transitions.last(batch, active.id, active.mark.chunks, active.notes)
+        transitions.last(batch, active.id, active.mark.chunks, ())
         return callbacks
 
     def add_report(

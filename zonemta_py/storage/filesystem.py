@@ -25,7 +25,7 @@ from zonemta_py.storage.filesystem_layout import (
     Layout,
     SymbolicLink,
 )
-from zonemta_py.storage.interface import Access, Op, Space
+from zonemta_py.storage.interface import Access, Op
 from zonemta_py.storage.memory import MemoryStore
 
 DIRECTORIES = ("data", "queue", "inflight", "cleanup")
@@ -224,10 +224,6 @@ class FilesystemStore(MemoryStore):
         super().write(found)
         plan = self._layout.plan([op for op in found if not keys.is_chunk(op[0])], lambda _: None)
         self._layout.take(plan)
-
-    def space(self) -> Space | None:
-        """Return None: that of the disk counts."""
-        return None
 
     def left_alone(self) -> Sequence[str]:
         """See ``Store.left_alone``."""

@@ -89,8 +89,7 @@ class RedisStore(RemoteBodyStore):
         while True:
             try:
                 self._space = await self._client.space()
-                if durable:
-                    await self._client.check_durability()
+                durable = durable and await self._client.check_durability()
                 problem = ""
             except (LocalError, *CLIENT_ERRORS) as exc:
                 if str(exc) != problem:

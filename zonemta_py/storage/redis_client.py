@@ -63,8 +63,11 @@ class RedisClient:
         total = int(memory["maxmemory"])
         return Space(total - int(memory["used_memory"]), total) if total else None
 
-    async def check_durability(self) -> None:
-        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key."""
+    async def check_durability(self) -> bool:
+        """Raise LocalError unless Redis confirms a write after its disk has it, and keeps every key.
+
+        Returns whether Redis tells its settings.
+        """
         try:
             found = {
                 **await self.commands.config_get("*append*"),
@@ -74,7 +77,7 @@ class RedisClient:
             log.warning(
                 "queue.redis: cannot tell whether Redis writes to disk before it answers: %s", exc
             )
-            return
+            return False
         if (found.get("appendonly"), found.get("appendfsync")) != ("yes", "always"):
             raise LocalError(
                 "queue.redis: this Redis answers before a write is on its disk, so accepted mail can be lost: "
@@ -90,3 +93,4 @@ class RedisClient:
                 "queue.redis: this Redis removes keys when its memory is full: set maxmemory-policy noeviction "
                 "there, or queue.durability: none here"
             )
+        return True

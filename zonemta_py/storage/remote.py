@@ -4,6 +4,7 @@ The partition is leased, so this process is its only writer: once loaded, the co
 A batch is written to the server first, then to memory. No read but that of a chunk asks the server.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.partitions import MAIL_PREFIXES
 
 
-class RemoteBodyStore(MemoryStore):
+class RemoteBodyStore(MemoryStore, ABC):
     """One partition, leased from ``_open`` until ``close``. Memory holds a reference for each chunk.
 
     A write raises QueueUnavailable once the lease is lost, or any write or read has failed: a decision
@@ -34,21 +35,21 @@ class RemoteBodyStore(MemoryStore):
 
     # ---- for each server
 
+    @abstractmethod
     def _load(self) -> None:
         """Read keys and small values into memory. Raises LocalError, QueueCorrupt."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _read_chunk(self, key: bytes, reference: bytes) -> bytes | None:
         """Read a chunk, on the client's loop. None when the server does not have it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _commit(self, batch: list[Op]) -> None:
         """Write ``batch`` to the server, then to memory (``_apply``). Raises LocalError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _disconnect(self) -> None:
         """Close the client."""
-        raise NotImplementedError
 
     # ---- opening
 

@@ -1,7 +1,8 @@
 """What an operator's commands do with each recipient: remove it, return it to the sender, hold it."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue import transitions
@@ -38,28 +39,27 @@ class Withdrawal:
         return len(self.waiting) + len(self.deferred)
 
 
-class Change(Protocol):
+class Change(ABC):
     """What a command does."""
 
     def skips(self, record: Waiting) -> bool:
         """Whether a recipient stays as it is."""
+        return False
 
+    @abstractmethod
     def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
         """Write the transition of one recipient into the batch."""
 
     def finish(self, withdrawal: Withdrawal) -> None:
         """Write what follows from all steps; not called when the message has ended. Raises LocalError."""
+        return
 
 
-class Deletion:
+class Deletion(Change):
     """Recipients are removed without a report."""
 
     def __init__(self, queue: "Queue") -> None:
         self._now_ms = queue.now()
-
-    def skips(self, record: Waiting) -> bool:
-        """None is skipped."""
-        return False
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
         """Remove one."""
@@ -67,11 +67,8 @@ class Deletion:
         transitions.delete(withdrawal.batch, active.meta, key, record, self._now_ms)
         active.remaining -= 1
 
-    def finish(self, withdrawal: Withdrawal) -> None:
-        """Nothing follows."""
 
-
-class Return:
+class Return(Change):
     """Recipients fail, and the sender gets a report: one on all of them, with the last step."""
 
     def __init__(self, queue: "Queue", reason: str) -> None:
@@ -79,10 +76,6 @@ class Return:
         self._now_ms = queue.now()
         self._attempt = Attempt("operator", 0, "5.0.0", reason)
         self._notes: list[Note] = []
-
-    def skips(self, record: Waiting) -> bool:
-        """None is skipped."""
-        return False
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:
         """End one as bounced, and note it for the report."""
@@ -105,7 +98,7 @@ class Return:
         active.notes = [note for note in active.notes if note.recipient_index not in reported]
 
 
-class Hold:
+class Hold(Change):
     """Recipients stay, unsent, until they are released."""
 
     def __init__(self, queue: "Queue", reason: str) -> None:
@@ -125,6 +118,3 @@ class Hold:
         due = keys.due_key(keys.HELD_MS, zone, message)
         if due not in withdrawal.due_keys:
             withdrawal.due_keys.append(due)
-
-    def finish(self, withdrawal: Withdrawal) -> None:
-        """Nothing follows."""
