@@ -5,7 +5,7 @@ A segment of an earlier version has no trailer; its first number follows the las
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,23 @@ def gaps(directory: Path, exported: Mapping[str, int]) -> Iterator[str]:
         except SegmentDamaged:
             continue  # ``read_log`` names it; its neighbours show the gap
     for node, segments in sorted(found.items()):
-        segments.sort(key=lambda one: one[0].first)
-        last = segments[0][0].last
-        for trailer, path in segments[1:]:
-            expected = trailer.previous or _before(trailer.first, last)
-            if expected > last:
-                yield f"{path}: events between {last:016x} and {trailer.first:016x} of node {node} are missing"
-            last = max(last, trailer.last)
+        yield from missing_between(node, segments)
+        last = max(trailer.last for trailer, _ in segments)
         if exported.get(node, 0) > last and not open_segments(directory, node):
             yield (
                 f"{directory}: the log of node {node} ends at {last:016x}, and events were written up to "
                 f"{exported[node]:016x}"
             )
+
+
+def missing_between(node: str, segments: Iterable[tuple[Trailer, Path]]) -> Iterator[str]:
+    """A text for each place where segments of ``node`` are missing between others."""
+    last = 0
+    for trailer, path in sorted(segments, key=lambda one: one[0].first):
+        expected = trailer.previous or _before(trailer.first, last)
+        if last and expected > last:
+            yield f"{path}: events between {last:016x} and {trailer.first:016x} of node {node} are missing"
+        last = max(last, trailer.last)
 
 
 def _before(first: int, last: int) -> int:

@@ -59,7 +59,7 @@ def anomaly(
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
     request = AnomalyRequest(events, AnomalyThresholds(**thresholds), output)
-    with spark.job() as (session, progress):
+    with spark.job(request.events) as (session, progress):
         rows = [row.asDict(recursive=True) for row in find_anomalies(session, request, progress)]
     for row in rows:
         if as_json:
@@ -98,7 +98,7 @@ def recommend(
     from zonemta_py.pipeline.jobs.recommend import recommend as run
 
     request = RecommendRequest(events, output, read_config(config_path) if config_path else None)
-    with spark.job() as (session, progress):
+    with spark.job(request.events) as (session, progress):
         found = run(session, request, progress)
     for provider, settings in found.items():
         for each in settings:
@@ -180,7 +180,7 @@ def simulate(
     text = config_path.read_text(encoding="utf-8") if config_path else "{}"
     combinations = scenarios(text, config_path or Path("zonemta.yaml"), changes)
     request = SimulateRequest(scenarios=combinations, **options)
-    with spark.job() as (session, progress):
+    with spark.job(request.events) as (session, progress):
         rows = simulate_scenarios(session, request, progress)
     for row in rows:
         if as_json:

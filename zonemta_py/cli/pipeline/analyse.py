@@ -63,7 +63,7 @@ def report(
     from zonemta_py.pipeline.rules.warmup import read_warmups
 
     request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
-    with spark.job() as (session, progress):
+    with spark.job(request.events) as (session, progress):
         if update or every_s is not None:
             sums = update_report(session, request, every_s, progress)
         else:
@@ -107,7 +107,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.jobs.compact import compact as run
 
     request = CompactRequest(**options)
-    with spark.job() as (session, progress):
+    with spark.job(request.events) as (session, progress):
         count = run(session, request, progress)
     if as_json:
         print_json({"records": count})
@@ -139,8 +139,9 @@ def reconcile(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest
     from zonemta_py.pipeline.jobs.reconcile import reconcile as run
 
-    with spark.job() as (session, progress):
-        counts = run(session, ReconcileRequest(**options), progress)
+    request = ReconcileRequest(**options)
+    with spark.job(request.events) as (session, progress):
+        counts = run(session, request, progress)
     if as_json:
         print_json(counts)
         return

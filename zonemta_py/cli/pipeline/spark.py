@@ -5,7 +5,7 @@ pyspark is imported only when a job runs.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
 MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
 
 rows_option = click.option(
@@ -48,24 +49,29 @@ def named_values(
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """Where a job runs and with which settings."""
+    """Where a job runs and with which settings. ``damage``: what is wrong with the events that it has read."""
 
     master: str
     heap: str
     settings: dict[str, str]
+    damage: list[str] = field(default_factory=list)
 
     @contextmanager
-    def job(self) -> "Iterator[tuple[SparkSession, Progress]]":
+    def job(self, events: str | None = None) -> "Iterator[tuple[SparkSession, Progress]]":
         """Yields a Spark session and a function that shows the current step; stops the session at the end.
 
-        Raises LocalError when Spark does not start.
+        The event log ``events`` is verified first. Raises LocalError when Spark does not start.
         """
+        from zonemta_py.pipeline.spark.damage import log_damage
         from zonemta_py.pipeline.spark.session import open_session
 
         with step_shower() as progress:
             progress("starting Spark")
             session = open_session(self.master, self.heap, **self.settings)
             try:
+                if events is not None:
+                    progress("verifying the event log")
+                    self.damage.extend(log_damage(session, events))
                 yield session, progress
             finally:
                 session.stop()
@@ -102,6 +108,12 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
     def wrapper(*args: Any, master: str, heap: str, conf: dict[str, str], **kwargs: Any) -> R:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(MISSING_SPARK)
-        return command(*args, spark=SparkOptions(master, heap, conf), **kwargs)
+        options = SparkOptions(master, heap, conf)
+        result = command(*args, spark=options, **kwargs)
+        for problem in options.damage:
+            click.echo(f"warning: {problem}", err=True)
+        if options.damage:
+            click.get_current_context().exit(EXIT_DAMAGED)
+        return result
 
     return wrapper

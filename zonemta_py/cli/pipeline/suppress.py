@@ -106,7 +106,7 @@ def suppress(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
 
     request = SuppressRequest(**options)
-    with spark.job() as (session, progress):
+    with spark.job(request.events) as (session, progress):
         count = make_suppression(session, request, progress)
     if as_json:
         print_json({"entries": count})

@@ -1,0 +1,117 @@
+"""Damaged and missing segments are named before Spark reads the rest, and the exit code says so."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.pipeline.segments import HOUR_BEGINS_MS, delivered
+from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
+from zonemta_py.core.codec import to_json
+from zonemta_py.events.segments import Segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LENGTH = 20  # records of a segment, in two frames
+
+
+def write_log(directory: Path, segments: int = 4) -> list[Path]:
+    """A chain of sealed segments by the relay's own writer."""
+    paths = []
+    for first in range(1, segments * LENGTH, LENGTH):
+        segment = Segment(directory, "abcdef", first, previous=first - 1)
+        for start in (first, first + LENGTH // 2):
+            seqs = range(start, start + LENGTH // 2)
+            segment.append(b"".join(to_json(delivered(seq)) + b"\n" for seq in seqs), seqs[-1])
+        path = segment.seal(HOUR_BEGINS_MS)
+        assert path is not None
+        paths.append(path)
+    return paths
+
+
+def damage(spark: "SparkSession", directory: Path) -> list[str]:
+    from zonemta_py.pipeline.spark.damage import log_damage
+
+    return log_damage(spark, str(directory))
+
+
+def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
+    from zonemta_py.pipeline.spark.events import read_events
+
+    write_log(tmp_path)
+    assert damage(spark, tmp_path) == []
+    lake = tmp_path / "lake"
+    read_events(spark, str(tmp_path)).write.parquet(str(lake))
+    assert damage(spark, lake) == damage(spark, tmp_path / "no such directory") == []
+
+
+def test_a_cut_segment(spark: "SparkSession", tmp_path: Path) -> None:
+    """Cut behind its first frame, which Spark reads without an error."""
+    from zonemta_py.pipeline.spark.events import read_events
+
+    _, cut, *_ = write_log(tmp_path)
+    os.truncate(cut, cut.stat().st_size // 2)
+    assert read_events(spark, str(tmp_path)).count() < 4 * LENGTH
+    problems = damage(spark, tmp_path)
+    assert f"{cut.name}: damaged at byte " in problems[0]
+    assert "events between 0000000000000014 and 0000000000000029" in problems[1]
+
+
+def test_flipped_and_missing(spark: "SparkSession", tmp_path: Path) -> None:
+    flipped, _, missing, last = write_log(tmp_path)
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 1
+    flipped.write_bytes(data)
+    missing.unlink()
+    problems = damage(spark, tmp_path)
+    assert [f"{flipped.name}: its bytes have another digest" in text for text in problems] == [
+        True,
+        False,
+    ]
+    assert last.name in problems[1]
+    assert problems[1].endswith("of node abcdef are missing")
+
+
+def test_a_segment_without_a_trailer(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of an earlier version: its frames and records are read instead."""
+    first, second = write_log(tmp_path, 2)
+    trailer = 80
+    first.write_bytes(first.read_bytes()[:-trailer])
+    assert damage(spark, tmp_path) == []
+    second.write_bytes(second.read_bytes()[: -trailer - 3])
+    [problem] = damage(spark, tmp_path)
+    assert f"{second.name}: damaged at byte " in problem
+
+
+def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is done, its result is printed, and then the damage: exit code 3."""
+    from zonemta_py.pipeline.spark import session as session_module
+    from zonemta_py.pipeline.spark.events import read_events
+
+    @click.command()
+    @spark_options
+    def count(spark: SparkOptions) -> None:
+        with spark.job(str(tmp_path)) as (session, _):
+            click.echo(json.dumps({"events": read_events(session, str(tmp_path)).count()}))
+
+    class KeptSession:
+        """The session of all tests, which a command must not stop."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(spark, name)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(session_module, "open_session", lambda *_, **__: KeptSession())
+    paths = write_log(tmp_path)
+    assert CliRunner().invoke(count).exit_code == 0
+    paths[1].unlink()
+    result = CliRunner().invoke(count)
+    assert (result.exit_code, result.stdout) == (3, '{"events": 60}\n')
+    assert f"{paths[2].name}: events between" in result.stderr
