@@ -1,8 +1,11 @@
 """The long run: ``make crash``, or ``python -m tests.crash --kills 500``.
 
-Rounds of kills, each on a new queue: fault points and random moments alternate, half of these with commands
-and signals before the kill (hold, release, flush, delete; SIGHUP, SIGALRM, SIGTERM). Every third round cuts the power as well (if there is a C compiler), every fifth runs on the filesystem store. Exits with 1 when a recipient was
-lost, or delivered twice without an ``uncertain`` event.
+Rounds of kills, each on a new queue: fault points and random moments alternate, some of these with commands
+and signals before the kill (hold, release, flush, delete; SIGHUP, SIGALRM, SIGTERM), or on a machine whose clock
+is wrong. In each round the queue is moved through a file once, and a backup is restored once. Every third round
+cuts the power as well (if there is a C compiler), every fifth runs on the filesystem store, every seventh on Redis,
+where a relay hangs for longer than its lease. Exits with 1 when a recipient was lost, or delivered twice without an
+``uncertain`` event.
 """
 
 import argparse
@@ -16,7 +19,9 @@ from collections import Counter
 from pathlib import Path
 
 from tests.crash.disk import Disk
-from tests.crash.rounds import POINTS, Rounds, Verdict
+from tests.crash.rounds import POINTS, Rounds
+from tests.crash.verdict import Verdict
+from tests.kit.servers import redis_program
 from zonemta_py.core.clock import monotonic_s
 
 KILLS_A_ROUND = 25
@@ -24,15 +29,18 @@ KILLS_A_ROUND = 25
 
 async def _round(number: int, points: list[str], rng: random.Random) -> tuple[str, Verdict]:
     directory = Path(tempfile.mkdtemp(prefix="zonemta-crash-"))
-    store = "filesystem" if number % 5 == 4 else "leveldb"
-    cuts = number % 3 == 2 and shutil.which("cc") is not None
+    redis = number % 7 == 6 and redis_program() is not None
+    store = "redis" if redis else "filesystem" if number % 5 == 4 else "leveldb"
+    cuts = number % 3 == 2 and not redis and shutil.which("cc") is not None
     disk = Disk(directory / "relay", directory / "scratch") if cuts else None
     async with Rounds(directory / "relay", rng, store=store, disk=disk, power_cuts=cuts) as rounds:
         for i in range(KILLS_A_ROUND):
             if i % 4 == 1:
-                await rounds.at_random()
+                await (rounds.hung() if redis and i % 8 == 1 else rounds.at_random())
             elif i % 4 == 3:
-                await rounds.disturbed()
+                await (rounds.wrong_clock() if i % 12 == 3 else rounds.disturbed())
+            elif i in (8, 16) and not redis:
+                await (rounds.transferred() if i == 8 else rounds.restored())
             else:
                 await rounds.at_point(points[(number * KILLS_A_ROUND + i) // 2 % len(points)])
         verdict = await rounds.finish()
@@ -72,7 +80,7 @@ def main() -> int:
         for text in [*verdict.lost[:3], *verdict.unnamed[:3], *verdict.problems[:3]]:
             print(f"  ! {text}", file=sys.stderr)
         print(f"round {number} ({how}): {json.dumps(row)}", file=sys.stderr, flush=True)
-    print(json.dumps({**total, "points": len(set(kills) - {"random", "disturbed"}), "seed": options.seed,
+    print(json.dumps({**total, "points": len(set(kills) & set(POINTS)), "seed": options.seed,
                       "minutes": round((monotonic_s() - began_s) / 60, 1)}))  # fmt: skip
     return 1 if total["lost"] or total["twice_and_not_named"] or total["problems"] else 0
 

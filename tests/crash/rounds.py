@@ -2,51 +2,49 @@
 
 import asyncio
 import random
+import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.crash import wrong_clock
 from tests.crash.disk import Disk
+from tests.crash.verdict import (
+    ENOUGH,
+    Excused,
+    Verdict,
+    check_empty,
+    compare,
+    settled_recipients,
+    whole_log,
+)
 from tests.kit.deadlines import Deadline, until
-from tests.kit.load import DOMAINS, Load, recipients_of
-from tests.kit.queue import everything, opened, problems, unexplained
+from tests.kit.load import DOMAINS, Load
+from tests.kit.queue import begin, everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
+from tests.kit.servers import redis_url
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.operations import parse_request
 from zonemta_py.admin.requests import AuditRequest, ListRequest, ReleaseRequest
-from zonemta_py.bench.process import CommandProcess, free_port
-from zonemta_py.config.schema import QueueSettings
+from zonemta_py.bench.process import START_TIMEOUT_S, CommandProcess, free_port
+from zonemta_py.config.load import load_config
 from zonemta_py.core import faults
-from zonemta_py.core.errors import LocalError
-from zonemta_py.events.accounting import read_history
-from zonemta_py.events.segments import read_segment, sealed_segments
+from zonemta_py.core.errors import LocalError, QueueLocked
+from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.server import Sink
+from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_store
 
 REACH_S = 30.0  # a point that is not reached under load in this time is a defect of the test
-ENOUGH = 100  # messages; a run with fewer acknowledged ones shows too little
+LEASE_S = 2.0  # of a queue in Redis
+WRONG_BY_S = 30 * 3600.0  # more than the longest delay of a retry
 POINTS = [point for point in faults.POINTS if not point.startswith("requeue")]  # tests/dequeue has those
-FINALS = ("delivered", "bounced", "expired", "deleted")
-
-
-@dataclass
-class Verdict:
-    """The result of a run. ``unnamed``: delivered twice without an ``uncertain`` event."""
-
-    messages: int = 0
-    acknowledged: int = 0
-    recipients: int = 0
-    lost: list[str] = field(default_factory=list)
-    repeated: int = 0
-    uncertain: int = 0
-    unnamed: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    kills: Counter[str] = field(default_factory=Counter)
 
 
 def _answers(queue: Path, command: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -81,6 +79,7 @@ class Rounds:
         self._disk = disk
         self._power_cuts = power_cuts
         self._zone = dict(zone or {})
+        self._excused = Excused()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Rounds":
@@ -97,28 +96,57 @@ class Rounds:
         self._config = self.directory / "zonemta.yaml"
         self.stage.config(
             listeners=[{"address": f"127.0.0.1:{port}"}],
-            queue={
-                "directory": "queue",
-                "min_free_disk": "1MiB",
-                "store": self._store,
-                "poison_after": 1_000_000,
-            },
+            queue=self._queue_settings(),
             events={"directory": "events", "rotate": {"age": "1s"}},
             zones={"default": {"messages_per_connection": 20, **self._zone}},
         )
+        self._settings = load_config(self._config).queue
         self.load = Load(port)
         self.load.start()
         return self
 
-    def start(self, **environment: str) -> CommandProcess:
+    def _queue_settings(self) -> dict[str, Any]:
+        common = {"directory": "queue", "min_free_disk": "1MiB", "store": self._store, "poison_after": 1_000_000}  # fmt: skip
+        if self._store != "redis":
+            return common
+        return {
+            **common,
+            "redis": {"url": redis_url(), "prefix": f"crash-{self.directory.parent.name}"},
+            "shared": {"name": "one", "lease": f"{LEASE_S}s", "poll": "100ms"},
+        }
+
+    def start(self, module: str = "zonemta_py", **environment: str) -> CommandProcess:
         """Start a relay on the queue. It is killed at the end of the rounds, if it still runs."""
         relay = CommandProcess(
             ["serve", "-c", str(self._config), "--log-level", "warning"],
             self.directory / "relay.log",
-            environment={**(self._disk.environment if self._disk else {}), **environment},
+            module,
+            {**(self._disk.environment if self._disk else {}), **environment},
         )
         self._stack.callback(relay.kill)
         return relay
+
+    async def _command(self, *words: str) -> None:
+        """Run a command of zonemta while no relay runs. Raises CalledProcessError."""
+        command = [sys.executable, "-m", "zonemta_py", *words[:2], "-c", str(self._config), *words[2:]]
+        with (self.directory / "relay.log").open("ab") as log:
+            await asyncio.to_thread(
+                subprocess.run, command, check=True, stdout=log, stderr=log, timeout=START_TIMEOUT_S
+            )
+
+    async def _open(self) -> Store:
+        """The store, once the lease of a dead relay has expired."""
+        opened: list[Store] = []
+
+        def is_open() -> bool:
+            try:
+                opened.append(open_store(self._settings))
+            except QueueLocked:
+                return False
+            return True
+
+        await until(is_open, "the lease to expire")
+        return opened[0]
 
     async def at_point(self, point: str, times: int = 0) -> None:
         """Kill a relay the ``times``-th time it gets to ``point``, under load; a random number if 0."""
@@ -141,7 +169,7 @@ class Rounds:
             await until(lambda: relay.process.poll() is not None, f"the relay to reach {point}", REACH_S)
         finally:
             relay.kill()
-        self._killed(point)
+        await self._killed(point)
 
     def _operate(self, kind: str, relay: CommandProcess) -> None:
         """Hold or delete messages until the relay is killed."""
@@ -161,7 +189,7 @@ class Rounds:
             await asyncio.sleep(self._rng.random() * 0.4)  # the random moment
         finally:
             relay.kill()
-        self._killed(name)
+        await self._killed(name)
 
     async def disturbed(self) -> None:
         """Kill a relay at a random moment, with commands and signals before it, often while it stops."""
@@ -176,7 +204,7 @@ class Rounds:
         finally:
             relay.kill()
         await commands
-        self._killed("disturbed")
+        await self._killed("disturbed")
 
     def _disturb(self, relay: CommandProcess) -> None:
         """Change messages and send signals until the relay is killed."""
@@ -200,11 +228,81 @@ class Rounds:
             if relay.process.returncode != -9:  # not a point reached before it was ready
                 raise
 
-    def _killed(self, how: str) -> None:
+    async def wrong_clock(self) -> None:
+        """Kill a relay whose clock is wrong by more than a day at first, before or after it is set right."""
+        offset_s = self._rng.choice((-1, 1)) * WRONG_BY_S
+        relay = self.start(wrong_clock.__name__, **{wrong_clock.VARIABLE: str(offset_s)})
+        try:
+            await self.ready(relay)
+            await asyncio.sleep(self._rng.random() * 2 * wrong_clock.WRONG_FOR_S)  # the random moment
+        finally:
+            relay.kill()
+        await self._killed("wrong clock")
+
+    async def hung(self) -> None:
+        """Suspend a relay for longer than its lease, while another uses the queue; it recovers, and is killed."""
+        relay = self.start()
+        try:
+            await self.ready(relay)
+            await asyncio.sleep(self._rng.random() * 0.4)  # the random moment
+            relay.process.send_signal(signal.SIGSTOP)
+            other = await self._open()
+            self.verdict.problems += [f"while it hung: {problem}" for problem in problems(other)]
+            other.close()
+            relay.process.send_signal(signal.SIGCONT)
+            before = len(self.load.acknowledged)
+            await until(
+                lambda: len(self.load.acknowledged) > before + 10, "mail after the hang", REACH_S
+            )
+        finally:
+            relay.kill()
+        await self._killed("hung")
+
+    async def transferred(self) -> None:
+        """Move the queue of a killed relay through a file into an empty store."""
+        await self.at_random("before an export")
+        file = self.directory / "queue.export"
+        await self._command("queue", "export", str(file))
+        shutil.rmtree(self.directory / "queue")
+        await self._command("queue", "import", str(file))
+        file.unlink()
+        await self._checked("an import")
+
+    async def restored(self) -> None:
+        """Return to a backup; a repair then takes from the event log what has happened since."""
+        queue, backup, events = (self.directory / name for name in ("queue", "backup", "events"))
+        await self.at_random("before a backup")
+        shutil.copytree(queue, backup, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+        known, arrived, settled = (
+            set(self.load.acknowledged),
+            self._arrived(),
+            settled_recipients(events),
+        )
+        await self.at_random("after a backup")
+        shutil.rmtree(queue)
+        backup.rename(queue)
+        since = (self._arrived() - arrived).keys()
+        self._excused.add(self.load.acknowledged - known, since, settled, whole_log(events))
+        with suppress(
+            subprocess.CalledProcessError
+        ):  # exit code 1 when something is lost, which the backup cannot know
+            await self._command("queue", "repair")
+        await self._checked("a restore")
+
+    def _arrived(self) -> Counter[str]:
+        arrived: Counter[str] = Counter()
+        for sink in self._sinks:
+            arrived.update(sink.tally.by_recipient)
+        return arrived
+
+    async def _killed(self, how: str) -> None:
         self.verdict.kills[how] += 1
         if self._disk is not None and self._power_cuts:
             self._disk.cut_power(self._rng)
-        store = open_store(QueueSettings(directory=self.directory / "queue", store=self._store))
+        await self._checked(how)
+
+    async def _checked(self, how: str) -> None:
+        store = await self._open()
         self.verdict.problems += [f"after {how}: {problem}" for problem in problems(store)]
         store.close()
         if self._disk is not None:
@@ -232,65 +330,23 @@ class Rounds:
             relay.kill()
         if code:
             self.verdict.problems.append(f"the last relay exited {code}")
-        self._compare()
+        self.verdict.messages = self.load.next
+        compare(self.verdict, self.load.acknowledged, self._arrived(), self._excused, self.directory)
+        check_empty(self.verdict, self._settings)
         await self._sweep()
         return self.verdict
 
-    def _compare(self) -> None:
-        verdict, load = self.verdict, self.load
-        arrived: Counter[str] = Counter()
-        for sink in self._sinks:
-            arrived.update(sink.tally.by_recipient)
-        expected = {address for number in load.acknowledged for address in recipients_of(number)}
-        refused = {address for address in expected if ".no@" in address}
-        reports = {f"{address.partition('.')[0]}@senders.example" for address in refused}
-        verdict.messages, verdict.acknowledged = load.next, len(load.acknowledged)
-        verdict.recipients = len(expected)
-        records = [r for p in sealed_segments(self.directory / "events") for r in read_segment(p)]
-        deleted = {r["recipient"] for r in records if r["event"] == "deleted"}
-        reports -= {f"{address.partition('.')[0]}@senders.example" for address in deleted}
-        verdict.lost = sorted(((expected - refused) | reports) - set(arrived) - deleted)
-
-        named = {r["recipient"] for r in records if r["event"] == "uncertain" or r.get("uncertain")}
-        twice = {address for address, count in arrived.items() if count > 1}
-        verdict.uncertain, verdict.repeated = len(named), len(twice)
-        verdict.unnamed = sorted(twice - named)
-        identities = Counter((r["node"], r["seq"], r["position"]) for r in records)
-        finals = Counter((r["message"], r["index"]) for r in records if r["event"] in FINALS)
-        accepted = sum(len(r["recipients"]) for r in records if r["event"] == "accepted")
-        settled = {r["recipient"] for r in records if r["event"] in FINALS}
-        self._hold("every record of the ledger once", max(identities.values()) == 1)
-        self._hold("one final outcome for each recipient", set(finals.values()) == {1})
-        self._hold("as many outcomes as recipients", len(finals) == accepted)
-        self._hold("an outcome for every acknowledged recipient", expected <= settled)
-        self._hold(
-            "nothing queued in the account",
-            read_history(self.directory / "events").queued("default") == 0,
-        )
-        store = open_store(QueueSettings(directory=self.directory / "queue", store=self._store))
-        self._hold("a sound queue", problems(store) == [])
-        self._hold("no key left but those of bodies being removed", unexplained(store) == [])
-        store.close()
-
     async def _sweep(self) -> None:
         """Start once more: that removes the bodies that the stop left."""
-        async with opened(self.directory / "queue", store=self._store) as queue:
-            self._hold("no key left", everything(queue.store) == [])
-
-    def _hold(self, what: str, holds: bool) -> None:
-        if not holds:
-            self.verdict.problems.append(f"not so: {what}")
+        queue = open_queue(load_config(self._config))
+        try:
+            await begin(queue)
+            self.verdict.problems += [f"left over: {key!r}" for key in everything(queue.store)]
+        finally:
+            await queue.close()
 
     async def __aexit__(self, *exc: object) -> None:
         if exc[0] is not None:
             for task in self.load._tasks:
                 task.cancel()
         await self._stack.aclose()
-
-
-def assert_nothing_lost(verdict: Verdict) -> None:
-    """Check that no recipient was lost, or delivered twice without an ``uncertain`` event."""
-    assert verdict.lost == [], verdict
-    assert verdict.unnamed == [], verdict
-    assert verdict.problems == [], verdict
-    assert verdict.acknowledged > ENOUGH, verdict

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.rounds import POINTS, Rounds, assert_nothing_lost
+from tests.crash.rounds import POINTS, Rounds
+from tests.crash.verdict import assert_nothing_lost
 
 
 @pytest.mark.crash
@@ -25,6 +26,32 @@ async def test_killed_at_every_point(directory: Path) -> None:
         verdict = await rounds.finish()
     assert_nothing_lost(verdict)
     assert set(verdict.kills) == {*POINTS, "random"}
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("store", ["leveldb", "filesystem"])
+async def test_moved_restored_and_on_a_machine_with_a_wrong_clock(directory: Path, store: str) -> None:
+    """What an operator does after a crash loses no more than a restored backup cannot know."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    async with Rounds(directory, random.Random(seed), store=store) as rounds:
+        await rounds.wrong_clock()
+        await rounds.transferred()
+        await rounds.restored()
+        await rounds.wrong_clock()
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+async def test_a_hung_owner_of_a_queue_in_redis(directory: Path) -> None:
+    async with Rounds(directory, random.Random(2), store="redis") as rounds:
+        await rounds.hung()
+        await rounds.at_random()
+        verdict = await rounds.finish()
+    assert_nothing_lost(verdict)
 
 
 @pytest.mark.crash

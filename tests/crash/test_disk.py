@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.disk import Disk, needs_compiler
-from tests.crash.rounds import Rounds, assert_nothing_lost
+from tests.crash.rounds import Rounds
+from tests.crash.verdict import assert_nothing_lost
 from tests.kit.deadlines import until
 
 

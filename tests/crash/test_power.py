@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.disk import Disk, needs_compiler
-from tests.crash.rounds import POINTS, Rounds, assert_nothing_lost
+from tests.crash.rounds import POINTS, Rounds
+from tests.crash.verdict import assert_nothing_lost
 
 
 @pytest.mark.crash

@@ -1,5 +1,6 @@
 """``zonemta queue export`` and ``import``."""
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -7,6 +8,11 @@ import click
 from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
 from zonemta_py.cli.options import EXISTING_FILE, FILE
 from zonemta_py.cli.progress import progress_bar
+from zonemta_py.config.schema import Config
+from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.events.segments import open_segments
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.upkeep.transfer import export_queue, import_queue
 from zonemta_py.storage.interface import Access
 from zonemta_py.storage.open import open_store
@@ -20,14 +26,17 @@ from zonemta_py.storage.open import open_store
 def export_(config_path: Path, file: Path, as_json: bool) -> None:
     """Write the whole queue to FILE, to move it to another store or machine.
 
-    The relay must be down. Run an interrupted export again to continue it. The queue itself does not
-    change: start a relay on only one of the two, or every recipient gets the mail twice.
+    The relay must be down. Run an interrupted export again to continue it. Events of a relay that was killed
+    are written to the event log first; apart from that the queue does not change: start a relay on only one of the two, or every recipient gets the mail twice.
 
     \b
     Example:
       zonemta queue export -c config/zonemta.yaml queue.export
     """
-    store = open_store(read_config(config_path).queue, access=Access.READ)
+    config = read_config(config_path)
+    if _has_unfinished_log(config):
+        asyncio.run(_finish_log(config))
+    store = open_store(config.queue, access=Access.READ)
     try:
         with progress_bar("export", None) as advance:
             records = export_queue(store, file, advance)
@@ -59,6 +68,32 @@ def import_(config_path: Path, file: Path, as_json: bool) -> None:
     finally:
         store.close()
     _print_count(records, file, "from", as_json=as_json)
+
+
+def _has_unfinished_log(config: Config) -> bool:
+    """Whether the relay was killed: its queue has events for the log, or the log has an open segment."""
+    store = open_store(config.queue, access=Access.READ)
+    try:
+        node = (store.get(keys.META_NODE) or b"").decode()
+        waiting = next(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
+    finally:
+        store.close()
+    return waiting is not None or bool(open_segments(config.events.directory, node))
+
+
+async def _finish_log(config: Config) -> None:
+    """Export the events and seal the log, as a start would: the imported queue has another node and cannot.
+
+    A log that cannot be written is logged, and its events stay in the queue and in the export.
+    """
+    queue = open_queue(config, access=Access.EXISTING)
+    queue.commits.start()
+    try:
+        exporter = Exporter(queue, config.events)
+        await exporter.start()
+        await exporter.close()
+    finally:
+        await queue.close()
 
 
 def _print_count(records: int, file: Path, preposition: str, *, as_json: bool) -> None:
