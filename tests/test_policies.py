@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.relay import empty, logged_events, relaying, send, staged
+from tests.kit.relay import ONE_PROCESS, empty, logged_events, relaying, send, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py import Envelope, NotAccepted, Relay
 from zonemta_py.core.errors import ConfigError
@@ -118,7 +118,7 @@ async def test_a_repeat_under_policies(directory: Path) -> None:
     """The same key is the same submission, however many messages it became; a larger one adds the new."""
     async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
-        config = stage.config(policies=[f"{__name__}.split"], processes={})
+        config = stage.config(policies=[f"{__name__}.split"], processes=ONE_PROCESS)
         async with relaying(config) as relay:
             replies = []
             for to in (["u", "v"], ["u", "v"], ["u", "v", "w"]):
@@ -159,7 +159,10 @@ async def test_refused_by_a_program(directory: Path) -> None:
     def never(one: Envelope) -> None:
         raise NotAccepted("550 5.7.1 not today")
 
-    async with staged(directory) as stage, Relay(stage.config(processes={}), policies=[never]) as relay:
+    async with (
+        staged(directory) as stage,
+        Relay(stage.config(processes=ONE_PROCESS), policies=[never]) as relay,
+    ):
         with pytest.raises(NotAccepted, match=r"550 5\.7\.1 not today"):
             await relay.enqueue("s@a.example", ["u@d.example"], b"Subject: x\n\nbody\n")
         await empty(relay)
@@ -193,7 +196,9 @@ async def test_a_repeat_that_leads_to_the_same(directory: Path) -> None:
     """New recipients that policies lead where the message already went: a duplicate, and the reply says so."""
     async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
-        async with relaying(stage.config(policies=[f"{__name__}.all_to_one"], processes={})) as relay:
+        async with relaying(
+            stage.config(policies=[f"{__name__}.all_to_one"], processes=ONE_PROCESS)
+        ) as relay:
             replies = await replies_of(relay, "u", "uv", "uv", "u")
             first = replies[0].split()[-1]
             assert all(reply.endswith(f"queued as {first} duplicate") for reply in replies[1:]), replies
@@ -204,7 +209,9 @@ async def test_a_repeat_that_leads_to_the_same(directory: Path) -> None:
 async def test_what_policies_add_is_sent_once(directory: Path) -> None:
     async with staged(directory) as stage:
         sink = await stage.receiver("d.example")
-        async with relaying(stage.config(policies=[f"{__name__}.copied"], processes={})) as relay:
+        async with relaying(
+            stage.config(policies=[f"{__name__}.copied"], processes=ONE_PROCESS)
+        ) as relay:
             await replies_of(relay, "u", "uv", "uv", "vw", "w")
             await empty_but_keys(relay)
             from zonemta_py.queue.format import keys
@@ -218,7 +225,7 @@ async def test_a_loop_gives_its_key_back(directory: Path) -> None:
     """A message that is refused at the last moment does not keep later ones out."""
     async with staged(directory) as stage:
         await stage.receiver("d.example")
-        async with relaying(stage.config(processes={})) as relay:
+        async with relaying(stage.config(processes=ONE_PROCESS)) as relay:
             client = await RawClient.connect(relay.addresses[0].port)
             await client.ehlo()
             loop = b"X-Submission-Key: k\r\n" + b"Received: x\r\n" * 60 + b"\r\nbody\r\n.\r\n"
@@ -247,7 +254,9 @@ async def test_an_envelope_that_cannot_be_stored(directory: Path, name: str) -> 
     """A policy's defect is answered as one, and nothing of the message stays."""
     async with staged(directory) as stage:
         await stage.receiver("d.example")
-        async with relaying(stage.config(policies=[f"{__name__}.spoil"], processes={})) as relay:
+        async with relaying(
+            stage.config(policies=[f"{__name__}.spoil"], processes=ONE_PROCESS)
+        ) as relay:
             (reply,) = await replies_of(relay, [name])
             assert reply.startswith("421 4.3.0")
             (reply,) = await replies_of(relay, "u")
@@ -278,5 +287,5 @@ async def test_a_name_that_is_no_policy(
             Relay(stage.config(policies=[name]))
         with pytest.raises(ConfigError, match="a list of functions"):
             Relay(stage.config(), policies=split_by_domain)
-        async with Relay(stage.config(processes={}), backoff=[60, 120]) as relay:
+        async with Relay(stage.config(processes=ONE_PROCESS), backoff=[60, 120]) as relay:
             assert relay.config.zones["default"].retry.delays == (60, 120)

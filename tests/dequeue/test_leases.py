@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import BODY, ZONE, opened, rows, run, stored
-from tests.kit.relay import staged
+from tests.kit.relay import ONE_PROCESS, staged
 from zonemta_py import Queue, Relay
 from zonemta_py.core.errors import LocalError
 from zonemta_py.dequeue import (
@@ -167,7 +167,7 @@ async def test_a_relay_that_stops(directory: Path) -> None:
         ended.append(message.sender)
 
     async with staged(directory) as stage:
-        config = stage.config(zones={"list": {"transport": "dequeue"}}, processes={}, shutdown_grace=time_limit(20),
+        config = stage.config(zones={"list": {"transport": "dequeue"}}, processes=ONE_PROCESS, shutdown_grace=time_limit(20),
                               routing=[{"recipient_domain": "x.example", "zone": "list"}])  # fmt: skip
         async with Relay(config) as relay:
             for _ in range(3):
@@ -224,7 +224,7 @@ async def test_new_mail_for_a_zone_that_is_not_there(directory: Path) -> None:
     async with staged(directory) as stage:
         config = stage.config(
             zones={"default": {"transport": "dequeue"}, "other": {"transport": "blackhole"}},
-            processes={},
+            processes=ONE_PROCESS,
         )
         async with Relay(config) as relay:
             await relay.enqueue("s@a.example", ["u@x.example"], BODY)

@@ -84,6 +84,31 @@ async def test_a_restored_backup(directory: Path, store: str) -> None:
 
 
 @STORES
+@pytest.mark.parametrize("way", ["--queue-is-older", "repair"])
+async def test_a_backup_with_events_that_were_exported_since(
+    directory: Path, store: str, way: str
+) -> None:
+    """A backup of a relay that was killed: its outbox is in sealed segments now, and is not exported again."""
+    config = configured(directory, store)
+    queue = open_queue(config)
+    await queue.recover()
+    await accept(queue, "a@x.example")
+    await accept(queue, "b@x.example")
+    await queue.close()
+    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+    await life(config, "c@x.example")
+    shutil.rmtree(directory / "queue")
+    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
+    if way == "repair":
+        records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+        await repair(config, records)
+    else:
+        accept_older_queue(config)
+    await life(config, "d@x.example")
+    assert set(identities(directory).values()) == {1}
+
+
+@STORES
 async def test_repair_removes_what_was_settled_since(directory: Path, store: str) -> None:
     config = configured(directory, store)
     await life(config, "a@x.example")

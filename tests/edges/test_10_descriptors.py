@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.listener import certificate
-from tests.kit.relay import relaying, staged
+from tests.kit.relay import ONE_PROCESS, relaying, staged
 from zonemta_py.config.schema import Admin, Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake import http
@@ -57,7 +57,7 @@ async def test_http_connections(directory: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(http, "HTTP_CONNECTIONS_MAX", 5)
     monkeypatch.setattr(http, "FIRST_REQUEST_S", 0.3)
     async with staged(directory) as stage:
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes={})
+        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
         async with relaying(config) as relay:
             assert relay._intake.http is not None
             port = relay._intake.http.port

@@ -70,14 +70,15 @@ async def test_a_full_queue_is_drained(directory: Path) -> None:
     await queue.close()
 
 
-async def test_a_reserve(directory: Path) -> None:
+@pytest.mark.parametrize("receivers", [0, 1])
+async def test_a_reserve(directory: Path, receivers: int) -> None:
     """New mail is refused with 452 before the memory is full, and accepted when there is more again."""
     port = small_redis()
     async with staged(directory) as stage:
         sink = await stage.receiver("a.example")
         config = stage.config(
             queue={"directory": "queue", "store": "redis", "redis": {"url": f"redis://127.0.0.1:{port}/0"}},
-            processes={},
+            processes={"receivers": receivers, "senders": 0},
         )  # fmt: skip
         async with relaying(config) as relay:
             await send(relay, ["u0@a.example"], BODY)

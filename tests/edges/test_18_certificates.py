@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from tests.kit.listener import certificate
-from tests.kit.relay import Stage, relaying, staged
+from tests.kit.relay import ONE_PROCESS, Stage, relaying, staged
 from zonemta_py.cli.main import main
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.relay.relay import Relay
@@ -27,7 +27,7 @@ async def test_implicit_tls(directory: Path) -> None:
             "address": "127.0.0.1:0",
             "tls": {"mode": "implicit", "certificate_file": str(cert), "key_file": str(key)},
         }
-        config = stage.config(listeners=[listener], processes={})
+        config = stage.config(listeners=[listener], processes=ONE_PROCESS)
         async with relaying(config) as relay:
             port = relay.addresses[0].port
             before = await asyncio.to_thread(serial, port)
@@ -76,14 +76,14 @@ async def test_the_command(directory: Path) -> None:
 
 async def test_a_changed_mode_and_a_function_that_fails(directory: Path) -> None:
     cert, key, _ = certificate(directory)
-    async with staged(directory) as stage, relaying(stage.config(processes={})) as relay:
+    async with staged(directory) as stage, relaying(stage.config(processes=ONE_PROCESS)) as relay:
         files = {"certificate_file": str(cert), "key_file": str(key)}
         listener = {"address": "127.0.0.1:0", "tls": {"mode": "implicit", **files}}
         with pytest.raises(ConfigError, match=r"listeners\.tls\.mode: a change needs a restart"):
-            relay.reload(stage.config(listeners=[listener], processes={}))
+            relay.reload(stage.config(listeners=[listener], processes=ONE_PROCESS))
         before = relay.config
         with pytest.raises(ConfigError, match="policies"):
-            relay.reload(stage.config(policies=["no.such.module"], processes={}))
+            relay.reload(stage.config(policies=["no.such.module"], processes=ONE_PROCESS))
         assert relay.config is before
 
 
@@ -91,7 +91,7 @@ async def test_without_a_file(directory: Path) -> None:
     from dataclasses import replace
 
     async with staged(directory) as stage:
-        relay = Relay(replace(stage.config(processes={}), path=""))
+        relay = Relay(replace(stage.config(processes=ONE_PROCESS), path=""))
         with pytest.raises(ConfigError, match="not read from a file"):
             relay.reload()
         await relay.stop()

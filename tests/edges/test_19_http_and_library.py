@@ -5,7 +5,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.kit.relay import relaying, staged
+from tests.kit.relay import ONE_PROCESS, relaying, staged
 from zonemta_py.core.errors import NotAccepted, QueueUnavailable
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import encode_address
@@ -38,7 +38,7 @@ async def test_too_many_recipients(directory: Path) -> None:
     async with staged(directory) as stage:
         config = stage.config(
             listeners=[{"address": "127.0.0.1:0", "max_recipients": 2}],
-            admin={"address": "127.0.0.1:0", "mail": True}, processes={},
+            admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS,
         )  # fmt: skip
         async with relaying(config) as relay:
             status, reply = await post(relay, *(f"u{n}@a.example" for n in range(3)))
@@ -50,7 +50,7 @@ async def test_too_many_recipients(directory: Path) -> None:
 async def test_no_space(directory: Path) -> None:
     async with staged(directory) as stage:
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True}, processes={},
+            admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS,
             queue={"directory": "queue", "min_free_disk": "1000TiB"},
         )  # fmt: skip
         async with relaying(config) as relay:
@@ -62,7 +62,7 @@ async def test_no_space(directory: Path) -> None:
 
 async def test_a_queue_that_cannot_be_written(directory: Path) -> None:
     async with staged(directory) as stage:
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes={})
+        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
         async with relaying(config) as relay:
             relay.queue.commits.failure = QueueUnavailable("the disk is gone")
             status, reply = await post(relay, "u@a.example")
@@ -81,7 +81,7 @@ async def test_the_token(directory: Path, given: str, status: int) -> None:
     async with staged(directory) as stage:
         await stage.receiver("a.example")
         config = stage.config(
-            admin={"address": "127.0.0.1:0", "mail": True, "token_file": "token"}, processes={}
+            admin={"address": "127.0.0.1:0", "mail": True, "token_file": "token"}, processes=ONE_PROCESS
         )
         async with relaying(config) as relay:
             found, _ = await post(
@@ -104,7 +104,7 @@ async def test_the_host_without_a_token(directory: Path, host: str, status: int)
     """A page whose name resolves to this machine cannot send mail."""
     async with staged(directory) as stage:
         await stage.receiver("a.example")
-        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes={})
+        config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
         async with relaying(config) as relay:
             found, _ = await post(relay, "u@a.example", headers={"Host": host})
             assert found == status

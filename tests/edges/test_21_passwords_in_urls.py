@@ -7,7 +7,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.local_transport import local_message
 from tests.kit.queue import events
-from tests.kit.relay import relaying, staged
+from tests.kit.relay import ONE_PROCESS, relaying, staged
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import RedisSettings
 from zonemta_py.config.units import without_user_info
@@ -41,7 +41,7 @@ async def test_the_event_and_the_report(directory: Path) -> None:
     """Through a relay: the event of the deferral, and the text that a report would quote."""
     zone = {"transport": "http", "http": {"url": "http://user:secret@127.0.0.1:1/inner"}}
     async with staged(directory) as stage:
-        config = stage.config(zones={"default": zone}, processes={})
+        config = stage.config(zones={"default": zone}, processes=ONE_PROCESS)
         async with relaying(config) as relay:
             await relay.enqueue("s@a.example", ["u@b.example"], b"Subject: x\r\n\r\nhello\r\n")
 

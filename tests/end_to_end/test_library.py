@@ -9,7 +9,7 @@ import pytest
 
 import zonemta_py
 from tests.kit.deadlines import scaled
-from tests.kit.relay import empty, ledger, logged_events, staged
+from tests.kit.relay import ONE_PROCESS, empty, ledger, logged_events, staged
 from zonemta_py import NotAccepted, Relay, parse_config
 from zonemta_py.policies import split_by_domain
 from zonemta_py.queue.active import read_message, recipients_of
@@ -126,7 +126,7 @@ async def test_every_id_of_a_split_message(directory: Path) -> None:
     async with staged(directory) as stage:
         for domain in ("d.example", "e.example"):
             await stage.receiver(domain)
-        relay = Relay(stage.config(processes={}), policies=[split_by_domain])
+        relay = Relay(stage.config(processes=ONE_PROCESS), policies=[split_by_domain])
         async with relay:
             to = ["u@d.example", "u@e.example", "v@e.example"]
             message = await relay.enqueue("s@a.example", to, b"Subject: x\n\nhi\n", key="k")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.relay import empty, logged_events, relaying, send, staged
+from tests.kit.relay import ONE_PROCESS, empty, logged_events, relaying, send, staged
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 
@@ -140,7 +140,7 @@ async def test_mail_from_relay_to_relay_by_http_16(directory: Path) -> None:
             listeners=[{"address": "127.0.0.1:0", "max_message_size": "100KiB"}],
             queue={"directory": "inner", "min_free_disk": "1MiB"},
             events={"directory": "inner-events"},
-            processes={},
+            processes=ONE_PROCESS,
         )
         async with relaying(inner) as behind:
             assert behind._intake.http is not None

@@ -1,7 +1,6 @@
 """Listeners of a process: their share of sessions, reload, and the wait at the end."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,11 @@ from tests.intake.dialogue import BEGIN, connected
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import HOSTNAME, ListenerUnderTest, listening, make_config
 from tests.kit.queue import opened
-from zonemta_py.config.units import Size
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.sockets import listening_sockets
 from zonemta_py.routing import make_router
+from zonemta_py.storage.disk_space import DiskSpace
 
 
 async def test_processes_divide_the_sessions(tmp_path: Path) -> None:
@@ -25,7 +24,7 @@ async def test_processes_divide_the_sessions(tmp_path: Path) -> None:
     async with opened(tmp_path / "queue", store="memory") as queue:
         shares = []
         for index, sockets in enumerate(copies):
-            intake = Intake(queue, [sockets], index, 3)
+            intake = Intake(queue, [sockets], index, 3, disk_space=DiskSpace(tmp_path, 1))
             [settings] = intake.prepare(config, HOSTNAME, make_router(config))
             assert settings.listener.address.port == port
             shares.append(settings.listener.max_sessions)
@@ -39,10 +38,9 @@ async def test_prepare_changes_nothing(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     router = make_router(config)
     [sockets] = await listening_sockets(config.listeners[0].address, 1)
-    config = replace(config, queue=replace(config.queue, directory=tmp_path, min_free_disk=Size(1)))
     async with opened(tmp_path / "queue", store="memory") as queue:
-        intake = Intake(queue, [sockets])
-        await intake.start(config, intake.prepare(config, HOSTNAME, router))
+        intake = Intake(queue, [sockets], disk_space=DiskSpace(tmp_path, 1))
+        await intake.start(intake.prepare(config, HOSTNAME, router))
         [listener] = intake.listeners
         relay = ListenerUnderTest(queue, listener, listener.context.settings.address)
         reader, writer = await connected(relay)

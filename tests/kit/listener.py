@@ -25,6 +25,7 @@ from zonemta_py.processes.receiver_process import ReceiverProcess
 from zonemta_py.processes.receivers import ReceiverChild
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
+from zonemta_py.storage.disk_space import DiskSpace
 
 HOSTNAME = "relay.example"
 way = "direct"  # or "linked"; set by a fixture of tests/intake
@@ -77,8 +78,8 @@ async def listening(
     async with opened(directory / "queue", clock.now_ms) as queue:
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
         async with queue_client_for(queue) as client:
-            intake = Intake(client, [sockets])
-            await intake.start(config, intake.prepare(config, HOSTNAME, make_router(config)))
+            intake = Intake(client, [sockets], disk_space=DiskSpace(directory, 1))
+            await intake.start(intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners
             try:
                 yield ListenerUnderTest(queue, made, made.context.settings.address)

@@ -27,6 +27,7 @@ FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 
 
 PROCESS_COUNTS = "ZONEMTA_TEST_PROCESSES"  # "receivers/senders": the suites run in every one
+ONE_PROCESS = {"receivers": 0, "senders": 0}
 RECEIVERS, SENDERS = map(int, os.environ.get(PROCESS_COUNTS, "0/0").split("/"))
 
 

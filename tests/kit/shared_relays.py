@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.deadlines import time_limit
-from tests.kit.relay import Stage
+from tests.kit.relay import ONE_PROCESS, Stage
 from tests.kit.servers import object_endpoint, part_of, redis_url
 from zonemta_py.config.schema import Config
 
@@ -27,4 +27,4 @@ def shared_settings(stage: Stage, kind: str, name: str, **changes: Any) -> Confi
         "shared": {"name": name, "lease": time_limit(2), "poll": "200ms"},
         **shared_storage(stage.directory, kind),
     }
-    return stage.config(queue=queue, processes={}, **changes)
+    return stage.config(queue=queue, processes=ONE_PROCESS, **changes)

@@ -3,13 +3,16 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.kit.deadlines import scaled, until
 from tests.processes.test_child import EchoChild
+from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import parse_config
+from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.processes.supervisor import ProcessSupervisor, cores, process_counts
 
@@ -27,7 +30,28 @@ def test_auto_depends_on_cores(cores_here: int, expected: tuple[int, int]) -> No
 def test_a_number_is_used_as_it_is() -> None:
     config = parse_config("processes: {receivers: 3, senders: auto}", Path("z.yaml"))
     assert process_counts(config, 8) == (3, 2)
-    assert process_counts(parse_config("{}", Path("z.yaml")), 64) == (0, 0)
+    assert process_counts(parse_config("{}", Path("z.yaml")), 8) == (2, 2)
+
+
+def test_one_process_for_policies() -> None:
+    """Their functions may keep a state, and those of a program are nowhere else."""
+    config = parse_config("policies: [a.b]", Path("z.yaml"))
+    assert process_counts(config, 8) == (0, 2)
+    assert process_counts(parse_config("{}", Path("z.yaml")), 8, Hooks(policies=[len])) == (0, 2)
+
+
+def test_one_process_for_a_configuration_that_is_not_its_text() -> None:
+    """The others read the text, and would use another configuration."""
+    config = replace(parse_config("{}", Path("z.yaml")), hostname="other.example")
+    assert process_counts(config, 8) == (0, 0)
+    assert process_counts(Config(), 8) == (2, 2)
+    asked = replace(parse_config("processes: {senders: 1}", Path("z.yaml")), hostname="other.example")
+    with pytest.raises(ConfigError, match="was changed by the program"):
+        process_counts(asked, 8)
+
+
+def test_without_listeners() -> None:
+    assert process_counts(parse_config("listeners: []", Path("z.yaml")), 8) == (0, 2)
 
 
 def test_every_receiver_has_room_for_a_session() -> None:

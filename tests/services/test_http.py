@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.queue import everything
-from tests.kit.relay import empty, logged_events, relaying, staged
+from tests.kit.relay import ONE_PROCESS, empty, logged_events, relaying, staged
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import (
@@ -50,7 +50,7 @@ async def serving(
         config = stage.config(
             admin={"address": "127.0.0.1:0", "mail": True, **admin},
             listeners=[{"address": "127.0.0.1:0", "max_message_size": "300KiB"}],
-            processes={},
+            processes=ONE_PROCESS,
         )
         async with relaying(config) as relay:
             assert relay._intake.http is not None

@@ -23,7 +23,7 @@ from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.dequeue import ZONE, opened, per_recipient, reports, rows, run, stored
 from tests.kit.local_transport import delivered
 from tests.kit.queue import everything
-from tests.kit.relay import FAST_RETRY, Stage, empty, logged_events, received, send, staged
+from tests.kit.relay import FAST_RETRY, ONE_PROCESS, Stage, empty, logged_events, received, send, staged
 from tests.kit.servers import LOCAL, SHARED
 from tests.kit.smtp_client import RawClient
 from zonemta_py import Bounce, Envelope, NotAccepted, Parcel, Relay, Reply, RetryContext
@@ -174,7 +174,7 @@ def routed(stage: Stage, store: str = "leveldb", **changes: Any) -> Any:
         zones={"list": {**zone, **changes.pop("zone", {})}},
         routing=[{"recipient_domain": "list.example", "zone": "list"}],
         queue=queue,
-        processes={},
+        processes=ONE_PROCESS,
         **changes,
     )
 
@@ -337,7 +337,7 @@ async def test_bounces_can_be_routed_changed_and_suppressed_10(directory: Path) 
         config = stage.config(
             zones={"list": zone, "reports": {}},
             routing=[{"recipient_domain": "list.example", "zone": "list"}],
-            processes={},
+            processes=ONE_PROCESS,
         )
         async with Relay(config, bounce=rework) as relay:
             for sender in ("", "quiet@a.example", "odd@a.example", "text@a.example", "s@a.example"):
@@ -396,7 +396,7 @@ async def test_policies_split_forward_and_add_fields_13(directory: Path) -> None
     forward = Forward([(r"^old-(.*)@old\.example$", r"\1@d.example"), ("^old-", "never-")])
     async with staged(directory) as stage:
         sinks = {name: await stage.receiver(name, Rule(Step.RCPT, reply="451 4.2.0 later", times=1)) for name in ("d.example", "e.example")}  # fmt: skip
-        config = stage.config(processes={}, zones={"default": {"retry": FAST_RETRY}})
+        config = stage.config(processes=ONE_PROCESS, zones={"default": {"retry": FAST_RETRY}})
         async with Relay(config, policies=[split_by_domain, forward, Lookup(book.get)]) as relay:
             to = [
                 "w@D.Example",
@@ -460,7 +460,7 @@ async def test_replies_to_failures_at_acceptance_15(directory: Path) -> None:
     """The reply of a policy, 451, or 421 and the end of the session; 451 for a failing disk. The queue stays empty."""
     async with staged(directory) as stage:
         await stage.receiver("d.example")
-        async with Relay(stage.config(policies=[f"{__name__}.refuse"], processes={})) as relay:
+        async with Relay(stage.config(policies=[f"{__name__}.refuse"], processes=ONE_PROCESS)) as relay:
             for sender, reply in {
                 "busy": "452 4.3.1 not now",
                 "odd": "451 4.3.0 Error queuing message",
@@ -539,7 +539,7 @@ async def test_hosts_of_a_destination_19(directory: Path) -> None:
         config = stage.config(
             zones={"forced": {"smarthost": f"127.0.1.1:{stage.port}"}},
             routing=[{"recipient_domain": "elsewhere.example", "zone": "forced"}],
-            processes={},
+            processes=ONE_PROCESS,
         )
         async with Relay(config) as relay:
             await send(relay, ["u@elsewhere.example"], sender="")

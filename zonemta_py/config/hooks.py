@@ -27,7 +27,7 @@ class Hooks:
         """``config`` with the retry policy that the hooks replace. Raises ConfigError."""
         if callable(self.policies):
             raise ConfigError("policies is a list of functions")
-        if self.policies and config.processes.receivers:
+        if self.policies and config.processes.receivers > 0:
             raise ConfigError("policies that are functions of this program need processes.receivers: 0")
         if self.backoff is None:
             return config

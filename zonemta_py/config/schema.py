@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from zonemta_py.config.units import (
+    AUTO,
     DAY,
     MINUTE,
     HostPort,
@@ -206,8 +207,8 @@ class Admin:
 class Processes:
     """How many processes receive and send; AUTO depends on the number of cores."""
 
-    receivers: ProcessCount = ProcessCount(0)
-    senders: ProcessCount = ProcessCount(0)
+    receivers: ProcessCount = AUTO
+    senders: ProcessCount = AUTO
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from zonemta_py.core.files import sync_directory
 from zonemta_py.events.segments import (
     open_segments,
     publish,
+    read_segment,
     read_trailer,
     sealed_segments,
     trailer_of,
@@ -61,6 +62,18 @@ def seal_recovered(directory: Path, node: str, now_ms: int) -> None:
         trailer = trailer_of(data, path, read_trailer(before[-1]).last if before else 0)
         _replace(path, data + trailer.pack())
         publish(directory, path, name, now_ms)
+
+
+def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
+    """The sequence numbers from ``first`` on in the sealed segments of ``node``, as far as they can be read."""
+    found: set[int] = set()
+    for path in sealed_segments(directory, node):
+        try:
+            if read_trailer(path).last >= first:
+                found.update(record["seq"] for record in read_segment(path))
+        except SegmentDamaged as exc:
+            log.critical("%s", exc)
+    return found
 
 
 def last_seq(directory: Path, node: str) -> int:

@@ -114,8 +114,7 @@ class Intake:
     """All listeners of one process.
 
     ``sockets``: those of each listener, in the order of the configuration. The process is number
-    ``index`` (from 0) of ``processes``, among which every ``max_sessions`` is divided. ``disk_space``: None
-    for that of the queue's directory.
+    ``index`` (from 0) of ``processes``, among which every ``max_sessions`` is divided.
     """
 
     def __init__(
@@ -125,7 +124,8 @@ class Intake:
         index: int = 0,
         processes: int = 1,
         hooks: Hooks = NO_HOOKS,
-        disk_space: DiskSpace | None = None,
+        *,
+        disk_space: DiskSpace,
     ) -> None:
         self._hooks = hooks
         self._disk_space = disk_space
@@ -149,11 +149,10 @@ class Intake:
             prepared.append(load_settings(settings, hostname, config, router, self._hooks))
         return prepared
 
-    async def start(self, config: Config, prepared: Sequence[SessionSettings]) -> None:
+    async def start(self, prepared: Sequence[SessionSettings]) -> None:
         """Accept connections."""
-        space = self._disk_space or DiskSpace(config.queue.directory, config.queue.min_free_disk)
         for settings, sockets in zip(prepared, self._sockets, strict=True):
-            context = ListenerContext(settings, self._queue, space, self._passwords)
+            context = ListenerContext(settings, self._queue, self._disk_space, self._passwords)
             self.listeners.append(Listener(context, sockets))
         for listener in self.listeners:
             await listener.start()

@@ -19,6 +19,8 @@ from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
+from zonemta_py.storage.disk_space import DiskSpace
+from zonemta_py.storage.interface import Space
 
 
 class ReceiverProcess:
@@ -30,6 +32,7 @@ class ReceiverProcess:
         self._sockets = iter(sockets)
         self.queue: RemoteQueue | None = None
         self._intake: Intake | None = None
+        self._space: Space | None = None  # of a store with a limit of its own
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _handle(self, frame: protocol.Frame) -> None:
@@ -41,6 +44,8 @@ class ReceiverProcess:
                 self.queue = RemoteQueue(self.link, frame)
             case protocol.Configure():
                 self._configure(frame)
+            case protocol.SpaceLeft():
+                self._space = Space(frame.free, frame.total)
             case protocol.Stop():
                 self._spawn(self._stop(frame.grace_s))
 
@@ -57,11 +62,15 @@ class ReceiverProcess:
             return
         assert self.queue is not None
         sockets = [list(islice(self._sockets, count)) for count in frame.sockets]
-        self._intake = intake = Intake(self.queue, sockets, frame.slot, frame.receivers)
+        settings = config.queue
+        disk_space = DiskSpace(settings.directory, settings.min_free_disk, lambda: self._space)
+        self._intake = intake = Intake(
+            self.queue, sockets, frame.slot, frame.receivers, disk_space=disk_space
+        )
         contexts = intake.prepare(config, frame.hostname, router)
 
         async def start() -> None:
-            await intake.start(config, contexts)
+            await intake.start(contexts)
             self.link.send(protocol.Ready())
 
         self._spawn(start())

@@ -64,6 +64,13 @@ class Stop(Struct, frozen=True, array_like=True, tag=5):
     grace_s: float
 
 
+class SpaceLeft(Struct, frozen=True, array_like=True, tag=6):
+    """To a receiver, now and then: the space of a store with a limit of its own, in bytes."""
+
+    free: int
+    total: int
+
+
 class Ready(Struct, frozen=True, array_like=True, tag=11):
     """From a receiver: it accepts connections."""
 
@@ -125,7 +132,7 @@ class Drained(Struct, frozen=True, array_like=True, tag=18):
 
 
 Frame = (
-    Welcome | Configure | CommitResult | KeyState | Stop
+    Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft
     | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | Drained
 )  # fmt: skip
 

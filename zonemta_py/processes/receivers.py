@@ -17,6 +17,7 @@ from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
 from zonemta_py.queue.queue import Queue
+from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
 
 READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
 DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
@@ -40,11 +41,23 @@ class ReceiverPool:
         self._queue = queue
         self._sockets = sockets
         self._log_level = log_level
+        self._reporting: asyncio.Task[None] | None = None
         self._supervisor = ProcessSupervisor("receiver", len(sockets), self._launch)
 
     async def start(self) -> None:
         """Start all of them; they accept connections on return. Raises LocalError."""
         await self._supervisor.start()
+        if self._queue.store.space() is not None:
+            self._reporting = asyncio.create_task(self._report_space(), name="space")
+
+    async def _report_space(self) -> None:
+        """Tell the receivers, which have no store, how much space it has."""
+        while True:
+            space = self._queue.store.space()
+            if space is not None:
+                for child in self._supervisor.children:
+                    child.send(protocol.SpaceLeft(space.free, space.total))
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _launch(self, slot: int) -> "ReceiverChild":
         """Start the receiver of ``slot``. Raises OSError when it does not become ready."""
@@ -97,6 +110,8 @@ class ReceiverPool:
 
     async def close(self) -> None:
         """End all processes."""
+        if self._reporting is not None:
+            self._reporting.cancel()
         await self._supervisor.close()
 
 

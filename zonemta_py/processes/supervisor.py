@@ -4,12 +4,15 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
+from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import AUTO
 from zonemta_py.core import clock
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.processes.child import ChildProcess
 
 BACK_OFF_S = 0.1
@@ -25,19 +28,29 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def process_counts(config: Config, cores_here: int) -> tuple[int, int]:
+def process_counts(config: Config, cores_here: int, hooks: Hooks = NO_HOOKS) -> tuple[int, int]:
     """The numbers of receivers and senders; ``auto`` depends on the processors.
 
     On two or three cores one receiver runs beside the queue's process. From four on, each kind gets a
-    quarter of them; the remaining ones are for the queue, LevelDB's thread and the system.
+    quarter of them; the remaining ones are for the queue, LevelDB's thread and the system. No receivers
+    where there are policies: their functions may keep a state. No other process where the configuration
+    is not what its text says, which the others read; ConfigError if they were asked for by number.
     """
     receivers, senders = int(config.processes.receivers), int(config.processes.senders)
     quarter = min(cores_here // 4, AUTO_MAX)
     if receivers == AUTO:
-        fewest = min(listener.max_sessions for listener in config.listeners)
-        receivers = min(fewest, max(quarter, 1)) if cores_here > 1 else 0
+        fewest = min((listener.max_sessions for listener in config.listeners), default=0)
+        alone = cores_here == 1 or config.policies or hooks.policies
+        receivers = 0 if alone else min(fewest, max(quarter, 1))
     if senders == AUTO:
         senders = quarter
+    if (receivers or senders) and parse_config(config.text, Path(config.path)) != config:
+        if max(config.processes.receivers, config.processes.senders) > 0:
+            raise ConfigError(
+                "processes: the receivers and senders read the text of the configuration, and this one was "
+                "changed by the program: write its text again (zonemta_py.parse_config), or use 0 of both"
+            )
+        return 0, 0
     return receivers, senders
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from zonemta_py.config.schema import Events
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
-from zonemta_py.events.recovery import last_seq, recover, seal_recovered
+from zonemta_py.events.recovery import last_seq, recover, seal_recovered, sealed_seqs
 from zonemta_py.events.retention import remove_old
 from zonemta_py.events.segments import Segment
 from zonemta_py.queue.batch import WriteBatch
@@ -68,17 +68,29 @@ class Exporter:
         loop, directory, node = asyncio.get_running_loop(), self._settings.directory, self._queue.node
         found = await loop.run_in_executor(self._thread, recover, directory, node)
         if found:
-            outbox = self._queue.store.keys(keys.OUTBOX, keys.outbox_key(max(found) + 1))
-            await self._delete([key for key in outbox if keys.parse_outbox(key) in found])
-            self._cursor = keys.OUTBOX
+            await self._delete_exported(found)
             await loop.run_in_executor(self._thread, seal_recovered, directory, node, clock.now_ms())
         end = await loop.run_in_executor(self._thread, last_seq, directory, node)
+        oldest = next(self._queue.store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
+        if oldest is not None and keys.parse_outbox(oldest) <= end:  # a backup was restored
+            first = keys.parse_outbox(oldest)
+            await self._delete_exported(
+                await loop.run_in_executor(self._thread, sealed_seqs, directory, node, first)
+            )
         if 0 < end < self._exported:
             log.critical(
                 "%s: the event log of node %s ends at %016x, and events were written up to %016x: "
                 "see zonemta audit", directory, node, end, self._exported,
             )  # fmt: skip
         self._recovered = True
+
+    async def _delete_exported(self, found: set[int]) -> None:
+        """Delete the ``outbox/`` keys of the numbers that the log has."""
+        outbox = self._queue.store.keys(keys.OUTBOX, keys.outbox_key(max(found, default=0) + 1))
+        exported = [key for key in outbox if keys.parse_outbox(key) in found]
+        if exported:
+            await self._delete(exported)
+        self._cursor = keys.OUTBOX
 
     async def _run(self) -> None:
         grew = self._queue.commits.outbox_grew

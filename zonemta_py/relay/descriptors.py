@@ -8,6 +8,7 @@ import resource
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.admission import HTTP_CONNECTIONS_MAX
+from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.storage.leveldb import TABLES_OPEN_MAX
 
 RESERVE = TABLES_OPEN_MAX + 64  # of the store, the event log, DNS, pipes and logs
@@ -22,11 +23,11 @@ def raise_descriptor_limit() -> None:
 
 def descriptors_needed(config: Config) -> int:
     """How many descriptors the process with the queue may use at once."""
-    processes = config.processes
+    receivers, senders = process_counts(config, cores())
     needed = RESERVE
-    if processes.receivers == 0:
+    if receivers == 0:
         needed += sum(listener.max_sessions for listener in config.listeners)
-    if processes.senders == 0:
+    if senders == 0:
         needed += sum(zone.connections for zone in config.zones.values())
     return needed + (HTTP_CONNECTIONS_MAX if config.admin.mail else 0)
 

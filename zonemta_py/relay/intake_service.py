@@ -91,7 +91,7 @@ class IntakeService:
             self.intake = Intake(
                 self._queue, by_process[0], hooks=self._hooks, disk_space=self._disk_space
             )
-            await self.intake.start(config, self.prepare(config, self._hostname, self._router))
+            await self.intake.start(self.prepare(config, self._hostname, self._router))
 
     async def _listen_http(self) -> None:
         config = self._config

@@ -12,7 +12,7 @@ from zonemta_py.admin.operations import Operations
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config, Processes
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.units import HostPort, ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
 from zonemta_py.delivery.bounce_hook import BounceFunction
@@ -61,6 +61,7 @@ class Relay:
         store: Store | None = None,
     ) -> None:
         self._hooks = hooks = Hooks(backoff, bounce, policies)
+        receivers, senders = process_counts(config, cores(), hooks)
         self._config = config = hooks.apply(config)
         self._log_level = log_level
         hostname, router = config.hostname or socket.getfqdn(), make_router(config)
@@ -76,7 +77,6 @@ class Relay:
             destination_of=self._destinations,
             on_ready=self._on_ready,
         )
-        receivers, senders = process_counts(config, cores())
         try:
             self._delivery = DeliveryService(
                 self._queue, config, hostname, router, hooks, senders=senders, log_level=log_level
@@ -205,7 +205,7 @@ class Relay:
                 config,
                 listeners=(),
                 queue=replace(config.queue, directory=directory),
-                processes=Processes(),
+                processes=Processes(ProcessCount(0), ProcessCount(0)),
                 admin=replace(config.admin, mail=False),
             ),
             self._log_level,

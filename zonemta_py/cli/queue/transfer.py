@@ -26,15 +26,15 @@ from zonemta_py.storage.open import open_store
 def export_(config_path: Path, file: Path, as_json: bool) -> None:
     """Write the whole queue to FILE, to move it to another store or machine.
 
-    The relay must be down. Run an interrupted export again to continue it. Events of a relay that was killed
-    are written to the event log first; apart from that the queue does not change: start a relay on only one of the two, or every recipient gets the mail twice.
+    The relay must be down. Run an interrupted export again to continue it. The event log of a relay that was
+    killed is finished first; apart from that the queue does not change: start a relay on only one of the two, or every recipient gets the mail twice.
 
     \b
     Example:
       zonemta queue export -c config/zonemta.yaml queue.export
     """
     config = read_config(config_path)
-    if _has_unfinished_log(config):
+    if _has_open_log(config):
         asyncio.run(_finish_log(config))
     store = open_store(config.queue, access=Access.READ)
     try:
@@ -70,15 +70,14 @@ def import_(config_path: Path, file: Path, as_json: bool) -> None:
     _print_count(records, file, "from", as_json=as_json)
 
 
-def _has_unfinished_log(config: Config) -> bool:
-    """Whether the relay was killed: its queue has events for the log, or the log has an open segment."""
+def _has_open_log(config: Config) -> bool:
+    """Whether the event log has an open segment: the relay was killed."""
     store = open_store(config.queue, access=Access.READ)
     try:
         node = (store.get(keys.META_NODE) or b"").decode()
-        waiting = next(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
     finally:
         store.close()
-    return waiting is not None or bool(open_segments(config.events.directory, node))
+    return bool(open_segments(config.events.directory, node))
 
 
 async def _finish_log(config: Config) -> None:
