@@ -12,6 +12,7 @@ DELIVERED = Attempt("dot", 250, "2.0.0", "ok", mx="mx.a.example")
 DEFERRED = Attempt("rcpt", 451, "4.7.1", "later", mx="mx.a.example")
 REFUSED = Attempt("rcpt", 550, "5.1.1", "no such user", mx="mx.a.example")
 NO_SESSION = Attempt("connect", 0, "4.4.1", "connection timed out")
+LOST = Attempt("data", 0, "4.4.2", "the peer closed the connection")
 NO_DOMAIN = Attempt("connect", 0, "5.1.2", "the domain does not exist")
 
 Answer = Callable[[DeliveryRequest], DeliveryResult | Exception]
@@ -42,7 +43,7 @@ class ScriptedAgent:
         self.requests.append(request)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         result = answer(request)
-        if isinstance(result, DeliveryResult) and result.failure is not None:
+        if isinstance(result, DeliveryResult) and result.failure not in (None, LOST):
             return result
         context.session_opened()
         self.bodies.append(await read(context))

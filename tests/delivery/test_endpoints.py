@@ -152,6 +152,22 @@ def test_sources_by_weight() -> None:
     assert 800 < chosen["127.0.0.1"] < 1200
 
 
+def choices(*last_parts: int) -> list[str | None]:
+    """The addresses of 9,000 messages, with a pool of these addresses of one weight."""
+    pool = [PoolAddress(f"127.0.0.{part}") for part in last_parts]
+    found = [choose_source(pool, f"message {number}", "192.0.2.1") for number in range(9000)]
+    return [source and source.address for source in found]
+
+
+def test_an_address_more_takes_its_share_and_no_more() -> None:
+    """A ninth of the messages move, all of them to the new one; when it goes, only they move back."""
+    eight, nine = choices(*range(1, 9)), choices(*range(1, 10))
+    moved = {after for before, after in zip(eight, nine, strict=True) if before != after}
+    assert moved == {"127.0.0.9"}
+    assert 850 < Counter(nine)["127.0.0.9"] < 1150
+    assert min(Counter(nine).values()) > 850
+
+
 # ---- credentials
 
 

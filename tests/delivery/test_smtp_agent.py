@@ -220,11 +220,27 @@ async def test_421_on_an_idle_session_is_no_answer(directory: Path) -> None:
         assert codes(await made.deliver("y@a.example", sender="late@sender.example")) == [250]
 
 
-async def test_a_new_session_that_fails_is_an_attempt(directory: Path) -> None:
-    async with sending(directory, Rule(Step.MAIL, drop=True)) as made:
+@pytest.mark.parametrize(
+    ("rule", "code", "refuses"),
+    [
+        (Rule(Step.MAIL, drop=True), 0, False),
+        (Rule(Step.MAIL, reply="421 4.4.2 busy"), 421, True),
+        (Rule(Step.RCPT, reply="421 4.4.2 busy"), 421, True),
+        (Rule(Step.DATA, reply="421 4.4.2 busy"), 421, True),
+    ],
+)
+async def test_a_new_session_that_serves_no_recipient_is_a_failure_of_the_destination(
+    directory: Path, rule: Rule, code: int, refuses: bool
+) -> None:
+    async with sending(directory, rule) as made:
         result = await made.deliver("x@a.example")
-        assert result.failure is None
-        [attempt] = result.attempts
+        assert result.failure is not None
+        assert (result.failure.code, result.refuses_sessions) == (code, refuses)
+
+
+async def test_a_new_session_that_is_lost_is_an_attempt(directory: Path) -> None:
+    async with sending(directory, Rule(Step.MAIL, drop=True)) as made:
+        [attempt] = (await made.deliver("x@a.example")).attempts
         assert attempt is not None
         assert (attempt.phase, attempt.code, attempt.status) == ("data", 0, "4.4.2")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.delivery.agents import (
     DEFERRED,
     DELIVERED,
+    LOST,
     NO_DOMAIN,
     NO_SESSION,
     REFUSED,
@@ -173,6 +174,30 @@ async def test_at_the_connection_limit(queue: Queue, working: int, has_idle: boo
     [again] = lease(queue, "a.example").recipients
     assert again.record.attempts == 0
     assert names(queue) == ["accepted"]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_session_that_served_no_recipient_while_others_work(queue: Queue, refuses: bool) -> None:
+    """The peer limits its sessions. Without a word of it, it may have been the message: that is an attempt."""
+    await accept(queue, "x@a.example")
+    destination = Destination("a.example")
+    destination.working = 1
+    closed = DeliveryResult([LOST], LOST, refuses_sessions=refuses)
+    result = await deliver(
+        queue, lease(queue, "a.example"), ScriptedAgent(lambda request: closed), destination=destination
+    )
+    assert result.at_connection_limit
+    assert result.failure is None
+    await result.settled
+    assert ("deferred" in names(queue)) is not refuses
+
+
+async def test_a_session_that_served_no_recipient(queue: Queue) -> None:
+    """The only one: the destination is suspended as if it could not be reached."""
+    await accept(queue, "x@a.example")
+    agent = ScriptedAgent(lambda request: DeliveryResult([LOST], LOST, refuses_sessions=True))
+    result = await deliver(queue, lease(queue, "a.example"), agent)
+    assert result.failure == LOST
 
 
 @pytest.mark.parametrize("uncertain", [False, True])

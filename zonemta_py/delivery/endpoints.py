@@ -1,8 +1,9 @@
 """From a domain to the endpoints of its mail: hosts by MX or smarthost, each with a source address."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
+from math import log
 from random import Random
-from zlib import crc32
 
 from zonemta_py.config.schema import Config, PoolAddress
 from zonemta_py.config.zones import Zone
@@ -109,7 +110,8 @@ def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> 
     """The address of ``pool`` from which ``message`` is sent to ``target_ip``; None if no family matches.
 
     By weight, and the same for every attempt of a message: a greylisting server must see the retry
-    come from the address of the first attempt.
+    come from the address of the first attempt. Weighted rendezvous hashing: an address that is added
+    takes its share from the others, one that is removed gives up its own, and no other message moves.
     """
     version = 6 if ":" in target_ip else 4
     fitting = [
@@ -119,12 +121,13 @@ def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> 
     ]
     if len(fitting) <= 1:
         return fitting[0] if fitting else None
-    ticket = crc32(message.encode()) % sum(entry.weight for entry in fitting)
-    for entry in fitting:
-        ticket -= entry.weight
-        if ticket < 0:
-            return entry
-    raise AssertionError("a ticket lies below the sum of the weights")
+    return max(fitting, key=lambda entry: entry.weight / -log(_draw(message, entry.address or "")))
+
+
+def _draw(message: str, address: str) -> float:
+    """A number between 0 and 1, both excluded, that depends on nothing but the arguments."""
+    digest = blake2b(f"{message} {address}".encode(), digest_size=6).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2**48
 
 
 def credentials(zone: Zone) -> tuple[str, str] | None:

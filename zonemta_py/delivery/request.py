@@ -40,14 +40,16 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
 class DeliveryResult(Struct, frozen=True, array_like=True):
     """How a request ended. ``attempts`` has an entry per recipient; None or missing: not attempted.
 
-    ``failure``: why no session could be opened; ``permanent`` if a retry cannot succeed.
-    ``has_idle``: the agent has idle sessions with the destination, so the destination is reachable.
+    ``failure``: why no session could be opened, or served any recipient; ``permanent`` if a retry cannot
+    succeed. ``has_idle``: the agent has idle sessions with the destination, so the destination is
+    reachable. ``refuses_sessions``: the peer closed a new session with 421.
     """
 
     attempts: Sequence[Attempt | None]
     failure: Attempt | None = None
     permanent: bool = False
     has_idle: bool = False
+    refuses_sessions: bool = False
 
 
 class RequestContext(Protocol):

@@ -14,17 +14,20 @@ from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, SessionLost
 from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.attempts import all_unreachable, attempts_of, no_session
 from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.address import needs_smtputf8
-from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.classify import LOST, Phase, is_closed, is_unserved
 from zonemta_py.smtp.dkim import BodyHash
-from zonemta_py.smtp.reply import Reply, printable
+from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
-from zonemta_py.transports.pipelining import SmtpSession, Transaction, TransactionResult
+from zonemta_py.transports.pipelining import DsnOptions, SmtpSession, Transaction, TransactionResult
+
+SESSIONS_MAX = 3  # of one request, with different endpoints or after an idle one
 
 log = logging.getLogger(__name__)
 
@@ -50,37 +53,52 @@ class SmtpAgent:
         self._closed = False
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
-        """Execute ``request``. Raises what ``context`` raises, except QueueCorrupt."""
-        began_s = clock.monotonic_s()
+        """Execute ``request``. Raises what ``context`` raises, except QueueCorrupt.
+
+        Recipients that a session has not served, because the peer closed it or refused MAIL for now, are
+        sent to the next endpoint (RFC 5321 section 5.1).
+        """
+        course = _Course(request, clock.monotonic_s())
         endpoints: Candidates = ()
         try:
             endpoints = await self._resources.endpoints.find(self._zone, request.domain, request.message)
             session, endpoint, reused = await self._session(endpoints, request)
         except DestinationFailed as exc:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
-            return _no_session(request, exc, began_s, has_idle=has_idle)
+            return no_session(request, exc, course.began_s, has_idle=has_idle)
         context.session_opened()
-        try:
-            if self._resources.signer.signs:
-                request = await self._signed(request, context)
-            result = await _transact(session, request, context)
-            faults.reach("dot.answered")
-            if reused and _is_closing(result):
-                raise SessionLost("the peer was about to close the session")
-        except SessionLost as exc:
-            if not reused:
-                return DeliveryResult(_lost(request, endpoint, session, str(exc), began_s))
-            # The peer may have closed an idle session at any time: not a failure of this transaction.
-            session.close()
+        if self._resources.signer.signs:
+            course.request = await self._signed(request, context)
+        while True:
+            closed = await self._serve(course, session, endpoint, context)
+            if reused and closed:
+                pass  # at any time a peer may close an idle session: that is no failure of the endpoint
+            elif not course.unserved or course.sessions == SESSIONS_MAX:
+                return course.result()
+            else:
+                endpoints = [pair for pair in endpoints if pair[0].ip != endpoint.ip]
             try:
                 session, endpoint = await self._new_session(endpoints, request)
-                result = await _transact(session, request, context)
-            except DestinationFailed as failed:
-                return _no_session(request, failed, began_s)
-            except SessionLost as lost:
-                return DeliveryResult(_lost(request, endpoint, session, str(lost), began_s))
-        self._keep(session, endpoint, request.destination)
-        return DeliveryResult(_attempts(result, endpoint, session, began_s))
+            except DestinationFailed as exc:
+                return course.result(exc if reused and closed else None)
+            reused = False
+
+    async def _serve(
+        self, course: "_Course", session: SmtpSession, endpoint: Endpoint, context: RequestContext
+    ) -> bool:
+        """Send to the recipients without an answer. Returns whether the peer served none and closed the session."""
+        try:
+            result = await _transact(session, course.part(), context)
+            faults.reach("dot.answered")
+        except SessionLost as exc:
+            lost = (Phase.DATA, Reply(0, LOST, str(exc)))
+            result = TransactionResult([lost] * len(course.unserved))
+        closed = course.add(result, endpoint, session)
+        if closed:
+            session.close()
+        else:
+            self._keep(session, endpoint, course.request.destination)
+        return closed
 
     def close(self) -> None:
         """Close the idle sessions, and from now on every other one after its transaction."""
@@ -106,7 +124,7 @@ class SmtpAgent:
         """Connect to the first endpoint that accepts a session. Raises DestinationFailed."""
         resources = self._resources
         unreachable, now_s = resources.unreachable, clock.monotonic_s()
-        failure = DestinationFailed(0, "4.4.1", _all_unreachable(endpoints))
+        failure = DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
         for endpoint, source in [
             pair for pair in endpoints if not unreachable.skipped_s(pair[0].ip, now_s)
         ]:
@@ -218,74 +236,61 @@ def _refusal(session: SmtpSession, size_bytes: int, eight_bit: bool, smtputf8: b
     return None
 
 
-def _is_closing(result: TransactionResult) -> bool:
-    """Whether the peer only said that it closes the connection."""
-    return all(
-        answer is not None and answer[0] is Phase.MAIL and answer[1].code == 421
-        for answer in result.answers
-    )
+# ---- the course of a request
 
 
-# ---- the attempts
+class _Course:
+    """What has become of each recipient of a request, over one session or several.
 
+    ``unserved``: the indexes of those that the next session may serve.
+    """
 
-def _attempts(
-    result: TransactionResult, endpoint: Endpoint, session: SmtpSession, began_s: float
-) -> list[Attempt | None]:
-    """An attempt per recipient; recipients with the same answer share one."""
-    duration_ms = _since_ms(began_s)
-    by_answer: dict[tuple[Phase, Reply], Attempt] = {}
-    attempts: list[Attempt | None] = []
-    for answer in result.answers:
-        if answer is None:
-            attempts.append(None)
-            continue
-        if answer not in by_answer:
-            phase, reply = answer
-            by_answer[answer] = Attempt(
-                phase=phase.value,
-                code=reply.code,
-                status=reply.status,
-                text=reply.text,
-                mx=endpoint.host,
-                mx_ip=endpoint.ip,
-                source_ip=endpoint.source or "",
-                tls=session.secure,
-                duration_ms=duration_ms,
-                uncertain=result.uncertain and phase is Phase.DOT,
-                dsn=session.offers("dsn"),
-            )
-        attempts.append(by_answer[answer])
-    return attempts
+    def __init__(self, request: DeliveryRequest, began_s: float) -> None:
+        self.request = request
+        self.began_s = began_s
+        self.sessions = 0
+        self.unserved = list(range(len(request.recipients)))
+        self._attempts: list[Attempt | None] = [None] * len(request.recipients)
+        self._answered = False  # a recipient has an answer that is about it
+        self._last: Reply | None = None  # of a session that the peer closed
 
+    def part(self) -> DeliveryRequest:
+        """The request for the recipients that are not served."""
+        request, unserved = self.request, self.unserved
+        if len(unserved) == len(request.recipients):
+            return request
+        dsn = request.dsn
+        if dsn is not None:
+            dsn = DsnOptions(dsn.mail, [dsn.rcpts[index] for index in unserved])
+        return replace(request, recipients=[request.recipients[i] for i in unserved], dsn=dsn)
 
-def _lost(
-    request: DeliveryRequest, endpoint: Endpoint, session: SmtpSession, text: str, began_s: float
-) -> list[Attempt | None]:
-    """The attempts of a transaction whose session was lost before the final dot."""
-    answer: tuple[Phase, Reply] | None = (Phase.DATA, Reply(0, "4.4.2", text))
-    return _attempts(TransactionResult([answer] * len(request.recipients)), endpoint, session, began_s)
+    def add(self, result: TransactionResult, endpoint: Endpoint, session: SmtpSession) -> bool:
+        """Take the answers to ``part``. Returns whether all of them say that the session is closed."""
+        self.sessions += 1
+        indexes, self.unserved = self.unserved, []
+        closed = bool(result.answers)
+        made = attempts_of(result, endpoint, session, self.began_s)
+        for index, answer, attempt in zip(indexes, result.answers, made, strict=False):
+            self._attempts[index] = attempt
+            if answer is None:
+                closed = False
+                continue
+            if is_unserved(*answer):
+                self.unserved.append(index)
+            else:
+                self._answered = True
+            if is_closed(*answer):
+                self._last = answer[1]
+            else:
+                closed = False
+        return closed
 
-
-def _no_session(
-    request: DeliveryRequest, exc: DestinationFailed, began_s: float, *, has_idle: bool = False
-) -> DeliveryResult:
-    """A temporary failure for every recipient, whatever the peer's status, unless ``exc`` is permanent."""
-    attempt = Attempt(
-        phase=Phase.CONNECT.value,
-        code=0,
-        status=exc.status if exc.permanent or exc.status.startswith("4") else f"4{exc.status[1:]}",
-        text=printable(exc.text),
-        duration_ms=_since_ms(began_s),
-    )
-    return DeliveryResult([attempt] * len(request.recipients), attempt, exc.permanent, has_idle)
-
-
-def _all_unreachable(endpoints: Candidates) -> str:
-    """Why no connection was attempted."""
-    ips = ", ".join(dict.fromkeys(endpoint.ip for endpoint, _ in endpoints))
-    return f"every address timed out lately and is not tried for a while: {ips}"
-
-
-def _since_ms(began_s: float) -> int:
-    return int((clock.monotonic_s() - began_s) * 1000)
+    def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
+        """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
+        if failure is not None and not self._answered:
+            return no_session(self.request, failure, self.began_s)
+        refused = [attempt for attempt in self._attempts if attempt is not None]
+        closed = [attempt for attempt in refused if attempt.code in (0, 421)]
+        if self._answered or not closed or len(closed) < len(refused) or self._last is None:
+            return DeliveryResult(self._attempts)
+        return DeliveryResult(self._attempts, closed[-1], refuses_sessions=self._last.code == 421)

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class LeaseResult(Struct, frozen=True):
-    """How a lease ended: the future of its settle, and why no session could be opened, if so.
+    """How a lease ended: the future of its settle, and why the destination did not serve it, if so.
 
-    ``at_connection_limit``: the destination accepts no session in addition to the open ones; the
-    lease was released without an attempt.
+    ``at_connection_limit``: the destination serves no session in addition to the open ones; the lease
+    was released without an attempt, unless the peer closed without a word.
     """
 
     settled: CommitFuture
@@ -102,11 +102,13 @@ class Worker:
             lease_context.close()
         if result.failure is None:
             return LeaseResult(await self._settle(lease, result.attempts))
-        # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
-        reachable = destination.working or result.has_idle
-        if reachable and not lease_context.has_session and not result.permanent:
-            return LeaseResult(queue.release(lease), at_connection_limit=True)
         failure = None if result.permanent else result.failure
+        if failure is not None and (destination.working or result.has_idle):
+            # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
+            if result.refuses_sessions or not lease_context.has_session:
+                return LeaseResult(queue.release(lease), at_connection_limit=True)
+            # The peer may have closed because of the message: an attempt, so that it is not repeated at once.
+            return LeaseResult(await self._settle(lease, result.attempts), at_connection_limit=True)
         return LeaseResult(await self._settle(lease, result.attempts), failure)
 
     def _request(self, lease: Lease, idle_limits: tuple[int, int], *, expands: bool) -> DeliveryRequest:

@@ -102,6 +102,7 @@ class SinkSession(asyncio.Protocol):
         self._buffer = bytearray()
         self._searched = 0
         self._in_data = False
+        self._has_sender = False
         self._data_bytes = 0
         self._stalled = False
         self._out: list[bytes] = []
@@ -198,6 +199,7 @@ class SinkSession(asyncio.Protocol):
         self._data_bytes = 0
         self._recipients = []
         self._sender = ""
+        self._has_sender = False
 
     def _command(self, line: str) -> None:
         verb, _, argument = line.partition(" ")
@@ -213,10 +215,12 @@ class SinkSession(asyncio.Protocol):
         elif verb == "MAIL":
             self._sender, self._parameters = _path(argument)
             self._recipients = []
-            self._answer(Step.MAIL, self._sender, "250 2.1.0 Ok")
+            self._has_sender = self._answer(Step.MAIL, self._sender, "250 2.1.0 Ok")
         elif verb == "RCPT":
             address, _ = _path(argument)
-            if self._answer(Step.RCPT, address, "250 2.1.5 Ok"):
+            if not self._has_sender:
+                self._reply("503 5.5.1 MAIL first")
+            elif self._answer(Step.RCPT, address, "250 2.1.5 Ok"):
                 self._recipients.append(address)
         elif verb == "DATA":
             if not self._recipients:
@@ -228,7 +232,8 @@ class SinkSession(asyncio.Protocol):
             self._flush()
             self._transport.close()
         elif verb in ("RSET", "NOOP"):
-            self._recipients = []
+            if verb == "RSET":
+                self._recipients, self._has_sender = [], False
             self._reply("250 2.0.0 Ok")
         else:
             self._reply("502 5.5.2 Not implemented")

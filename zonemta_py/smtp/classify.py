@@ -53,6 +53,20 @@ def limits_recipients(reply: Reply) -> bool:
     )
 
 
+LOST = "4.4.2"  # the status of a connection that was lost: no reply, code 0
+
+
+def is_closed(phase: Phase, reply: Reply) -> bool:
+    """Whether the peer closed the session before the final dot, whatever the message."""
+    lost = reply.code == 0 and reply.status == LOST
+    return phase is not Phase.DOT and (reply.code == 421 or lost)
+
+
+def is_unserved(phase: Phase, reply: Reply) -> bool:
+    """Whether another host of the destination may take the message: it is not refused for good, nor sent."""
+    return is_closed(phase, reply) or (phase is Phase.MAIL and 400 <= reply.code < 500)
+
+
 def status_of(reply: Reply) -> str:
     """The enhanced status code (RFC 3463) for a report; ``X.0.0`` of the reply's class if the peer sent none."""
     return reply.status or f"{str(reply.code)[0]}.0.0"
