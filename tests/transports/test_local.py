@@ -1,6 +1,8 @@
 """Transports without sessions: maildirs, programs, Python functions, the black hole."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.local_transport import STORED, delivered, local_message
+from zonemta_py.config.zones import PipeSettings
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import BlackholeTransport
 from zonemta_py.transports.interface import LocalMessage, lines, parts
@@ -84,9 +88,11 @@ async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
 
 # ---- programs
 
+TEMPORARY = PipeSettings().temporary
+
 
 def program(code: str, *arguments: str, timeout_s: float = 20.0) -> PipeTransport:
-    return PipeTransport((sys.executable, "-c", code, *arguments), scaled(timeout_s))
+    return PipeTransport((sys.executable, "-c", code, *arguments), scaled(timeout_s), TEMPORARY)
 
 
 async def test_a_program(tmp_path: Path) -> None:
@@ -106,7 +112,9 @@ async def test_a_program(tmp_path: Path) -> None:
     [
         ("import sys; sys.exit(75)", "4.3.0", 451),
         ("import sys; sys.exit(67)", "5.1.1", 550),
-        ("import sys; sys.exit(1)", "5.3.0", 550),
+        ("import sys; sys.exit(1)", "4.3.0", 451),
+        ("import sys; sys.exit(2)", "5.3.0", 550),
+        ("import sys; sys.exit(127)", "4.3.5", 451),
         ("print('5.1.1 no such user'); raise SystemExit(1)", "5.1.1", 550),
         ("print('4.2.2 full'); raise SystemExit(1)", "4.2.2", 451),
         ("import os; os.kill(os.getpid(), 9)", "4.3.0", 451),
@@ -130,15 +138,35 @@ async def test_a_program_that_takes_too_long(tmp_path: Path) -> None:
     await until(lambda: not child.exists() or ") Z " in child.read_text(), "the end of its child")
 
 
+@pytest.mark.parametrize("factory", [None, loop_factory()])
+@pytest.mark.parametrize("holds", ["stdout", "stdin"])
+def test_a_child_that_goes_on(
+    tmp_path: Path, holds: str, factory: type[asyncio.AbstractEventLoop] | None
+) -> None:
+    """The program has ended, and its code counts: not the time limit, after which it would run again."""
+    waits = "import signal; signal.pause()"
+    other = (
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+        if holds == "stdin"
+        else "stdin=subprocess.DEVNULL"
+    )
+    code = f"import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {waits!r}], {other}); pathlib.Path(sys.argv[1]).write_text(str(child.pid)); print('5.1.1 no such user', flush=True); sys.exit(67)"
+    transport = program(code, str(tmp_path / "pid"), timeout_s=60.0)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        reply = runner.run(delivered(transport, b"x" * 1_000_000))
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert (reply.code, reply.status, reply.text) == (550, "5.1.1", "no such user")
+
+
 async def test_a_program_that_is_not_there() -> None:
-    reply = await delivered(PipeTransport(("/nowhere/deliver",), scaled(5.0)), b"x")
+    reply = await delivered(PipeTransport(("/nowhere/deliver",), scaled(5.0), TEMPORARY), b"x")
     assert (reply.code, reply.status) == (451, "4.3.5")
     assert "No such file" in reply.text
 
 
 @given(st.integers(-64, 255), st.text(max_size=100))
 def test_every_verdict_is_a_reply(code: int, said: str) -> None:
-    reply = verdict_of(code, said)
+    reply = verdict_of(code, said, TEMPORARY)
     assert reply.code in (250, 451, 550)
     assert (reply.code == 250) == (code == 0)
     assert reply.status.startswith(str(reply.code)[0])

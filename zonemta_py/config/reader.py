@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from zonemta_py.config.units import (
+    ExitCode,
     HostPort,
     Keep,
     NameServer,
@@ -25,6 +26,7 @@ from zonemta_py.config.units import (
     Seconds,
     Size,
     duration,
+    exit_code,
     host_port,
     keep,
     percent,
@@ -42,6 +44,7 @@ _PARSERS: dict[Any, Any] = {
     NameServer: lambda value: host_port(value, 53),
     ProcessCount: process_count,
     Percent: percent,
+    ExitCode: exit_code,
     Keep: keep,
 }
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NewType
 Seconds = NewType("Seconds", float)
 Size = NewType("Size", int)  # bytes
 Percent = NewType("Percent", int)
+ExitCode = NewType("ExitCode", int)
 ProcessCount = NewType("ProcessCount", int)
 
 AUTO = ProcessCount(-1)  # chosen by the number of cores
@@ -181,6 +182,13 @@ def process_count(value: object) -> ProcessCount:
     if type(value) is not int or not 0 <= value <= PROCESSES_MAX:
         raise ValueError(f"a number from 0 to {PROCESSES_MAX}, or auto")
     return ProcessCount(value)
+
+
+def exit_code(value: object) -> ExitCode:
+    """Parse ``1`` to ``255``. Raises ValueError."""
+    if type(value) is not int or not 1 <= value <= 255:
+        raise ValueError("an exit code from 1 to 255")
+    return ExitCode(value)
 
 
 def percent(value: object) -> Percent:

@@ -9,6 +9,7 @@ from zonemta_py.config.units import (
     DAY,
     HOUR,
     MINUTE,
+    ExitCode,
     HostPort,
     Percent,
     Rate,
@@ -34,6 +35,7 @@ class PipeSettings:
     command: tuple[str, ...] = ()
     preset: str = choice("none", "maildrop", "dovecot")
     timeout: Seconds = Seconds(5 * MINUTE)
+    temporary: tuple[ExitCode, ...] = tuple(map(ExitCode, (1, 71, 73, 74, 75, 78, 100, 111, 126, 127)))
 
 
 @dataclass(frozen=True, slots=True)

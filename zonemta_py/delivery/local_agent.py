@@ -35,7 +35,7 @@ _MAKERS: dict[str, Callable[[Zone, str], LocalTransport]] = {
         str(zone.maildir.path), create=zone.maildir.create, hostname=hostname
     ),
     "pipe": lambda zone, hostname: PipeTransport(
-        zone.pipe.command or PRESETS[zone.pipe.preset], zone.pipe.timeout
+        zone.pipe.command or PRESETS[zone.pipe.preset], zone.pipe.timeout, zone.pipe.temporary
     ),
     "python": lambda zone, hostname: PythonTransport(zone.python.function or "", zone.python.timeout),
 }

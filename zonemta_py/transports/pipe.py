@@ -2,21 +2,26 @@
 
 Source: sysexits.h, as Postfix's pipe(8) and qmail-command(8) interpret it: 0 delivered, 75 (EX_TEMPFAIL) and
 qmail's 111 try again later, other codes failed. Output that begins with an enhanced status code (``5.1.1 no
-such user``) takes precedence over the exit code.
+such user``) takes precedence over the exit code. The code counts when the program ends, whatever its
+children do, and whether they hold its output open.
 """
 
 import asyncio
 import os
 import re
 import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any, cast
 
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.interface import DELIVERED, LocalMessage, lines, parts
 
 OUTPUT_MAX = 4096  # bytes kept of the output of a program
-TEMPORARY = {71: "4.3.0", 73: "4.2.0", 74: "4.3.0", 75: "4.3.0", 78: "4.3.5", 111: "4.3.0"}
+OUTPUT_AFTER_S = 1.0  # for the output to arrive that was written before the end of a program
+STATUS_OF_TEMPORARY = {73: "4.2.0", 78: "4.3.5", 126: "4.3.5", 127: "4.3.5"}
 PERMANENT = {64: "5.3.5", 65: "5.6.0", 67: "5.1.1", 68: "5.1.2", 69: "5.3.0", 70: "5.3.0", 76: "5.5.0", 77: "5.7.0", 100: "5.3.0"}  # fmt: skip
 _STATUS = re.compile(r"\s*([245]\.\d{1,3}\.\d{1,3})\s+(.*)", re.DOTALL)
 
@@ -33,9 +38,11 @@ class PipeTransport:
     placeholder begins an argument, as Postfix does. Placeholders: ``{sender}``, ``{recipient}``, ``{user}``, ``{domain}``, ``{extension}``, ``{message}`` (the id).
     """
 
-    def __init__(self, command: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, command: Sequence[str], timeout_s: float, temporary: Collection[int]) -> None:
+        """``temporary``: the exit codes after which delivery is tried again."""
         self._command = command
         self._timeout_s = timeout_s
+        self._temporary = temporary
 
     def close(self) -> None:
         """See ``LocalTransport``; there is nothing to release."""
@@ -50,53 +57,95 @@ class PipeTransport:
         ):
             return Reply(550, "5.1.3", "the address cannot be an argument of a program")
         await message.begin()
+        loop = asyncio.get_running_loop()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
+            transport, program = await loop.subprocess_exec(
+                partial(_Program, loop), *arguments, stderr=subprocess.STDOUT, start_new_session=True
             )
         except OSError as exc:
             return Reply(451, "4.3.5", f"{self._command[0]} cannot be started: {exc.strerror or exc}")
+        writing = asyncio.ensure_future(program.write(transport, message))
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, output = await asyncio.gather(_write_message(process, message), _read_output(process))
-                code = await process.wait()
+                ends: list[asyncio.Future[Any]] = [writing, program.exited]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if writing.done():
+                    writing.result()
+                code = await program.exited
+                await asyncio.wait([program.output_ended], timeout=OUTPUT_AFTER_S)
         except TimeoutError:
             return Reply(451, "4.4.7", f"{self._command[0]} did not end within {self._timeout_s:g} s")
         finally:
-            if process.returncode is None:
+            writing.cancel()
+            if transport.get_returncode() is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        return verdict_of(code, output.decode("utf-8", "replace"))
+                    os.killpg(transport.get_pid(), signal.SIGKILL)
+            program.end(transport)
+        return verdict_of(code, program.output.decode("utf-8", "replace"), self._temporary)
 
 
-async def _write_message(process: asyncio.subprocess.Process, message: LocalMessage) -> None:
-    """Write the message; a program may close its input before the end."""
-    assert process.stdin is not None
-    try:
+class _Program(asyncio.SubprocessProtocol):
+    """A running program: its exit code when it has ended, and the first OUTPUT_MAX bytes of its output.
+
+    ``Process.wait`` of asyncio also waits for its children to close the output.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.output = b""
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.output_ended: asyncio.Future[None] = loop.create_future()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._reads = True
+
+    async def write(self, transport: asyncio.SubprocessTransport, message: LocalMessage) -> None:
+        """Write the message; a program may close its input before the end."""
+        pipe = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
         async for chunk in lines(message):
-            process.stdin.write(chunk)
-            await process.stdin.drain()
-        process.stdin.close()
-        await process.stdin.wait_closed()
-    except (BrokenPipeError, ConnectionResetError):
-        return
+            await self._may_write.wait()
+            if not self._reads:
+                return
+            pipe.write(chunk)
+        pipe.close()
+
+    def end(self, transport: asyncio.SubprocessTransport) -> None:
+        """Close the pipes. What a child that goes on has not read is discarded."""
+        pipe = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
+        if pipe.get_write_buffer_size():
+            pipe.abort()
+        transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the process, for its exit code."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep the start of the output; the remainder is read too, so that the program can end."""
+        self.output = (self.output + data)[:OUTPUT_MAX]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Notice that the program reads or writes no more."""
+        if fd == 0:
+            self._reads = False
+            self._may_write.set()
+        elif not self.output_ended.done():
+            self.output_ended.set_result(None)
+
+    def process_exited(self) -> None:
+        """Take the exit code."""
+        if not self.exited.done():
+            self.exited.set_result(self._transport.get_returncode() or 0)
+
+    def pause_writing(self) -> None:
+        """Wait before the next chunk."""
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._may_write.set()
 
 
-async def _read_output(process: asyncio.subprocess.Process) -> bytes:
-    """The first OUTPUT_MAX bytes of the output; the remainder is read too, so that the program can end."""
-    assert process.stdout is not None
-    output = b""
-    while chunk := await process.stdout.read(OUTPUT_MAX):
-        output = (output + chunk)[:OUTPUT_MAX]
-    return output
-
-
-def verdict_of(code: int, output: str) -> Reply:
+def verdict_of(code: int, output: str, temporary: Collection[int]) -> Reply:
     """The reply for an exit code (negative: the signal that ended the program) and its output."""
     match = _STATUS.match(output)
     text = printable(match[2] if match else output)
@@ -106,6 +155,6 @@ def verdict_of(code: int, output: str) -> Reply:
         return Reply(550 if match[1][0] == "5" else 451, match[1], text)
     if code < 0:
         return Reply(451, "4.3.0", f"ended by signal {-code}: {text}".removesuffix(": "))
-    if code in TEMPORARY:
-        return Reply(451, TEMPORARY[code], text or f"exit code {code}")
+    if code in temporary:
+        return Reply(451, STATUS_OF_TEMPORARY.get(code, "4.3.0"), text or f"exit code {code}")
     return Reply(550, PERMANENT.get(code, "5.3.0"), text or f"exit code {code}")
