@@ -35,6 +35,7 @@ def attempts_of(
                 duration_ms=duration_ms,
                 uncertain=result.uncertain and phase is Phase.DOT,
                 dsn=session.offers("dsn"),
+                final=session.delivers,
             )
         attempts.append(by_answer[answer])
     return attempts

@@ -61,6 +61,7 @@ class SmtpSession(Dialogue):
     """An open session. ``recipients_max`` is the limit per transaction that a 452 reply revealed."""
 
     recipients_max: int | None = None
+    delivers = False  # a positive answer means delivery, and not only responsibility
     _dirty = False  # the peer holds a transaction that must be reset
 
     async def transact(
@@ -228,6 +229,8 @@ class SmtpSession(Dialogue):
 
 class LmtpSession(SmtpSession):
     """A session in LMTP, where each recipient has a reply to the final dot. Source: RFC 2033 section 4.2."""
+
+    delivers = True
 
     def _answered_together(self, accepted: list[int]) -> list[list[int]]:
         return [[index] for index in accepted]

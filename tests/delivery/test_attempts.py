@@ -1,0 +1,61 @@
+"""The attempts of a transaction's recipients."""
+
+from typing import cast
+
+import pytest
+
+from tests.delivery.agents import HEADER
+from tests.delivery.agents import request as make_request
+from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.delivery.attempts import attempts_of, no_session
+from zonemta_py.delivery.endpoints import Endpoint
+from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.reply import Reply
+from zonemta_py.transports.pipelining import LmtpSession, SmtpSession, TransactionResult
+
+ENDPOINT = Endpoint("mx.a.example", "192.0.2.1", 25, "192.0.2.9")
+OK = (Phase.DOT, Reply(250, "2.0.0", "ok"))
+NO = (Phase.RCPT, Reply(550, "5.1.1", "no"))
+
+
+class Session:
+    """What an attempt records of a session."""
+
+    secure = True
+
+    def __init__(self, kind: type[SmtpSession]) -> None:
+        self.delivers = kind.delivers
+
+    def offers(self, extension: str) -> bool:
+        return extension == "dsn"
+
+
+@pytest.mark.parametrize(("kind", "final"), [(SmtpSession, False), (LmtpSession, True)])
+def test_one_attempt_for_each_answer(kind: type[SmtpSession], final: bool) -> None:
+    """LMTP delivers; SMTP passes the responsibility on, and a report says *relayed*."""
+    session = cast(SmtpSession, Session(kind))
+    made = attempts_of(TransactionResult([OK, NO, OK, None]), ENDPOINT, session, 0.0)
+    assert made[0] is made[2] is not None
+    assert made[3] is None
+    assert (made[0].code, made[0].mx_ip, made[0].source_ip) == (250, "192.0.2.1", "192.0.2.9")
+    assert (made[0].tls, made[0].dsn, made[0].final) == (True, True, final)
+    assert made[1] is not None
+    assert (made[1].phase, made[1].status) == ("rcpt", "5.1.1")
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (DestinationFailed(554, "5.7.1", "go away"), "4.7.1"),
+        (DestinationFailed(0, "4.4.1", "timed out"), "4.4.1"),
+        (DestinationFailed(0, "5.1.2", "no such domain", permanent=True), "5.1.2"),
+    ],
+)
+def test_without_a_session_a_failure_is_temporary_unless_it_is_permanent(
+    failure: DestinationFailed, status: str
+) -> None:
+    result = no_session(make_request("x@a.example", "y@a.example", header=HEADER), failure, 0.0)
+    assert result.failure is result.attempts[0] is result.attempts[1]
+    assert result.failure is not None
+    assert result.failure.status == status
+    assert result.permanent == failure.permanent
