@@ -118,6 +118,22 @@ def test_control_fields() -> None:
     assert b"folded" not in new.header
 
 
+def test_fields_that_are_not_for_the_recipients() -> None:
+    header = b"Subject: x\r\nBCC: secret@b.example,\r\n other@b.example\r\nReturn-Path: <a@b>\r\nResent-Bcc: c@d\r\nContent-Length: 7\r\nTo: e@f\r\n"
+    assert stamped(header).header.endswith(b"\r\nSubject: x\r\nTo: e@f\r\n")
+    kept = make_rules(
+        CONFIG, ListenerSettings(drop_headers=()), "relay.example", make_router(CONFIG), []
+    )
+    assert stamped(header, rules=kept).header.endswith(header)
+
+
+def test_a_long_line_is_folded() -> None:
+    header = b"To: " + b", ".join(b"u%05d@x.example" % n for n in range(200)) + b"\r\nSubject: x\r\n"
+    folded = stamped(header).header
+    assert max(map(len, folded.split(b"\r\n"))) <= 998
+    assert folded.replace(b"\r\n ", b" ").endswith(header)
+
+
 def test_a_mail_loop() -> None:
     assert stamped(b"Received: x\r\n" * 3)
     with pytest.raises(NotAccepted, match=re.escape(LOOP)):

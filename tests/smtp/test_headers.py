@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from zonemta_py.smtp.headers import (
     HEADER_MAX,
+    LINE_MAX,
     HeaderSplitter,
     HeaderTooLarge,
     field_value,
+    fold,
     received,
     scan,
     without,
@@ -102,3 +104,27 @@ def test_received() -> None:
         b"Received: from client.example ([IPv6:2001:db8::1])\r\n\tby relay.example with ESMTPS id abc"
         b"\r\n\tfor <a@b.c>;\r\n\tSat, 21 Nov 2026 08:00:00 +0000\r\n"
     )
+
+
+words = st.lists(st.integers(0, 1500).map(lambda length: b"x" * length), max_size=8)
+
+
+@given(st.lists(st.tuples(words, st.sampled_from([b" ", b"\t", b"  "])), max_size=4))
+def test_folding(fields: list[tuple[list[bytes], bytes]]) -> None:
+    """Unfolded, nothing has changed; a line stays long only where it has no white space, or ends with it."""
+    block = b"".join(b"Name:" + space + space.join(parts) + b"\r\n" for parts, space in fields)
+    folded = fold(block)
+    assert folded.replace(b"\r\n ", b" ").replace(b"\r\n\t", b"\t") == block
+    assert len(scan(folded)[0]) == len(fields)
+    assert scan(folded)[1] == len(folded)
+    assert fold(folded) == folded
+    for line in folded.split(b"\r\n"):
+        assert len(line) <= LINE_MAX or len(line.split()) == 1
+        assert line == b"" or line.strip() != b""
+
+
+def test_a_line_without_white_space_stays() -> None:
+    block = b"Subject:" + b"x" * 3000 + b"\r\n"
+    assert fold(block) == block
+    long = b"Subject: " + b"x" * 3000 + b" y\r\n"
+    assert fold(long).split(b"\r\n")[1:] == [b" " + b"x" * 3000, b" y", b""]

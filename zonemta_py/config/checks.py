@@ -68,6 +68,8 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
     names = [name for pair in listener.submission_key.headers for name in pair]
     if any(not HEADER_NAME.match(name) for name in names) or () in listener.submission_key.headers:
         complain(f"{key}.submission_key.headers", "expected lists of names of header fields")
+    if not all(HEADER_NAME.match(name) for name in listener.drop_headers):
+        complain(f"{key}.drop_headers", "expected names of header fields")
     tls = listener.tls
     if tls.mode != "none" and (tls.certificate_file is None or tls.key_file is None):
         complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate_file and key_file")

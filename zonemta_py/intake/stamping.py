@@ -18,7 +18,7 @@ from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.commands import Rcpt
-from zonemta_py.smtp.headers import Field, field_value, received, without
+from zonemta_py.smtp.headers import Field, field_value, fold, received, without
 
 MESSAGE_ID_MAX = 998  # characters of the field that events hold
 KEY_FIELD = (
@@ -46,8 +46,8 @@ class MessageEnvelope(Struct, frozen=True):
 class MessageRules(NamedTuple):
     """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
 
-    ``key_headers``: groups of header fields, each a submission key. ``control_fields``: lower-case names of
-    the fields that tell the relay what to do and are not sent on. ``dkim_domains``: those with a key.
+    ``key_headers``: groups of header fields, each a submission key. ``removed_fields``: lower-case names of
+    the fields that tell the relay what to do, or are not for the recipients. ``dkim_domains``: those with a key.
     """
 
     hostname: str
@@ -55,7 +55,7 @@ class MessageRules(NamedTuple):
     max_size: int
     max_hops: int
     key_headers: Sequence[tuple[str, ...]]
-    control_fields: frozenset[bytes]
+    removed_fields: frozenset[bytes]
     dkim_domains: Collection[str]
     policies: Sequence[EnvelopePolicy]
 
@@ -74,7 +74,9 @@ def make_rules(
         max_size=listener.max_message_size,
         max_hops=listener.max_hops,
         key_headers=listener.submission_key.headers,
-        control_fields=router.headers | {KEY_FIELD},
+        removed_fields=router.headers
+        | {KEY_FIELD}
+        | {name.lower().encode() for name in listener.drop_headers},
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
         policies=policies,
     )
@@ -98,12 +100,13 @@ def stamp(
 ) -> NewMessage:
     """The message to store under the id ``message``. Raises NotAccepted for a mail loop.
 
-    Received is added always, Message-ID and Date when they are missing. Control fields are removed.
+    Received is added always, Message-ID and Date when they are missing. Fields for the relay or against the standard are removed, and
+    long lines folded.
     """
     header, fields = content.header, content.fields
     if sum(1 for field in fields if field.name == b"received") > rules.max_hops:
         raise NotAccepted(LOOP)
-    control = [field for field in fields if field.name in rules.control_fields]
+    removed = [field for field in fields if field.name in rules.removed_fields]
     message_id = first_value(header, fields, b"message-id")
     date = clock.mail_date(clock.now_ms())
     origin, recipients = envelope.origin, envelope.recipients
@@ -123,9 +126,9 @@ def stamp(
         block.append(f"Message-ID: {message_id}\r\n".encode())
     if not any(field.name == b"date" for field in fields):
         block.append(f"Date: {date}\r\n".encode())
-    block.append(without(header, control) if control else header)
+    block.append(fold(without(header, removed) if removed else header))
     # Reversed: of several fields with one name the first counts.
-    zone_names = {field.name.decode(): field_value(header, field) for field in reversed(control)}
+    zone_names = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
     return NewMessage(
         sender=envelope.sender,
         header=b"".join(block),

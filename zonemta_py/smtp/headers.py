@@ -3,10 +3,11 @@
 Source: RFC 5322 sections 2.2 and 3.6; RFC 5321 section 4.4 (trace).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 HEADER_MAX = 1 << 20  # bytes; larger header blocks are refused
+LINE_MAX = 998  # bytes, without CRLF
 FIELDS_MAX = 2000  # a block of tiny fields would take fifty times its size in memory
 
 _NAME_BYTES = bytes(range(0x21, 0x7F)).replace(b":", b"")
@@ -70,6 +71,30 @@ def is_header(block: bytes) -> bool:
     lines = block.replace(b"\r\n", b"")
     plain = b"\r" not in lines and b"\n" not in lines and b"\0" not in lines
     return not block or (plain and block.endswith(b"\r\n") and scan(block)[1] == len(block))
+
+
+def fold(block: bytes) -> bytes:
+    """``block`` with lines of more than LINE_MAX bytes folded where they have white space.
+
+    Source: RFC 5322 section 2.2.3. The unfolded fields do not change.
+    """
+    if len(block) <= LINE_MAX or all(len(line) <= LINE_MAX for line in block.split(b"\r\n")):
+        return block
+    return b"\r\n".join(b"\r\n".join(_folded(line)) for line in block.split(b"\r\n"))
+
+
+def _folded(line: bytes) -> Iterator[bytes]:
+    while len(line) > LINE_MAX:
+        text = len(line) - len(line.lstrip(b" \t"))  # a line of white space only would end the field
+        at = max(line.rfind(b" ", text, LINE_MAX), line.rfind(b"\t", text, LINE_MAX))
+        if at < 0:  # no white space early enough
+            ends = [end for end in (line.find(b" ", LINE_MAX), line.find(b"\t", LINE_MAX)) if end > 0]
+            at = min(ends, default=0)
+        if at <= 0 or not line[at:].strip(b" \t"):
+            break
+        yield line[:at]
+        line = line[at:]
+    yield line
 
 
 class HeaderSplitter:
