@@ -115,13 +115,14 @@ async def test_stop_in_the_middle_of_large_mail(directory: Path, grace_s: float)
             assert await asyncio.to_thread(served.relay.process.wait, scaled(40)) == 0
             served.relay.kill()
             expected = {"out@a.example"} | ({"in@a.example"} if reply.startswith("250") else set())
+            possible = expected | ({"in@a.example"} if not reply else set())  # it may have been on disk
             served.relay = served.start()
             await until(lambda: expected <= set(sink.tally.by_recipient), "everything acknowledged")
             await until(lambda: not served.rows(), "an empty queue")
             assert served.relay.stop() == 0
         finally:
             served.relay.kill()
-        assert expected == set(sink.tally.by_recipient)
+        assert expected <= set(sink.tally.by_recipient) <= possible
         wanted = hashlib.sha256(body).digest()
         for message in sink.messages:
             assert hashlib.sha256(message.data.partition(b"\r\n\r\n")[2]).digest() == wanted
