@@ -297,6 +297,7 @@ class Rounds:
 
     async def _killed(self, how: str) -> None:
         self.verdict.kills[how] += 1
+        await self.load.disconnected()
         if self._disk is not None and self._power_cuts:
             self._disk.cut_power(self._rng)
         await self._checked(how)

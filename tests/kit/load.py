@@ -6,6 +6,8 @@ The name of a recipient decides its outcome: ``N.ok`` is delivered, ``N.later`` 
 
 import asyncio
 
+from tests.kit.deadlines import until
+
 DOMAINS = 3
 LARGE = b"x" * 70 + b"\r\n"
 
@@ -35,6 +37,7 @@ class Load:
         self._clients = clients
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = False
+        self._sessions = 0
 
     def start(self) -> None:
         self._tasks = [asyncio.ensure_future(self._client()) for _ in range(self._clients)]
@@ -43,6 +46,10 @@ class Load:
         """Finish the current transactions; the relay must be running."""
         self._stop = True
         await asyncio.gather(*self._tasks)
+
+    async def disconnected(self) -> None:
+        """Wait until the sessions with a relay that is down have read its last replies."""
+        await until(lambda: not self._sessions, "the end of the sessions")
 
     async def _client(self) -> None:
         while not self._stop:
@@ -53,6 +60,7 @@ class Load:
 
     async def _session(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._sessions += 1
         try:
             await reader.readuntil(b"220 ")
             writer.write(b"EHLO c.example\r\n")
@@ -71,6 +79,7 @@ class Load:
                     self._refusal(line)
                 self.acknowledged.add(number)
         finally:
+            self._sessions -= 1
             writer.close()
 
     def _refusal(self, line: bytes) -> None:
