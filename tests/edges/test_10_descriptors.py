@@ -12,7 +12,8 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.listener import certificate
 from tests.kit.relay import ONE_PROCESS, relaying, staged
-from zonemta_py.config.schema import Admin, Config
+from zonemta_py.config.schema import Admin, Config, Processes
+from zonemta_py.config.units import ProcessCount
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake import http
 from zonemta_py.relay.descriptors import check_descriptors, descriptors_needed
@@ -74,7 +75,7 @@ async def test_http_connections(directory: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_what_a_configuration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The defaults fit into 1,024; more than the system allows is an error that says what to do."""
-    config = Config()
+    config = Config(processes=Processes(ProcessCount(0), ProcessCount(0)))
     needed = descriptors_needed(config)
     assert needed <= 1024
     more = replace(config, admin=Admin(mail=True))

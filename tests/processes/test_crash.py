@@ -14,5 +14,5 @@ async def test_kills(request: pytest.FixtureRequest) -> None:
     code, out = await run_with_processes(request.config.rootpath, "tests.crash", "--kills=25")
     last = json.loads(out.splitlines()[-1])
     assert code == 0, out.decode()
-    assert last["kills"] == 25
+    assert last["kills"] >= 25
     assert last["acknowledged"] > 0

@@ -96,7 +96,7 @@ def test_the_wire_format() -> None:
         for protocol in (receiver_protocol, sender_protocol)
     }
     assert tags[receiver_protocol] == {
-        "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "Ready": 11,
+        "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
         "Drained": 18,
     }  # fmt: skip

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.local_transport import STORED, delivered, local_message
-from zonemta_py.config.zones import PipeSettings
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.blackhole import BlackholeTransport
 from zonemta_py.transports.interface import LocalMessage, lines, parts
 from zonemta_py.transports.maildir import MaildirTransport
-from zonemta_py.transports.pipe import PipeTransport, verdict_of
+from zonemta_py.transports.pipe import TEMPORARY, PipeTransport, verdict_of
 from zonemta_py.transports.python import PythonTransport
 
 
@@ -88,11 +87,9 @@ async def test_a_body_that_ends_too_soon(tmp_path: Path) -> None:
 
 # ---- programs
 
-TEMPORARY = PipeSettings().temporary
-
 
 def program(code: str, *arguments: str, timeout_s: float = 20.0) -> PipeTransport:
-    return PipeTransport((sys.executable, "-c", code, *arguments), scaled(timeout_s), TEMPORARY)
+    return PipeTransport((sys.executable, "-c", code, *arguments), scaled(timeout_s))
 
 
 async def test_a_program(tmp_path: Path) -> None:
@@ -159,7 +156,7 @@ def test_a_child_that_goes_on(
 
 
 async def test_a_program_that_is_not_there() -> None:
-    reply = await delivered(PipeTransport(("/nowhere/deliver",), scaled(5.0), TEMPORARY), b"x")
+    reply = await delivered(PipeTransport(("/nowhere/deliver",), scaled(5.0)), b"x")
     assert (reply.code, reply.status) == (451, "4.3.5")
     assert "No such file" in reply.text
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -44,7 +45,7 @@ def process_counts(config: Config, cores_here: int, hooks: Hooks = NO_HOOKS) -> 
         receivers = 0 if alone else min(fewest, max(quarter, 1))
     if senders == AUTO:
         senders = quarter
-    if (receivers or senders) and parse_config(config.text, Path(config.path)) != config:
+    if (receivers or senders) and not _is_as_written(config):
         if max(config.processes.receivers, config.processes.senders) > 0:
             raise ConfigError(
                 "processes: the receivers and senders read the text of the configuration, and this one was "
@@ -52,6 +53,18 @@ def process_counts(config: Config, cores_here: int, hooks: Hooks = NO_HOOKS) -> 
             )
         return 0, 0
     return receivers, senders
+
+
+def _is_as_written(config: Config) -> bool:
+    """Whether ``config`` is what its text says, but for what only the queue's process uses."""
+    written = replace(
+        parse_config(config.text, Path(config.path)),
+        queue=config.queue,
+        events=config.events,
+        admin=config.admin,
+        processes=config.processes,
+    )
+    return written == config
 
 
 C = TypeVar("C", bound=ChildProcess)

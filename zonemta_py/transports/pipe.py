@@ -16,11 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from zonemta_py.config.zones import PipeSettings
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.interface import DELIVERED, LocalMessage, lines, parts
 
 OUTPUT_MAX = 4096  # bytes kept of the output of a program
 OUTPUT_AFTER_S = 1.0  # for the output to arrive that was written before the end of a program
+TEMPORARY = PipeSettings().temporary
 STATUS_OF_TEMPORARY = {73: "4.2.0", 78: "4.3.5", 126: "4.3.5", 127: "4.3.5"}
 PERMANENT = {64: "5.3.5", 65: "5.6.0", 67: "5.1.1", 68: "5.1.2", 69: "5.3.0", 70: "5.3.0", 76: "5.5.0", 77: "5.7.0", 100: "5.3.0"}  # fmt: skip
 _STATUS = re.compile(r"\s*([245]\.\d{1,3}\.\d{1,3})\s+(.*)", re.DOTALL)
@@ -38,7 +40,9 @@ class PipeTransport:
     placeholder begins an argument, as Postfix does. Placeholders: ``{sender}``, ``{recipient}``, ``{user}``, ``{domain}``, ``{extension}``, ``{message}`` (the id).
     """
 
-    def __init__(self, command: Sequence[str], timeout_s: float, temporary: Collection[int]) -> None:
+    def __init__(
+        self, command: Sequence[str], timeout_s: float, temporary: Collection[int] = TEMPORARY
+    ) -> None:
         """``temporary``: the exit codes after which delivery is tried again."""
         self._command = command
         self._timeout_s = timeout_s
