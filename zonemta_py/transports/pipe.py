@@ -84,6 +84,7 @@ class PipeTransport:
             if transport.get_returncode() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(transport.get_pid(), signal.SIGKILL)
+                await program.exited
             program.end(transport)
         return verdict_of(code, program.output.decode("utf-8", "replace"), self._temporary)
 
