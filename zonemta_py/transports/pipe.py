@@ -75,7 +75,7 @@ class PipeTransport:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if writing.done():
                     writing.result()
-                code = await program.exited
+                await asyncio.wait([program.exited])  # which the time limit must not cancel
                 await asyncio.wait([program.output_ended], timeout=OUTPUT_AFTER_S)
         except TimeoutError:
             return Reply(451, "4.4.7", f"{self._command[0]} did not end within {self._timeout_s:g} s")
@@ -84,9 +84,11 @@ class PipeTransport:
             if transport.get_returncode() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(transport.get_pid(), signal.SIGKILL)
-                await program.exited
+                await asyncio.wait([program.exited])
             program.end(transport)
-        return verdict_of(code, program.output.decode("utf-8", "replace"), self._temporary)
+        return verdict_of(
+            program.exited.result(), program.output.decode("utf-8", "replace"), self._temporary
+        )
 
 
 class _Program(asyncio.SubprocessProtocol):
