@@ -1,8 +1,10 @@
 """3. No sequence number is used twice, and no segment is replaced, whatever was restored."""
 
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.kit.deadlines import until
 from tests.kit.queue import accept, lease, settle
 from tests.kit.servers import queue_settings
 from zonemta_py.config.schema import Config, Events
+from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
@@ -106,6 +109,32 @@ async def test_a_backup_with_events_that_were_exported_since(
         accept_older_queue(config)
     await life(config, "d@x.example")
     assert set(identities(directory).values()) == {1}
+
+
+@STORES
+@pytest.mark.parametrize("way", ["--queue-is-older", "repair"])
+async def test_message_ids_after_a_clock_that_was_ahead(
+    directory: Path, store: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids do not follow the time then; those that were given since the backup are not given again."""
+    config = configured(directory, store)
+    ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 10**15, monotonic=time.monotonic)
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "time", ahead)
+        await life(config, "a@x.example")
+    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+    await life(config, "b@x.example", "c@x.example")
+    shutil.rmtree(directory / "queue")
+    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
+    if way == "repair":
+        records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+        await repair(config, records)
+    else:
+        accept_older_queue(config)
+    await life(config, "d@x.example", "e@x.example")
+    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+    ids = [record["message"] for record in records if record["event"] == "accepted"]
+    assert len(set(ids)) == len(ids) == 5
 
 
 @STORES

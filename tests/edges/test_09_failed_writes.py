@@ -3,6 +3,7 @@
 The causes are real: limits on a running process, and servers that are suspended.
 """
 
+import asyncio
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.deadlines import eventually, until
+from tests.kit.deadlines import eventually, scaled, until
 from tests.kit.relay import Stage, logged_events, staged
 from tests.kit.smtp_client import RawClient
 from tests.kit.stores import kill, own_server, suspended
@@ -139,6 +140,38 @@ async def test_a_server_that_hangs(directory: Path) -> None:
             try:
                 await fails_and_recovers(served, lambda: suspended(server))
                 await finish(served, stage)
+            finally:
+                served.process.kill()
+    finally:
+        kill(server)
+
+
+async def test_an_object_store_that_hangs(directory: Path) -> None:
+    """Its client waits for minutes: mail is not answered meanwhile, and goes on when the store does."""
+    settings, server = own_server(directory, "s3")
+    s3 = {"bucket": settings.s3.bucket, "endpoint": settings.s3.endpoint}
+    queue = {"directory": "queue", "store": "s3", "shared": {"name": "one", "lease": "2s"}, "s3": s3}
+    try:
+        async with staged(directory) as stage:
+            sink = await stage.receiver("a.example")
+            served = Served(stage, queue=queue)
+            try:
+                assert (await served.submit("u1@a.example")).startswith("250")
+                with suspended(server):
+                    waiting = asyncio.ensure_future(served.submit("u2@a.example"))
+                    await asyncio.wait([waiting], timeout=scaled(6))  # three times its lease
+                    assert not (waiting.done() and waiting.result().startswith("250"))
+
+                async def submitted() -> bool:
+                    return (await served.submit("u3@a.example")).startswith("250")
+
+                await eventually(submitted, "mail to be accepted")
+                reply = await waiting
+                accepted = {"u1@a.example", "u3@a.example"}
+                accepted |= {"u2@a.example"} if reply.startswith("250") else set()
+                await until(lambda: delivered(stage) >= accepted, "the deliveries")
+                assert sink.tally.messages
+                assert served.process.stop() == 0
             finally:
                 served.process.kill()
     finally:

@@ -6,7 +6,7 @@ from functools import partial
 from zonemta_py.config.schema import Config
 from zonemta_py.config.units import DAY
 from zonemta_py.delivery.bounces import BounceReporter
-from zonemta_py.events.recovery import last_seq
+from zonemta_py.events.recovery import last_seq, newest_message
 from zonemta_py.queue.options import LONGEST_DELAY_MS, QueueOptions
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.windows import DestinationOf, OnReady, ignore_ready
@@ -41,6 +41,7 @@ def open_queue(
             access=access,
             longest_delay_ms=_longest_delay_ms(config),
             end_of_log=partial(last_seq, config.events.directory),
+            newest_in_log=partial(newest_message, config.events.directory),
         ),
         destination_of or Destinations(config.zones),
         reports=reports or BounceReporter(config, hostname, make_router(config)),

@@ -76,6 +76,23 @@ def sealed_seqs(directory: Path, node: str, first: int) -> set[int]:
     return found
 
 
+def newest_message(directory: Path, node: str) -> str:
+    """The highest message id in the newest segments of ``node`` that have any; empty without one."""
+    found, segments = "", 0
+    newest_first = sorted(sealed_segments(directory, node), key=lambda path: path.name, reverse=True)
+    for path in [*open_segments(directory, node), *newest_first]:
+        lines = (
+            line for frame in whole_frames(path.read_bytes(), path) for line in frame.lines.splitlines()
+        )
+        ids = [
+            record["message"] for record in map(from_json, lines) if record.get("event") == "accepted"
+        ]
+        found, segments = max([found, *ids]), segments + bool(ids)
+        if segments == NEWEST:
+            break
+    return found
+
+
 def last_seq(directory: Path, node: str) -> int:
     """The highest sequence number of ``node`` in the event log, or 0. Damaged files count as far as they can be read."""
     last = 0

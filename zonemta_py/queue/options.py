@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.records import Note
 from zonemta_py.queue.outcome import Outcome, SettleEffects
-from zonemta_py.queue.upkeep.recovery import EndOfLog, no_event_log
+from zonemta_py.queue.upkeep.recovery import EndOfLog, NewestInLog, no_event_log, no_message
 from zonemta_py.storage.interface import Access
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class QueueOptions:
     """``window``: recipients per zone in memory. ``poison_after``: see ``InterruptedDeliveries``.
 
     ``access``: that with which the store was opened; with READ only what reads may be called.
-    ``end_of_log``: see ``begin_boot``. ``longest_delay_ms``: see ``Deferral``.
+    ``end_of_log`` and ``newest_in_log``: see ``begin_boot``. ``longest_delay_ms``: see ``Deferral``.
     """
 
     sync: bool = True
@@ -30,6 +30,7 @@ class QueueOptions:
     poison_after: int = 3
     access: Access = Access.CREATE
     end_of_log: EndOfLog = no_event_log
+    newest_in_log: NewestInLog = no_message
     longest_delay_ms: int = LONGEST_DELAY_MS
 
 

@@ -55,7 +55,7 @@ class Queue:
         now: Callable[[], int] = clock.now_ms,
     ) -> None:
         try:
-            identity = begin_boot(store, options.access, options.end_of_log)
+            identity = begin_boot(store, options.access, options.end_of_log, options.newest_in_log)
         except LocalError:
             store.close()
             raise

@@ -13,7 +13,7 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events.accounting import RecipientHistory
-from zonemta_py.events.recovery import last_seq
+from zonemta_py.events.recovery import last_seq, newest_message
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.queue.upkeep.repair import repair_contents
@@ -42,7 +42,8 @@ def accept_older_queue(config: Config) -> None:
     """Let the next start take a queue that is older than its event log. Raises QueueLocked, LocalError."""
     store = open_store(config.queue, access=Access.OLDER)
     try:
-        begin_boot(store, Access.OLDER, partial(last_seq, config.events.directory))
+        directory = config.events.directory
+        begin_boot(store, Access.OLDER, partial(last_seq, directory), partial(newest_message, directory))
     finally:
         store.close()
 

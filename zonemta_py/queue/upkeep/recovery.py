@@ -35,6 +35,7 @@ class Identity:
 
 
 EndOfLog = Callable[[str], int]  # the highest sequence number of a node in the event log, or 0
+NewestInLog = Callable[[str], str]  # the highest message id of a node in the event log, or empty
 
 
 def no_event_log(node: str) -> int:
@@ -42,12 +43,21 @@ def no_event_log(node: str) -> int:
     return 0
 
 
+def no_message(node: str) -> str:
+    """The newest message of an event log that is not there."""
+    return ""
+
+
 def begin_boot(
-    store: Store, access: Access = Access.CREATE, end_of_log: EndOfLog = no_event_log
+    store: Store,
+    access: Access = Access.CREATE,
+    end_of_log: EndOfLog = no_event_log,
+    newest_in_log: NewestInLog = no_message,
 ) -> Identity:
     """Write format, node and the new boot count, unless ``access`` is READ; returns the identity.
 
-    The new boot is later than any in the event log. Raises LocalError for an unknown format, and for a
+    The new boot is later than any in the event log, and so are message ids if the queue may be older than it:
+    after a clock that was ahead, ids do not follow the time. Raises LocalError for an unknown format, and for a
     store that is not there, not whole, or older than the event log.
     """
     found = store.get(keys.META_FORMAT)
@@ -83,7 +93,8 @@ def begin_boot(
         (keys.META_BOOT, str(boot).encode()),
     ]
     if access in (Access.OLDER, Access.REPAIR):
-        ops.append((keys.META_EXPORTED, b"%x" % exported))
+        last_id = max(last_id, newest_in_log(node))
+        ops += [(keys.META_EXPORTED, b"%x" % exported), (keys.META_IDS, last_id.encode())]
     if access is not Access.READ:
         store.write(store.batch(ops, sync=True))
     return Identity(node, boot, last_id)
