@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
-from tests.kit.relay import staged
+from tests.kit.relay import ONE_PROCESS, staged
 from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
 from zonemta_py.policies import Envelope
 from zonemta_py.relay.relay import Relay
@@ -80,6 +80,6 @@ async def test_a_policy_that_writes_a_bare_lf(directory: Path) -> None:
 
     async with staged(directory) as stage:
         await stage.receiver("a.example")
-        async with Relay(stage.config(), policies=[policy]) as relay:
+        async with Relay(stage.config(processes=ONE_PROCESS), policies=[policy]) as relay:
             with pytest.raises(Exception, match=r"^421 4\.3\.0"):
                 await relay.enqueue("s@a.example", ["c@a.example"], b"Subject: x\r\n\r\nhello\r\n")
