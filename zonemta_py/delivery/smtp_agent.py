@@ -270,27 +270,31 @@ class _Course:
         indexes, self.unserved = self.unserved, []
         closed = bool(result.answers)
         made = attempts_of(result, endpoint, session, self.began_s)
+        known: Attempt | None = None
+        unserved = ends = False
         for index, answer, attempt in zip(indexes, result.answers, made, strict=False):
             self._attempts[index] = attempt
             if answer is None:
                 closed = False
                 continue
-            if is_unserved(*answer):
+            if attempt is not known:  # recipients with the same answer share an attempt
+                known, unserved, ends = attempt, is_unserved(*answer), is_closed(*answer)
+                self._last = answer[1] if ends else self._last
+            if unserved:
                 self.unserved.append(index)
             else:
                 self._answered = True
-            if is_closed(*answer):
-                self._last = answer[1]
-            else:
-                closed = False
+            closed = closed and ends
         return closed
 
     def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
         """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
         if failure is not None and not self._answered:
             return no_session(self.request, failure, self.began_s)
+        if self._answered or self._last is None:
+            return DeliveryResult(self._attempts)
         refused = [attempt for attempt in self._attempts if attempt is not None]
         closed = [attempt for attempt in refused if attempt.code in (0, 421)]
-        if self._answered or not closed or len(closed) < len(refused) or self._last is None:
+        if not closed or len(closed) < len(refused):
             return DeliveryResult(self._attempts)
         return DeliveryResult(self._attempts, closed[-1], refuses_sessions=self._last.code == 421)
