@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 KIT = Path(__file__).with_name("kit")
 pytest.register_assert_rewrite(*(f"tests.kit.{path.stem}" for path in KIT.glob("[!_]*.py")))
 
-from tests.kit.deadlines import scale, slowness  # noqa: E402 - after the line above
+from tests.kit.deadlines import scale, slowness  # noqa: E402 - its asserts are rewritten only if that is registered before
 
 settings.register_profile(
     "dev", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]

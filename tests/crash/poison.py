@@ -19,5 +19,5 @@ async def _transact(self: SmtpSession, mail: Any, before_dot: Any) -> Any:
 
 
 if __name__ == "__main__":
-    setattr(SmtpSession, "transact", _transact)  # noqa: B010 - a defect is put in on purpose
+    SmtpSession.transact = _transact
     main()

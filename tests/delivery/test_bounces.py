@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,7 +22,7 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import WAITING, end_of
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.routing import make_router
+from zonemta_py.routing import Router, make_router
 
 
 class Reporting:
@@ -304,8 +305,8 @@ async def test_a_defect_does_not_stop_a_settle(
     reporting: Reporting, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The outcome counts, and the defect is in the log."""
-    reporting.with_bounce(BounceSettings(format=None))  # type: ignore[arg-type]  # wrong on purpose
-    reporting.router = None  # type: ignore[assignment]  # wrong on purpose
+    reporting.with_bounce(BounceSettings(format=cast(str, None)))
+    reporting.router = cast(Router, None)
     held = await reporting.lease("no1@a.example")
     assert await reporting.effects(held, BOUNCED) == SettleEffects()
     assert "could be composed" in caplog.text

@@ -220,6 +220,18 @@ async def test_421_on_an_idle_session_is_no_answer(directory: Path) -> None:
         assert codes(await made.deliver("y@a.example", sender="late@sender.example")) == [250]
 
 
+async def test_421_on_an_idle_session_after_an_answer(directory: Path) -> None:
+    """The answer counts; the other recipient is sent over a new session with the same host."""
+    rules = (
+        Rule(Step.RCPT, recipient="no@*", reply="550 5.1.1 no such user"),
+        Rule(Step.RCPT, recipient="late@*", reply="421 4.4.2 idle for too long", times=1),
+    )
+    async with sending(directory, *rules) as made:
+        await made.deliver("x@a.example")
+        assert codes(await made.deliver("no@a.example", "late@a.example")) == [550, 250]
+        assert made.stage.sinks["a.example"].tally.sessions == 2
+
+
 @pytest.mark.parametrize(
     ("rule", "code", "refuses"),
     [

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,12 +58,32 @@ def waiting(queue: Queue) -> bool:
     return next(queue.store.keys(keys.WAITING, keys.end_of(keys.WAITING)), None) is not None
 
 
+def back_up(directory: Path) -> None:
+    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+
+
+def restore(directory: Path) -> None:
+    shutil.rmtree(directory / "queue")
+    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
+
+
+def logged(directory: Path) -> list[dict[str, Any]]:
+    return [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+
+
+async def take_as_it_is(config: Config) -> None:
+    accept_older_queue(config)
+
+
+async def take_repaired(config: Config) -> None:
+    await repair(config, logged(config.events.directory.parent))
+
+
+WAYS = {"--queue-is-older": take_as_it_is, "repair": take_repaired}
+
+
 def identities(directory: Path) -> Counter[tuple[str, int, int]]:
-    return Counter(
-        (record["node"], record["seq"], record["position"])
-        for path in sealed_segments(directory / "events")
-        for record in read_segment(path)
-    )
+    return Counter((record["node"], record["seq"], record["position"]) for record in logged(directory))
 
 
 @STORES
@@ -70,11 +91,10 @@ async def test_a_restored_backup(directory: Path, store: str) -> None:
     """It is refused until an operator decides; then new events get new numbers, and none is overwritten."""
     config = configured(directory, store)
     await life(config, "a@x.example")
-    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+    back_up(directory)
     await life(config, "b@x.example", "c@x.example")
     segments_before = {path: path.read_bytes() for path in sealed_segments(directory / "events")}
-    shutil.rmtree(directory / "queue")
-    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
+    restore(directory)
     with pytest.raises(LocalError, match=r"older than its event log.*--queue-is-older"):
         open_queue(config)
     accept_older_queue(config)
@@ -87,7 +107,7 @@ async def test_a_restored_backup(directory: Path, store: str) -> None:
 
 
 @STORES
-@pytest.mark.parametrize("way", ["--queue-is-older", "repair"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_backup_with_events_that_were_exported_since(
     directory: Path, store: str, way: str
 ) -> None:
@@ -98,21 +118,16 @@ async def test_a_backup_with_events_that_were_exported_since(
     await accept(queue, "a@x.example")
     await accept(queue, "b@x.example")
     await queue.close()
-    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+    back_up(directory)
     await life(config, "c@x.example")
-    shutil.rmtree(directory / "queue")
-    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
-    if way == "repair":
-        records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
-        await repair(config, records)
-    else:
-        accept_older_queue(config)
+    restore(directory)
+    await WAYS[way](config)
     await life(config, "d@x.example")
     assert set(identities(directory).values()) == {1}
 
 
 @STORES
-@pytest.mark.parametrize("way", ["--queue-is-older", "repair"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_message_ids_after_a_clock_that_was_ahead(
     directory: Path, store: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,17 +137,12 @@ async def test_message_ids_after_a_clock_that_was_ahead(
     with monkeypatch.context() as patch:
         patch.setattr(clock, "time", ahead)
         await life(config, "a@x.example")
-    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+    back_up(directory)
     await life(config, "b@x.example", "c@x.example")
-    shutil.rmtree(directory / "queue")
-    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
-    if way == "repair":
-        records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
-        await repair(config, records)
-    else:
-        accept_older_queue(config)
+    restore(directory)
+    await WAYS[way](config)
     await life(config, "d@x.example", "e@x.example")
-    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+    records = logged(directory)
     ids = [record["message"] for record in records if record["event"] == "accepted"]
     assert len(set(ids)) == len(ids) == 5
 
@@ -141,7 +151,7 @@ async def test_message_ids_after_a_clock_that_was_ahead(
 async def test_repair_removes_what_was_settled_since(directory: Path, store: str) -> None:
     config = configured(directory, store)
     await life(config, "a@x.example")
-    shutil.copytree(directory / "queue", directory / "backup", symlinks=True)
+    back_up(directory)
     queue = open_queue(config)
     await queue.recover()
     exporter = Exporter(queue, config.events)
@@ -151,9 +161,8 @@ async def test_repair_removes_what_was_settled_since(directory: Path, store: str
     await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
     await exporter.close()
     await queue.close()
-    shutil.rmtree(directory / "queue")
-    shutil.copytree(directory / "backup", directory / "queue", symlinks=True)
-    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+    restore(directory)
+    records = logged(directory)
     rows = await repair(config, records)
     assert any(row["reason"] == "the event log has its outcome" for row in rows)
     queue = open_queue(config)  # and it starts as usual afterwards

@@ -109,8 +109,8 @@ def test_zones(header: bytes, sender: str, recipient: str, zone: str) -> None:
     assert new.header.endswith(b"Subject: x\r\n")
 
 
-def test_control_fields() -> None:
-    """The submission key is removed; a key that another program finds its bounces by stays."""
+def test_the_submission_key_is_removed() -> None:
+    """A key that another program finds its bounces by stays."""
     own = b"X-Listmonk-Campaign: c\r\nX-Listmonk-Subscriber: s\r\nSubject: x\r\n"
     new = stamped(b"x-submission-KEY: k\r\n folded\r\n" + own)
     assert new.header.endswith(own)

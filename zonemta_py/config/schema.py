@@ -76,7 +76,9 @@ class ListenerSettings:
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     proxies: tuple[Network, ...] = ()
     submission_key: SubmissionKey = SubmissionKey()
-    drop_headers: tuple[str, ...] = ("Bcc", "Content-Length", "Resent-Bcc", "Return-Path")
+    drop_headers: tuple[str, ...] = (
+        "Bcc", "Content-Length", "Resent-Bcc", "Return-Path", "X-Submission-Key",
+    )  # fmt: skip
     tls: ListenerTls = ListenerTls()
     auth: ListenerAuth = ListenerAuth()
 

@@ -71,22 +71,22 @@ class SmtpAgent:
             course.request = await self._signed(request, context)
         while True:
             closed = await self._serve(course, session, endpoint, context)
-            if reused and closed:
-                pass  # at any time a peer may close an idle session: that is no failure of the endpoint
-            elif not course.unserved or course.sessions == SESSIONS_MAX:
+            # A peer may close an idle session at any time: that is no failure of the endpoint.
+            expired = reused and closed
+            if not course.unserved or (course.sessions == SESSIONS_MAX and not expired):
                 return course.result()
-            else:
+            if not expired:
                 endpoints = [pair for pair in endpoints if pair[0].ip != endpoint.ip]
             try:
                 session, endpoint = await self._new_session(endpoints, request)
             except DestinationFailed as exc:
-                return course.result(exc if reused and closed else None)
+                return course.result(exc if expired else None)
             reused = False
 
     async def _serve(
         self, course: "_Course", session: SmtpSession, endpoint: Endpoint, context: RequestContext
     ) -> bool:
-        """Send to the recipients without an answer. Returns whether the peer served none and closed the session."""
+        """Send to the recipients that are not served. Returns whether the peer closed the session on some of them."""
         try:
             result = await _transact(session, course.part(), context)
             faults.reach("dot.answered")
@@ -252,7 +252,6 @@ class _Course:
         self.unserved = list(range(len(request.recipients)))
         self._attempts: list[Attempt | None] = [None] * len(request.recipients)
         self._answered = False  # a recipient has an answer that is about it
-        self._last: Reply | None = None  # of a session that the peer closed
 
     def part(self) -> DeliveryRequest:
         """The request for the recipients that are not served."""
@@ -265,36 +264,30 @@ class _Course:
         return replace(request, recipients=[request.recipients[i] for i in unserved], dsn=dsn)
 
     def add(self, result: TransactionResult, endpoint: Endpoint, session: SmtpSession) -> bool:
-        """Take the answers to ``part``. Returns whether all of them say that the session is closed."""
+        """Take the answers to ``part``. Returns whether one of them says that the session is closed."""
         self.sessions += 1
         indexes, self.unserved = self.unserved, []
-        closed = bool(result.answers)
+        closed = unserved = False
         made = attempts_of(result, endpoint, session, self.began_s)
         known: Attempt | None = None
-        unserved = ends = False
         for index, answer, attempt in zip(indexes, result.answers, made, strict=False):
             self._attempts[index] = attempt
             if answer is None:
-                closed = False
                 continue
             if attempt is not known:  # recipients with the same answer share an attempt
-                known, unserved, ends = attempt, is_unserved(*answer), is_closed(*answer)
-                self._last = answer[1] if ends else self._last
+                known, unserved = attempt, is_unserved(*answer)
+                closed = closed or is_closed(*answer)
             if unserved:
                 self.unserved.append(index)
             else:
                 self._answered = True
-            closed = closed and ends
         return closed
 
     def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
         """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
         if failure is not None and not self._answered:
             return no_session(self.request, failure, self.began_s)
-        if self._answered or self._last is None:
+        last = self._attempts[-1]
+        if self._answered or last is None or last.code not in (0, 421):
             return DeliveryResult(self._attempts)
-        refused = [attempt for attempt in self._attempts if attempt is not None]
-        closed = [attempt for attempt in refused if attempt.code in (0, 421)]
-        if not closed or len(closed) < len(refused):
-            return DeliveryResult(self._attempts)
-        return DeliveryResult(self._attempts, closed[-1], refuses_sessions=self._last.code == 421)
+        return DeliveryResult(self._attempts, last, refuses_sessions=last.code == 421)

@@ -11,6 +11,7 @@ from zonemta_py.events.segments import (
     publish,
     read_segment,
     read_trailer,
+    readable_records,
     sealed_segments,
     trailer_of,
     whole_frames,
@@ -81,12 +82,8 @@ def newest_message(directory: Path, node: str) -> str:
     found, segments = "", 0
     newest_first = sorted(sealed_segments(directory, node), key=lambda path: path.name, reverse=True)
     for path in [*open_segments(directory, node), *newest_first]:
-        lines = (
-            line for frame in whole_frames(path.read_bytes(), path) for line in frame.lines.splitlines()
-        )
-        ids = [
-            record["message"] for record in map(from_json, lines) if record.get("event") == "accepted"
-        ]
+        records = readable_records(path.read_bytes(), path)
+        ids = [record["message"] for record in records if record["event"] == "accepted"]
         found, segments = max([found, *ids]), segments + bool(ids)
         if segments == NEWEST:
             break

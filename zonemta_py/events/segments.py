@@ -273,9 +273,13 @@ def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:
             data = path.read_bytes()
         except FileNotFoundError:
             continue  # sealed meanwhile
-        for frame in whole_frames(data, path):
-            for line in frame.lines.splitlines():
-                yield from_json(line)
+        yield from readable_records(data, path)
+
+
+def readable_records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    """The records of every frame that can be read, also behind damage."""
+    for frame in whole_frames(data, path):
+        yield from map(from_json, frame.lines.splitlines())
 
 
 def whole_frames(data: bytes, path: Path) -> Iterator[Frame]:

@@ -21,9 +21,6 @@ from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, fold, received, without
 
 MESSAGE_ID_MAX = 998  # characters of the field that events hold
-KEY_FIELD = (
-    b"x-submission-key"  # other key fields are their program's own: Listmonk finds its bounces by them
-)
 LOOP = "554 5.4.6 Too many Received fields: this looks like a mail loop"
 
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9.:_\[\]\-]")
@@ -47,7 +44,7 @@ class MessageRules(NamedTuple):
     """How the messages of one listener are checked and stamped. ``max_size`` is in bytes.
 
     ``key_headers``: groups of header fields, each a submission key. ``removed_fields``: lower-case names of
-    the fields that tell the relay what to do, or are not for the recipients. ``dkim_domains``: those with a key.
+    those that route or are not for the recipients. ``dkim_domains``: those with a key.
     """
 
     hostname: str
@@ -74,9 +71,7 @@ def make_rules(
         max_size=listener.max_message_size,
         max_hops=listener.max_hops,
         key_headers=listener.submission_key.headers,
-        removed_fields=router.headers
-        | {KEY_FIELD}
-        | {name.lower().encode() for name in listener.drop_headers},
+        removed_fields=router.headers | {name.lower().encode() for name in listener.drop_headers},
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
         policies=policies,
     )
@@ -100,8 +95,8 @@ def stamp(
 ) -> NewMessage:
     """The message to store under the id ``message``. Raises NotAccepted for a mail loop.
 
-    Received is added always, Message-ID and Date when they are missing. Fields for the relay or against the standard are removed, and
-    long lines folded.
+    Received is added always, Message-ID and Date when they are missing. Fields that are not for the
+    recipients are removed, and long lines folded.
     """
     header, fields = content.header, content.fields
     if sum(1 for field in fields if field.name == b"received") > rules.max_hops:

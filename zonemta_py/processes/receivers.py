@@ -47,7 +47,7 @@ class ReceiverPool:
     async def start(self) -> None:
         """Start all of them; they accept connections on return. Raises LocalError."""
         await self._supervisor.start()
-        if self._queue.store.space() is not None:
+        if self._queue.store.is_remote():
             self._reporting = asyncio.create_task(self._report_space(), name="space")
 
     async def _report_space(self) -> None:

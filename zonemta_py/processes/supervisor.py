@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -55,10 +56,13 @@ def process_counts(config: Config, cores_here: int, hooks: Hooks = NO_HOOKS) -> 
     return receivers, senders
 
 
+_parsed = lru_cache(maxsize=1)(parse_config)
+
+
 def _is_as_written(config: Config) -> bool:
     """Whether ``config`` is what its text says, but for what only the queue's process uses."""
     written = replace(
-        parse_config(config.text, Path(config.path)),
+        _parsed(config.text, Path(config.path)),
         queue=config.queue,
         events=config.events,
         admin=config.admin,

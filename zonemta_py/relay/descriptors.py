@@ -5,6 +5,7 @@ A database that cannot open its next file is lost until it is opened again, so s
 
 import resource
 
+from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.admission import HTTP_CONNECTIONS_MAX
@@ -21,9 +22,9 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def descriptors_needed(config: Config) -> int:
+def descriptors_needed(config: Config, hooks: Hooks = NO_HOOKS) -> int:
     """How many descriptors the process with the queue may use at once."""
-    receivers, senders = process_counts(config, cores())
+    receivers, senders = process_counts(config, cores(), hooks)
     needed = RESERVE
     if receivers == 0:
         needed += sum(listener.max_sessions for listener in config.listeners)
@@ -32,9 +33,9 @@ def descriptors_needed(config: Config) -> int:
     return needed + (HTTP_CONNECTIONS_MAX if config.admin.mail else 0)
 
 
-def check_descriptors(config: Config) -> None:
+def check_descriptors(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     """Raises ConfigError when the system allows fewer descriptors than ``config`` may use."""
-    hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], descriptors_needed(config)
+    hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], descriptors_needed(config, hooks)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ConfigError(
             f"listeners, zones: sessions, connections and the store may need {needed} file descriptors, and "

@@ -51,7 +51,7 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
         for i, entry in enumerate(pool):
             if entry.address is not None and entry.weight:
                 _bindable(f"pools.{name}[{i}].address", entry.address)
-    check_descriptors(config)
+    check_descriptors(config, hooks)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
 

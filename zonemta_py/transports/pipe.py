@@ -76,7 +76,6 @@ class PipeTransport:
                 if writing.done():
                     writing.result()
                 await asyncio.wait([program.exited])  # which the time limit must not cancel
-                await asyncio.wait([program.output_ended], timeout=OUTPUT_AFTER_S)
         except TimeoutError:
             return Reply(451, "4.4.7", f"{self._command[0]} did not end within {self._timeout_s:g} s")
         finally:
@@ -85,6 +84,7 @@ class PipeTransport:
                 with suppress(ProcessLookupError):
                     os.killpg(transport.get_pid(), signal.SIGKILL)
                 await asyncio.wait([program.exited])
+            await asyncio.wait([program.output_ended], timeout=OUTPUT_AFTER_S)
             program.end(transport)
         return verdict_of(
             program.exited.result(), program.output.decode("utf-8", "replace"), self._temporary

@@ -109,9 +109,11 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(MISSING_SPARK)
         options = SparkOptions(master, heap, conf)
-        result = command(*args, spark=options, **kwargs)
-        for problem in options.damage:
-            click.echo(f"warning: {problem}", err=True)
+        try:
+            result = command(*args, spark=options, **kwargs)
+        finally:
+            for problem in options.damage:
+                click.echo(f"warning: {problem}", err=True)
         if options.damage:
             click.get_current_context().exit(EXIT_DAMAGED)
         return result

@@ -27,17 +27,20 @@ def export_(config_path: Path, file: Path, as_json: bool) -> None:
     """Write the whole queue to FILE, to move it to another store or machine.
 
     The relay must be down. Run an interrupted export again to continue it. The event log of a relay that was
-    killed is finished first; apart from that the queue does not change: start a relay on only one of the two, or every recipient gets the mail twice.
+    killed is finished first; apart from that the queue does not change: start a relay on only one of the
+    two, or every recipient gets the mail twice.
 
     \b
     Example:
       zonemta queue export -c config/zonemta.yaml queue.export
     """
     config = read_config(config_path)
-    if _has_open_log(config):
-        asyncio.run(_finish_log(config))
     store = open_store(config.queue, access=Access.READ)
     try:
+        if open_segments(config.events.directory, (store.get(keys.META_NODE) or b"").decode()):
+            store.close()
+            asyncio.run(_finish_log(config))
+            store = open_store(config.queue, access=Access.READ)
         with progress_bar("export", None) as advance:
             records = export_queue(store, file, advance)
     finally:
@@ -70,18 +73,8 @@ def import_(config_path: Path, file: Path, as_json: bool) -> None:
     _print_count(records, file, "from", as_json=as_json)
 
 
-def _has_open_log(config: Config) -> bool:
-    """Whether the event log has an open segment: the relay was killed."""
-    store = open_store(config.queue, access=Access.READ)
-    try:
-        node = (store.get(keys.META_NODE) or b"").decode()
-    finally:
-        store.close()
-    return bool(open_segments(config.events.directory, node))
-
-
 async def _finish_log(config: Config) -> None:
-    """Export the events and seal the log, as a start would: the imported queue has another node and cannot.
+    """Export the events of a killed relay and seal its log: the imported queue has another node and cannot.
 
     A log that cannot be written is logged, and its events stay in the queue and in the export.
     """

@@ -88,5 +88,5 @@ def _key_of(campaign: str) -> Callable[[Column], Column]:
         return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
 
     # The stubs ask for a function type, but pyspark warns when it is given in addition to the annotations of ``keys``.
-    udf: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # stubs
+    udf: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # see above
     return udf
