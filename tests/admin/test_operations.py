@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.kit.queue import HEADER, accept, lease, opened, settle
-from zonemta_py.admin.operations import OPERATIONS, Operations, operation_of, parse_request
+from zonemta_py.admin.operation_table import OPERATIONS, operation_of, parse_request, run_operation
+from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -59,7 +60,9 @@ async def queue(directory: Path) -> AsyncIterator[Queue]:
 
 
 async def rows(queue: Queue, request: Request, **others: Any) -> list[dict[str, Any]]:
-    return [row async for row in Operations(queue, others.pop("zones", {}), **others).run(request)]
+    return [
+        row async for row in run_operation(Operations(queue, others.pop("zones", {}), **others), request)
+    ]
 
 
 async def defer(queue: Queue, leased: Lease) -> None:

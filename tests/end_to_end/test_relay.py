@@ -14,6 +14,7 @@ from tests.kit.deadlines import time_limit, until
 from tests.kit.queue import everything
 from tests.kit.relay import empty, ledger, logged_events, received, relaying, send, sound, staged
 from tests.kit.servers import queue_settings
+from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     FlushRequest,
@@ -432,7 +433,9 @@ async def test_flush_ends_rests(directory: Path) -> None:
             await back.start("127.0.2.2", stage.port)
             try:
                 operations = Operations(relay.queue, relay._delivery.zones)
-                rows = [row async for row in operations.run(FlushRequest(domain="dead.example"))]
+                rows = [
+                    row async for row in run_operation(operations, FlushRequest(domain="dead.example"))
+                ]
                 assert rows[0]["woken"] >= 1
                 await received(back, 3)
                 await empty(relay)
@@ -539,10 +542,16 @@ async def test_dead_addresses_are_skipped(directory: Path) -> None:
                 dead.timed_out("127.0.2.99", monotonic_s() + moment, 0)
             await send(relay, ["x@a.example"])
             await received(sink, 1)
-            rows = [row async for row in Operations(relay.queue, {}, dead).run(UnreachableRequest())]
+            rows = [
+                row
+                async for row in run_operation(Operations(relay.queue, {}, dead), UnreachableRequest())
+            ]
             assert [row["ip"] for row in rows] == ["127.0.2.99"], "it was not even tried"
             cleared = [
-                row async for row in Operations(relay.queue, {}, dead).run(UnreachableRequest("all"))
+                row
+                async for row in run_operation(
+                    Operations(relay.queue, {}, dead), UnreachableRequest("all")
+                )
             ]
             assert cleared == [{"cleared": 1}]
             await send(relay, ["y@a.example"])
@@ -565,10 +574,10 @@ async def test_hold_and_release(directory: Path) -> None:
                 1
             ]
             operations = Operations(relay.queue, {})
-            assert [row async for row in operations.run(HoldRequest(message))] == [
+            assert [row async for row in run_operation(operations, HoldRequest(message))] == [
                 {"held": 1, "in_flight": 0}
             ]
-            assert [row async for row in operations.run(HoldRequest(message))] == [
+            assert [row async for row in run_operation(operations, HoldRequest(message))] == [
                 {"held": 0, "in_flight": 0}
             ]
             await relay.flush()
@@ -576,10 +585,13 @@ async def test_hold_and_release(directory: Path) -> None:
             await received(sink, 1)
         async with relaying(config) as relay:
             await relay.flush()
-            rows = [row async for row in Operations(relay.queue, {}).run(ListRequest(state="held"))]
+            rows = [
+                row
+                async for row in run_operation(Operations(relay.queue, {}), ListRequest(state="held"))
+            ]
             assert [(row["recipient"], row["due_ms"]) for row in rows] == [("x@a.example", 0)]
             assert sound(relay)
-            run = Operations(relay.queue, {}).run(ReleaseRequest(message))
+            run = run_operation(Operations(relay.queue, {}), ReleaseRequest(message))
             assert [row async for row in run] == [{"released": 1}]
             await received(sink, 2)
             await empty(relay)

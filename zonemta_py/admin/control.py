@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.admin.operations import Operations, Row, operation_of, parse_request
+from zonemta_py.admin.operation_table import operation_of, parse_request, run_operation
+from zonemta_py.admin.operations import Operations, Row
 from zonemta_py.admin.requests import Request
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError
@@ -74,7 +75,7 @@ class ControlServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async for row in self._operations.run(await _read_request(reader)):
+            async for row in run_operation(self._operations, await _read_request(reader)):
                 writer.write(to_json(row) + b"\n")
                 await writer.drain()
             writer.write(b'{"end":true}\n')

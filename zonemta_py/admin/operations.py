@@ -1,13 +1,13 @@
-"""The operations on a queue, in one table for the control socket and the commands.
+"""The operations on a queue, for the control socket and the commands (see ``operation_table``).
 
-An operation has a name (that of its command), a request type and a handler. A handler is an async
-generator of plain rows, and lets other tasks run between slices of its work.
+An operation is an async generator of plain rows. It raises LocalError when it fails, and lets other tasks run
+between slices of its work.
 """
 
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from zonemta_py.admin.requests import (
     AuditRequest,
@@ -20,7 +20,6 @@ from zonemta_py.admin.requests import (
     ListRequest,
     ReleaseRequest,
     ReloadRequest,
-    Request,
     ShowRequest,
     StateRequest,
     StatsRequest,
@@ -28,7 +27,6 @@ from zonemta_py.admin.requests import (
     UnreachableRequest,
 )
 from zonemta_py.core.clock import monotonic_s
-from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
@@ -71,11 +69,6 @@ class Operations:
         self._zones = zones
         self._unreachable = unreachable
         self._reload = reload
-
-    def run(self, request: Request) -> AsyncIterator[Row]:
-        """The rows of the answer. They raise LocalError when the operation fails."""
-        rows: AsyncIterator[Row] = operation_of(request).handler(self, request)
-        return rows
 
     async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
         """A row for each zone."""
@@ -257,50 +250,3 @@ def _chunk_row(chunk: bytes) -> Row:
 
 def _no_message(text: str) -> LocalError:
     return LocalError(f"no message {text} in the queue")
-
-
-class Operation(NamedTuple):
-    """An entry of the table."""
-
-    name: str
-    request: type[Request]
-    handler: Callable[[Operations, Any], AsyncIterator[Row]]
-
-
-OPERATIONS = {
-    operation.name: operation
-    for operation in (
-        Operation("summary", SummaryRequest, Operations.summary),
-        Operation("list", ListRequest, Operations.list),
-        Operation("show", ShowRequest, Operations.show),
-        Operation("body", BodyRequest, Operations.body),
-        Operation("state", StateRequest, Operations.state),
-        Operation("flush", FlushRequest, Operations.flush),
-        Operation("delete", DeleteRequest, Operations.delete),
-        Operation("bounce", BounceRequest, Operations.bounce),
-        Operation("hold", HoldRequest, Operations.hold),
-        Operation("release", ReleaseRequest, Operations.release),
-        Operation("unreachable", UnreachableRequest, Operations.unreachable),
-        Operation("reload", ReloadRequest, Operations.reload),
-        Operation("check", CheckRequest, Operations.check),
-        Operation("audit", AuditRequest, Operations.audit),
-        Operation("stats", StatsRequest, Operations.stats),
-    )
-}
-_BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()}
-
-
-def operation_of(request: Request) -> Operation:
-    """The operation that executes ``request``."""
-    return _BY_REQUEST[type(request)]
-
-
-def parse_request(name: str, arguments: object) -> Request:
-    """The request of operation ``name``. Raises LocalError for an unknown operation or a wrong argument."""
-    operation = OPERATIONS.get(name)
-    if operation is None:
-        raise LocalError(f"unknown operation '{name}'; operations: {', '.join(OPERATIONS)}")
-    try:
-        return from_plain(arguments, operation.request)
-    except ValueError as exc:
-        raise LocalError(f"{name}: {exc}") from exc

@@ -10,8 +10,6 @@ which every zstd reader passes over (RFC 8878, 3.1.2), little-endian:
     4  magic 0x184D2A5A        4  72, the size of the rest      8  b"zmtaseg1"
     8  number of records       8  SEQ of the record before the first of this segment; 0: unknown
     8  SEQ of the first        8  SEQ of the last               32 SHA-256 of all bytes in front of it
-
-The only importer of zstandard.
 """
 
 import hashlib
@@ -23,16 +21,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import zstandard
-
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.events.frames import MAGIC, Frame, make_compressor, read_frames
 
-LEVEL = 3
-BLOCK_BYTES = 1 << 16
-MAGIC = zstandard.FRAME_HEADER  # of a frame with data
 _TRAILER = struct.Struct("<II8sQQQQ32s")
 _TRAILER_START = struct.pack("<II8s", 0x184D2A5A, _TRAILER.size - 8, b"zmtaseg1")
 
@@ -59,16 +53,6 @@ class Trailer(NamedTuple):
         return self._replace(digest=complete.digest())
 
 
-class Frame(NamedTuple):
-    """A whole frame: its bytes are ``start`` to ``end`` of the file."""
-
-    start: int
-    end: int
-    lines: bytes
-    first: int
-    last: int
-
-
 class Segment:
     """The file being written. Its methods block: call them in a thread. ``previous``: as in ``Trailer``."""
 
@@ -79,7 +63,7 @@ class Segment:
         self._path = directory / f".{self._name}.open"
         self._file: FileIO = FileIO(self._path, "xb", opener=_private)  # never a file of a previous boot
         sync_directory(directory)
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self._compressor = make_compressor()
         self._digest = hashlib.sha256()
         self._records = 0
         self._previous = previous
@@ -165,39 +149,6 @@ def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
 # ---- reading
 
 
-def _frames(data: bytes, path: Path, start: int = 0) -> Iterator[Frame]:
-    """The frames of ``data``. Raises SegmentDamaged with the offset of the first that is not whole."""
-    at = start
-    while at < len(data):
-        try:
-            lines, end = _decompress(data, at)
-            first, last = (from_json(line)["seq"] for line in (_first(lines), _last(lines)))
-        except (zstandard.ZstdError, ValueError, KeyError, TypeError) as exc:
-            raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
-        yield Frame(at, end, lines, first, last)
-        at = end
-
-
-def _decompress(data: bytes, start: int) -> tuple[bytes, int]:
-    """The contents and the end of the frame at ``start``. Raises ZstdError, ValueError."""
-    reader, parts, at = zstandard.ZstdDecompressor().decompressobj(), [], start
-    while not reader.eof:
-        block = data[at : at + BLOCK_BYTES]
-        if not block:
-            raise ValueError("the file ends in the middle of a frame")
-        parts.append(reader.decompress(block))
-        at += len(block)
-    return b"".join(parts), at - len(reader.unused_data)
-
-
-def _first(lines: bytes) -> bytes:
-    return lines.partition(b"\n")[0]
-
-
-def _last(lines: bytes) -> bytes:
-    return lines.rstrip(b"\n").rpartition(b"\n")[2]
-
-
 def _split(data: bytes) -> tuple[bytes, Trailer | None]:
     """The frames of a file, and its trailer; None for an open one and one of an earlier version."""
     tail = data[-_TRAILER.size :]
@@ -216,7 +167,7 @@ def read_trailer(path: Path) -> Trailer:
 
 def trailer_of(data: bytes, path: Path, previous: int) -> Trailer:
     """The trailer for the frames ``data``. Raises SegmentDamaged."""
-    frames = list(_frames(data, path))
+    frames = list(read_frames(data, path))
     if not frames:
         raise SegmentDamaged(f"{path}: it is empty", 0)
     records = sum(frame.lines.count(b"\n") for frame in frames)
@@ -228,7 +179,7 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
     """The records of one sealed segment. Raises SegmentDamaged after those in front of the damage."""
     data, trailer = _split(path.read_bytes())
     records = 0
-    for frame in _frames(data, path):
+    for frame in read_frames(data, path):
         for line in frame.lines.splitlines():
             yield _record(line, path, frame.start)
             records += 1
@@ -247,7 +198,7 @@ def verify_segment(content: bytes, path: Path) -> Trailer:
     if trailer is not None:
         _check_digest(data, trailer, path)
         return trailer
-    for frame in _frames(data, path):
+    for frame in read_frames(data, path):
         for line in frame.lines.splitlines():
             _record(line, path, frame.start)
     return trailer_of(data, path, 0)
@@ -287,7 +238,7 @@ def whole_frames(data: bytes, path: Path) -> Iterator[Frame]:
     at = 0
     while True:
         try:
-            for frame in _frames(_split(data)[0], path, at):
+            for frame in read_frames(_split(data)[0], path, at):
                 at = frame.end
                 yield frame
             return

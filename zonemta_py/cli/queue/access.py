@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zonemta_py.admin.control import ask
+from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations, Row
 from zonemta_py.admin.requests import ChangeRequest, Request
 from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
@@ -39,6 +40,6 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     if access is Access.EXISTING:
         queue.commits.start()
     try:
-        return [row async for row in Operations(queue, {}).run(request)]
+        return [row async for row in run_operation(Operations(queue, {}), request)]
     finally:
         await queue.close()

@@ -1,0 +1,79 @@
+"""Every operation in one table: its name (that of its command), its request type and its handler."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+from zonemta_py.admin.operations import Operations, Row
+from zonemta_py.admin.requests import (
+    AuditRequest,
+    BodyRequest,
+    BounceRequest,
+    CheckRequest,
+    DeleteRequest,
+    FlushRequest,
+    HoldRequest,
+    ListRequest,
+    ReleaseRequest,
+    ReloadRequest,
+    Request,
+    ShowRequest,
+    StateRequest,
+    StatsRequest,
+    SummaryRequest,
+    UnreachableRequest,
+)
+from zonemta_py.core.codec import from_plain
+from zonemta_py.core.errors import LocalError
+
+
+class Operation(NamedTuple):
+    """An entry of the table."""
+
+    name: str
+    request: type[Request]
+    handler: Callable[[Operations, Any], AsyncIterator[Row]]
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("summary", SummaryRequest, Operations.summary),
+        Operation("list", ListRequest, Operations.list),
+        Operation("show", ShowRequest, Operations.show),
+        Operation("body", BodyRequest, Operations.body),
+        Operation("state", StateRequest, Operations.state),
+        Operation("flush", FlushRequest, Operations.flush),
+        Operation("delete", DeleteRequest, Operations.delete),
+        Operation("bounce", BounceRequest, Operations.bounce),
+        Operation("hold", HoldRequest, Operations.hold),
+        Operation("release", ReleaseRequest, Operations.release),
+        Operation("unreachable", UnreachableRequest, Operations.unreachable),
+        Operation("reload", ReloadRequest, Operations.reload),
+        Operation("check", CheckRequest, Operations.check),
+        Operation("audit", AuditRequest, Operations.audit),
+        Operation("stats", StatsRequest, Operations.stats),
+    )
+}
+_BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()}
+
+
+def run_operation(operations: Operations, request: Request) -> AsyncIterator[Row]:
+    """The rows of the answer. They raise LocalError when the operation fails."""
+    rows: AsyncIterator[Row] = operation_of(request).handler(operations, request)
+    return rows
+
+
+def operation_of(request: Request) -> Operation:
+    """The operation that executes ``request``."""
+    return _BY_REQUEST[type(request)]
+
+
+def parse_request(name: str, arguments: object) -> Request:
+    """The request of operation ``name``. Raises LocalError for an unknown operation or a wrong argument."""
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise LocalError(f"unknown operation '{name}'; operations: {', '.join(OPERATIONS)}")
+    try:
+        return from_plain(arguments, operation.request)
+    except ValueError as exc:
+        raise LocalError(f"{name}: {exc}") from exc
