@@ -31,7 +31,7 @@ from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.schedule.scheduler import Destination
+from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
 from zonemta_py.transports.pipelining import DsnOptions
 
@@ -44,23 +44,29 @@ async def queue(directory: Path) -> AsyncIterator[Queue]:
         yield queue
 
 
-def worker_of(queue: Queue, zone: Zone = ZONE) -> Worker:
+def scheduled(zone: Zone = ZONE, working: int = 0) -> tuple[Scheduler, WorkerSlot]:
+    """A worker for a.example, and ``working`` sessions of other workers."""
+    scheduler = Scheduler(zone, 0.0, lambda destination: None)
+    scheduler.ready("a.example", 0.0)
+    slot = scheduler.next(0.0)
+    assert slot is not None
+    slot.destination.working = working
+    return scheduler, slot
+
+
+def worker_of(queue: Queue, zone: Zone = ZONE, scheduler: Scheduler | None = None) -> Worker:
     config = parse_config("hostname: relay.example\n", Path("z.yaml"))
-    return Worker(DeliveryContext(queue, config, "relay.example", make_router(config)), zone)
+    context = DeliveryContext(queue, config, "relay.example", make_router(config))
+    return Worker(context, zone, scheduler or scheduled(zone)[0])
 
 
 async def deliver(
-    queue: Queue,
-    held: Lease,
-    agent: ScriptedAgent,
-    zone: Zone = ZONE,
-    destination: Destination | None = None,
+    queue: Queue, held: Lease, agent: ScriptedAgent, zone: Zone = ZONE, working: int = 0
 ) -> LeaseResult:
-    destination = destination or Destination("a.example")
-    before = destination.working
-    result = await worker_of(queue, zone).deliver(held, (3, 2), destination, agent)
+    scheduler, slot = scheduled(zone, working)
+    result = await worker_of(queue, zone, scheduler).deliver(held, (3, 2), slot, agent)
     await result.settled
-    assert destination.working == before, "the session is not counted any more"
+    assert slot.destination.working == working, "the session is not counted any more"
     return result
 
 
@@ -165,10 +171,8 @@ async def test_no_session_ever(queue: Queue) -> None:
 async def test_at_the_connection_limit(queue: Queue, working: int, has_idle: bool) -> None:
     """Other sessions show that the destination is reachable: the lease is released without an attempt."""
     await accept(queue, "x@a.example")
-    destination = Destination("a.example")
-    destination.working = working
     agent = ScriptedAgent(lambda request: DeliveryResult([NO_SESSION], NO_SESSION, has_idle=has_idle))
-    result = await deliver(queue, lease(queue, "a.example"), agent, destination=destination)
+    result = await deliver(queue, lease(queue, "a.example"), agent, working=working)
     assert result.at_connection_limit
     assert result.failure is None
     [again] = lease(queue, "a.example").recipients
@@ -180,12 +184,9 @@ async def test_at_the_connection_limit(queue: Queue, working: int, has_idle: boo
 async def test_a_session_that_served_no_recipient_while_others_work(queue: Queue, refuses: bool) -> None:
     """The peer limits its sessions. Without a word of it, it may have been the message: that is an attempt."""
     await accept(queue, "x@a.example")
-    destination = Destination("a.example")
-    destination.working = 1
     closed = DeliveryResult([LOST], LOST, refuses_sessions=refuses)
-    result = await deliver(
-        queue, lease(queue, "a.example"), ScriptedAgent(lambda request: closed), destination=destination
-    )
+    agent = ScriptedAgent(lambda request: closed)
+    result = await deliver(queue, lease(queue, "a.example"), agent, working=1)
     assert result.at_connection_limit
     assert result.failure is None
     await result.settled
@@ -236,7 +237,7 @@ async def test_bodies(directory: Path) -> None:
             for body in (b"", b"small\r\n", b"x" * 300_000):
                 await accept(queue, "x@a.example", body=body)
                 held = lease(queue, "a.example")
-                context = LeaseContext(queue, held, Destination("a.example"))
+                context = LeaseContext(queue, held, *scheduled())
                 found = context.body()
                 assert isinstance(found, bytes) == (len(body) < 65_536)
                 agent = ScriptedAgent()

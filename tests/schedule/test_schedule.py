@@ -1,4 +1,4 @@
-"""Retries, rates, sources and turns, with time as an argument."""
+"""Retries and sources, with time as an argument."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.config.schema import PoolAddress
-from zonemta_py.config.units import Rate, Seconds, duration
-from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry, Zone
+from zonemta_py.config.units import Seconds, duration
+from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.endpoints import choose_source
 from zonemta_py.schedule.retry import (
@@ -24,7 +24,6 @@ from zonemta_py.schedule.retry import (
     quadratic,
     warning_is_due,
 )
-from zonemta_py.schedule.scheduler import LIMIT_S, SUSPENDED_MAX_S, Scheduler, TokenBucket
 
 RETRY = Retry(delays=(Seconds(60), Seconds(120)), give_up_after=Seconds(600), warn_after=Seconds(300))
 
@@ -121,29 +120,6 @@ def test_warning() -> None:
     assert not warning_is_due(Retry(warn_after=None), 0, 10**12)
 
 
-@given(st.integers(1, 200), st.lists(st.floats(0, 0.2), min_size=1, max_size=300))
-def test_a_bucket_never_exceeds_its_rate(events: int, steps: list[float]) -> None:
-    """However it is asked, no window sees more than the rate and one burst."""
-    bucket, now, taken = TokenBucket(Rate(events, 1), 0.0), 0.0, 0
-    for step in steps:
-        now += step
-        while bucket.take(now):
-            taken += 1
-    burst = max(0.1, 1 / events) * events
-    assert taken <= now * events + burst + 2
-
-
-def test_a_bucket_reaches_its_rate_with_a_late_caller() -> None:
-    """A caller that comes a little late each time loses nothing."""
-    bucket, taken = TokenBucket(Rate(100, 1), 0.0), 0
-    for tick in range(100):
-        now = tick * 0.0101
-        while bucket.take(now):
-            taken += 1
-    assert 98 <= taken <= 113
-    assert bucket.wait_s(1.0) <= 0.02
-
-
 def test_sources_are_weighted_and_stable() -> None:
     """Shares follow the weights, a message keeps its address, a family must fit."""
     pool = [
@@ -160,55 +136,6 @@ def test_sources_are_weighted_and_stable() -> None:
     assert choose_source(pool, "m", "2001:db8::9") is pool[2]
     assert choose_source(pool[:2], "m", "2001:db8::9") is None
     assert choose_source([PoolAddress()], "m", "2001:db8::9") == PoolAddress()
-
-
-def test_turns_and_limits() -> None:
-    """Destinations take turns; a full zone makes room for others; the limits of the zone hold."""
-    scheduler = Scheduler(Zone(connections=3, connections_per_domain=2), 0.0)
-    scheduler.ready("a")
-    scheduler.ready("b")
-    started = [scheduler.next(0.0) for _ in range(3)]
-    assert [d.name for d in started if d] == ["a", "b"]
-    assert started[2] is None  # the second of a waits until the first has its lease
-    a = started[0]
-    assert a
-    assert scheduler.leased(a, more=True)
-    assert scheduler.next(0.0) is a
-    assert scheduler.next(0.0) is None
-    b = started[1]
-    assert b
-    assert scheduler.leased(b, more=True)
-    assert scheduler.should_yield(a, 10)
-    assert not scheduler.should_yield(a, 9)
-    scheduler.ended(b, has_mail=False)
-    scheduler.empty(b)
-    assert scheduler.next(0.0) is None  # a is at its own limit
-    scheduler.ended(a, has_mail=True)
-    again = scheduler.next(0.0)
-    assert again is not None
-    assert again.name == "a"
-
-
-def test_a_failing_destination_is_suspended_and_probed_by_one() -> None:
-    """After a failure no worker tries until the suspension is over, then one alone; a success ends it."""
-    scheduler = Scheduler(Zone(connections=10, connections_per_domain=5), 0.0)
-    scheduler.ready("a")
-    a = scheduler.next(0.0)
-    assert a is not None
-    assert scheduler.leased(a, more=True)
-    assert not scheduler.leased(a, more=True)  # reported once
-    scheduler.failed(a, 30.0, 0.0, "refused")
-    scheduler.ended(a, has_mail=True)
-    assert scheduler.next(10.0) is None
-    scheduler.ready("a")
-    assert scheduler.next(31.0) is a
-    scheduler.leased(a, more=True)
-    assert scheduler.next(31.0) is None
-    assert a.answered()
-    scheduler.ready("a")
-    assert scheduler.next(31.0) is a
-    state = scheduler.state("a")
-    assert state is not None and not state.failing
 
 
 @pytest.mark.parametrize(
@@ -237,53 +164,3 @@ def test_a_function_that_raises() -> None:
         guarded(from_backoff(broken), errors.append)(RetryContext(0, 1, 5, 0)) == 5 + FALLBACK_S * 1000
     )
     assert "KeyError" in errors[0]
-
-
-def test_a_learned_limit_holds_for_a_while() -> None:
-    """A refusal while others work is the peer's connection limit; later one more session is tried."""
-    scheduler = Scheduler(Zone(connections=10, connections_per_domain=5), 0.0)
-    scheduler.ready("a")
-    a = scheduler.next(0.0)
-    assert a is not None
-    a.working = 1
-    assert scheduler.leased(a, more=True)
-    assert scheduler.next(0.0) is a
-    scheduler.leased(a, more=True)
-    a.limit_reached(0.0)
-    scheduler.ended(a, has_mail=True)
-    assert scheduler.next(LIMIT_S - 1) is None
-    scheduler.ready("a")
-    assert scheduler.next(LIMIT_S) is a
-
-
-def test_an_operator_ends_suspensions() -> None:
-    """One or all; each destination may be probed at once."""
-    scheduler = Scheduler(Zone(), 0.0)
-    for name in ("a", "b"):
-        scheduler.ready(name)
-        destination = scheduler.next(0.0)
-        assert destination is not None
-        assert scheduler.failed(destination, 10**6, 0.0, "refused") == SUSPENDED_MAX_S
-        scheduler.ended(destination, has_mail=True)
-    assert scheduler.resume("a") == ["a"]
-    assert scheduler.resume(None) == ["a", "b"]
-    assert scheduler.resume("c") == []
-    scheduler.ready("a")  # a destination that is suspended leaves the ring
-    scheduler.ready("b")
-    probed = {scheduler.next(1.0), scheduler.next(1.0)}
-    assert {each.name for each in probed if each} == {"a", "b"}
-
-
-def test_urgent_mail_is_next() -> None:
-    """Its destination is first in the ring, and a worker of another makes room after each lease."""
-    scheduler = Scheduler(Zone(connections=1), 0.0)
-    scheduler.ready("a")
-    a = scheduler.next(0.0)
-    assert a is not None
-    scheduler.ready("b")
-    scheduler.ready("c", urgent=True)
-    assert scheduler.should_yield(a, 1)
-    scheduler.ended(a, has_mail=True)
-    c = scheduler.next(0.0)
-    assert c is not None and c.name == "c"
-    assert not scheduler.should_yield(c, 1)

@@ -1,12 +1,13 @@
 """One lease: its recipients become a request, the result of the request becomes a settle."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
-from zonemta_py.core.errors import AgentLost
+from zonemta_py.core.errors import AgentLost, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
@@ -17,7 +18,7 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
-from zonemta_py.schedule.scheduler import Destination
+from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_params import write_notify
@@ -41,15 +42,16 @@ class LeaseResult(Struct, frozen=True):
 
 
 class LeaseContext:
-    """The ``RequestContext`` of a lease in this process."""
+    """The ``RequestContext`` of a lease in this process. ``slot``: its worker, in ``scheduler``."""
 
-    __slots__ = ("_active", "_destination", "_lease", "_queue", "has_session", "started")
+    __slots__ = ("_active", "_lease", "_queue", "_scheduler", "_slot", "has_session", "started")
 
-    def __init__(self, queue: Queue, lease: Lease, destination: Destination) -> None:
+    def __init__(self, queue: Queue, lease: Lease, scheduler: Scheduler, slot: WorkerSlot) -> None:
         self._queue = queue
         self._lease = lease
         self._active = lease.active
-        self._destination = destination
+        self._scheduler = scheduler
+        self._slot = slot
         self.started: Awaitable[None] = CommitFuture()
         self.has_session = False
 
@@ -59,29 +61,50 @@ class LeaseContext:
         return small if small is not None else self._queue.bodies.stream(self._active)
 
     def session_opened(self) -> None:
-        """Count the session with the destination, and record the start of the transaction."""
+        """Count the session with the destination, and record the start of the transaction.
+
+        The message waits for its token with the final dot.
+        """
         self.has_session = True
-        self._destination.working += 1
-        self.started = self._queue.start(self._lease)
+        wait_s = self._scheduler.session_opened(self._slot, clock.monotonic_s())
+        started = self._queue.start(self._lease)
+        self.started = _later(started, wait_s) if wait_s else started
 
     def close(self) -> None:
         """The request has ended, and with it the use of the session."""
         if self.has_session:
-            self._destination.working -= 1
+            self._scheduler.session_ended(self._slot)
+
+
+def _later(started: CommitFuture, wait_s: float) -> CommitFuture:
+    """Done ``wait_s`` from now if ``started`` is; a failure is passed on at once."""
+    later = CommitFuture()
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + wait_s
+
+    def written(failure: QueueUnavailable | None) -> None:
+        if failure is not None:
+            later.set_exception(failure)
+        else:
+            loop.call_at(due_s, later.set_result)
+
+    started.add_done_callback(written)
+    return later
 
 
 class Worker:
     """Delivers leases of one zone."""
 
-    def __init__(self, context: DeliveryContext, zone: Zone) -> None:
+    def __init__(self, context: DeliveryContext, zone: Zone, scheduler: Scheduler) -> None:
         self._context = context
         self._zone = zone
+        self._scheduler = scheduler
         self._rules = RetryRules(
             zone.retry, make_policy(zone.retry, log.error, context.hooks.backoff_function)
         )
 
     async def deliver(
-        self, lease: Lease, idle_limits: tuple[int, int], destination: Destination, agent: DeliveryAgent
+        self, lease: Lease, idle_limits: tuple[int, int], slot: WorkerSlot, agent: DeliveryAgent
     ) -> LeaseResult:
         """Attempt ``lease`` through ``agent`` and settle it. ``idle_limits``: see ``DeliveryRequest``.
 
@@ -92,7 +115,7 @@ class Worker:
         if expands:
             queue.narrow(lease, 1)
         request = self._request(lease, idle_limits, expands=expands)
-        lease_context = LeaseContext(queue, lease, destination)
+        lease_context = LeaseContext(queue, lease, self._scheduler, slot)
         try:
             result = await agent.deliver(request, lease_context)
         except AgentLost as exc:
@@ -103,7 +126,7 @@ class Worker:
         if result.failure is None:
             return LeaseResult(await self._settle(lease, result.attempts))
         failure = None if result.permanent else result.failure
-        if failure is not None and (destination.working or result.has_idle):
+        if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:
                 return LeaseResult(queue.release(lease), at_connection_limit=True)

@@ -15,7 +15,8 @@ from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import born
-from zonemta_py.schedule.scheduler import Destination, Scheduler
+from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 
 DEFECT_PAUSE_S = (
     1.0  # after an unexpected exception in a worker, so that it does not repeat in a busy loop
@@ -63,10 +64,10 @@ class ZoneWorkers:
         self.name = name
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self.scheduler = Scheduler(zone, clock.monotonic_s())
+        self.scheduler = Scheduler(zone, clock.monotonic_s(), self._on_room)
         self._make_agent = make_agent
         self._agent = make_agent(name, zone)
-        self._worker = Worker(context, zone)
+        self._worker = Worker(context, zone, self.scheduler)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -75,13 +76,14 @@ class ZoneWorkers:
 
     def ready(self, destination: str, *, low_volume: bool = False) -> None:
         """The window has mail for ``destination``; that of a low-volume submitter is urgent."""
-        self.scheduler.ready(destination, urgent=low_volume)
+        self.scheduler.ready(destination, clock.monotonic_s(), urgent=low_volume)
         self.start_workers()
 
     def ready_all(self) -> None:
         """Schedule every destination that has mail in the window."""
+        now_s = clock.monotonic_s()
         for destination in self._context.queue.windows.zone(self.name).destinations():
-            self.scheduler.ready(destination)
+            self.scheduler.ready(destination, now_s)
         self.start_workers()
 
     def configure(self, zone: Zone) -> None:
@@ -89,7 +91,7 @@ class ZoneWorkers:
         self.scheduler.configure(zone, clock.monotonic_s())
         self._agent.close()
         self._agent = self._make_agent(self.name, zone)  # a running request ends with the old agent
-        self._worker = Worker(self._context, zone)
+        self._worker = Worker(self._context, zone, self.scheduler)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -127,15 +129,15 @@ class ZoneWorkers:
         """Start as many workers as limits and mail allow; at the zone's rate limit, later."""
         while not self._stopping:
             now_s = clock.monotonic_s()
-            bucket = self.scheduler.bucket
-            if bucket is not None and bucket.wait_s(now_s) > 0:
+            wait_s = self.scheduler.rate_wait_s(now_s)
+            if wait_s > 0:
                 if self._timer is None:
-                    self._timer = self._loop.call_later(bucket.wait_s(now_s), self._on_timer)
+                    self._timer = self._loop.call_later(wait_s, self._on_timer)
                 return
-            destination = self.scheduler.next(now_s)
-            if destination is None:
+            slot = self.scheduler.next(now_s)
+            if slot is None:
                 return
-            task = self._loop.create_task(self._work(destination))
+            task = self._loop.create_task(self._work(slot))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -143,34 +145,41 @@ class ZoneWorkers:
         self._timer = None
         self.start_workers()
 
-    async def _work(self, destination: Destination) -> None:
+    def _on_room(self, destination: Destination) -> None:
+        """A session was opened: more workers may follow, for this destination or others."""
+        if self._context.queue.windows.zone(self.name).has_mail(destination.name):
+            self.scheduler.ready(destination.name, clock.monotonic_s())
+        self.start_workers()
+
+    async def _work(self, slot: WorkerSlot) -> None:
         has_mail = True
         try:
-            has_mail = await self._serve(destination)
+            has_mail = await self._serve(slot)
         except QueueUnavailable:
             self._stopping = True  # nothing can be settled, so nothing may be sent
         except Exception:
-            log.exception("the worker of %s for %s failed; another follows", self.name, destination.name)
+            name = slot.destination.name
+            log.exception("the worker of %s for %s failed; another follows", self.name, name)
             await asyncio.sleep(DEFECT_PAUSE_S)
         finally:
-            self.scheduler.ended(destination, has_mail=has_mail)
+            self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail)
             self.start_workers()
 
     # ---- one worker
 
-    async def _serve(self, destination: Destination) -> bool:
-        """Deliver leases of ``destination`` until there is a reason to end; False: it has no more mail."""
-        served = 0
+    async def _serve(self, slot: WorkerSlot) -> bool:
+        """Deliver leases of a destination until there is a reason to end; False: it has no more mail."""
+        destination, served = slot.destination, 0
         settled: CommitFuture | None = None
-        while not self._stopping and not self._at_rate_limit():
+        while not self._stopping and self.scheduler.next_lease(slot, clock.monotonic_s()):
             zone = self.scheduler.zone
-            lease = self._take_lease(destination)
+            lease = self._take_lease(slot)
             if lease is NoLease.NO_MAIL:
                 return False
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
-            result = await self._deliver(lease, destination)
+            result = await self._deliver(lease, slot)
             match decide_next(result, suspended=destination.failing):
                 case Next.CONTINUE:
                     pass
@@ -192,13 +201,9 @@ class ZoneWorkers:
                 break
         return True
 
-    def _at_rate_limit(self) -> bool:
-        bucket = self.scheduler.bucket
-        return bucket is not None and bucket.wait_s(clock.monotonic_s()) > 0
-
-    def _take_lease(self, destination: Destination) -> Lease | NoLease:
-        """The next lease of ``destination``, counted by scheduler and rate limit."""
-        scheduler, queue = self.scheduler, self._context.queue
+    def _take_lease(self, slot: WorkerSlot) -> Lease | NoLease:
+        """The next lease for a worker."""
+        scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
         window = queue.windows.zone(self.name)
         try:
             lease = queue.lease(self.name, destination.name, scheduler.zone.recipients_per_transaction)
@@ -208,24 +213,21 @@ class ZoneWorkers:
         if lease is None:
             if window.may_refill(destination.name):  # one refill reads a limited number of keys
                 return NoLease.LOOK_AGAIN
-            scheduler.empty(destination)
+            scheduler.empty(destination.name)
             return NoLease.NO_MAIL
         faults.reach("lease.taken")
-        if scheduler.leased(destination, more=window.has_mail(destination.name)):
-            self.start_workers()
-        if scheduler.bucket is not None:
-            scheduler.bucket.take(clock.monotonic_s())
+        scheduler.leased(slot, clock.monotonic_s(), more=window.has_mail(destination.name))
         return lease
 
-    async def _deliver(self, lease: Lease, destination: Destination) -> LeaseResult:
-        scheduler = self.scheduler
+    async def _deliver(self, lease: Lease, slot: WorkerSlot) -> LeaseResult:
+        scheduler, destination = self.scheduler, slot.destination
         idle_limits = (
             scheduler.zone.connections - scheduler.active,
             scheduler.per_destination - destination.active,
         )
         worker = self._worker
         try:
-            return await worker.deliver(lease, idle_limits, destination, self._agent)
+            return await worker.deliver(lease, idle_limits, slot, self._agent)
         except QueueUnavailable:
             raise
         except Exception:

@@ -1,187 +1,255 @@
 """Which destination of a zone is served next: in turn, within the limits of the zone. Pure.
 
-Destinations with mail are in a ring. A destination that may not be served now leaves the ring and returns
-by an event: a worker ends, or a suspension is over. There is no polling, and a blocked destination does
-not delay the others. Times are monotonic seconds.
+Destinations with mail are in rings. A destination that may not be served now leaves its ring and returns
+by an event: a session opens, a worker ends, or a suspension is over. There is no polling, and a blocked
+destination does not delay the others. Times are monotonic seconds.
+
+Connections without a session have a budget (decision 65): a third of the zone's connections for
+destinations that have not answered lately, so that mail for dead ones leaves room for the others.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from enum import IntEnum
 
-from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
+from zonemta_py.schedule.token_bucket import TokenBucket
 
-LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
-SUSPENDED_MAX_S = 300.0
 TURN = 10  # leases before a worker checks whether other destinations wait for its connection
+KNOWN_S = 3600.0  # how long a destination that had a session is known to answer
+KNOWN_MAX = 50_000
 
 
-class Destination:
-    """The workers of one destination and whether it answers.
+class Ring(IntEnum):
+    """The rings of destinations with mail; the first two have mail of low-volume submitters."""
 
-    ``active`` workers serve it, ``working`` of them hold a session. Workers start one after the other,
-    each when the one before (``starting``) has taken a lease: a single message wakes a single worker.
+    URGENT = 0
+    URGENT_NEW = 1
+    KNOWN = 2  # has answered lately
+    NEW = 3
+    FAILING = 4  # its suspension is over, one worker may probe it
 
-    After a failure to connect the destination is suspended until ``down_until_s``; then one worker at a
-    time probes it until a session opens. A failure while other workers hold sessions reveals the peer's
-    connection limit, which is applied for LIMIT_S.
+
+TURNS = (Ring.KNOWN, Ring.NEW, Ring.FAILING)
+
+
+class WorkerSlot:
+    """One worker of a zone: its destination, and what it counts for.
+
+    ``established``: it has had a session. ``unpaid``: it has no token yet for its current lease. ``ring``:
+    where its destination was when it started.
     """
 
-    __slots__ = (
-        "active",
-        "down_until_s",
-        "failing",
-        "limit",
-        "limit_until_s",
-        "name",
-        "reason",
-        "starting",
-        "working",
-    )
+    __slots__ = ("destination", "established", "ring", "unpaid")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.active = 0
-        self.working = 0
-        self.starting = False
-        self.limit = 0
-        self.limit_until_s = 0.0
-        self.failing = False
-        self.down_until_s = 0.0
-        self.reason = ""
-
-    def may_start(self, now_s: float, most: int) -> bool:
-        """Whether another worker may take its mail now. ``most``: workers that the zone allows."""
-        if self.starting:
-            return False
-        if self.failing:
-            return self.active == 0 and now_s >= self.down_until_s
-        if now_s < self.limit_until_s:
-            most = min(most, self.limit)
-        return self.active < most
-
-    def limit_reached(self, now_s: float) -> None:
-        """The peer accepts no more sessions than those that work."""
-        self.limit = max(1, self.working)
-        self.limit_until_s = now_s + LIMIT_S
-
-    def failed(self, until_s: float, reason: str) -> None:
-        """No session could be opened: suspend until ``until_s``."""
-        self.failing = True
-        self.down_until_s = max(self.down_until_s, until_s)
-        self.reason = reason
-
-    def answered(self) -> bool:
-        """A session was opened. Returns whether the destination had been failing."""
-        was_failing, self.failing = self.failing, False
-        self.reason = ""
-        return was_failing
-
-
-class TokenBucket:
-    """How much a zone may send now: ``rate.events`` per ``rate.per_s`` seconds, evenly, with bursts of 0.1 s.
-
-    Intervals start when a token was due and not when it was taken, so a late caller does not
-    lower the rate.
-    """
-
-    def __init__(self, rate: Rate, now_s: float) -> None:
-        self._interval_s = rate.per_s / rate.events
-        self._burst_s = max(0.1, self._interval_s)
-        self._next_s = now_s
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until a token is available; 0 when one is."""
-        return max(0.0, self._next_s - now_s)
-
-    def take(self, now_s: float) -> bool:
-        """Take a token if one is available; returns whether it was."""
-        if self._next_s > now_s:
-            return False
-        self._next_s = max(self._next_s, now_s - self._burst_s) + self._interval_s
-        return True
+    def __init__(self, destination: Destination, ring: Ring) -> None:
+        self.destination = destination
+        self.ring = ring
+        self.established = False
+        self.unpaid = True
 
 
 class Scheduler:
-    """The destinations of one zone, served in turn."""
+    """The destinations of one zone, served in turn.
 
-    def __init__(self, zone: Zone, now_s: float) -> None:
+    ``on_room`` is called with a destination when a session with it makes room for more workers.
+    """
+
+    def __init__(self, zone: Zone, now_s: float, on_room: Callable[[Destination], None]) -> None:
         self.active = 0  # workers, on all destinations
+        self.unpaid = 0  # of them: workers whose lease has no token yet
+        self.bucket: TokenBucket | None = None
+        self._on_room = on_room
         self._destinations: dict[str, Destination] = {}
-        self._ring: OrderedDict[str, None] = OrderedDict()
-        self._urgent = ""  # the destination put first, while it is in the ring
+        self._rings: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in Ring)
+        self._starting = [0] * len(Ring)  # workers without a session, by the ring they started from
+        self._last = Ring.FAILING  # the ring that had the last turn
+        self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
         self.configure(zone, now_s)
 
     def configure(self, zone: Zone, now_s: float) -> None:
         """Apply the limits of ``zone``, at start or after a reload."""
         self.zone = zone
-        self.bucket = TokenBucket(zone.rate, now_s) if zone.rate else None
+        if zone.rate is None:
+            self.bucket = None
+        elif self.bucket is None:
+            self.bucket = TokenBucket(zone.rate, now_s)
+        else:
+            self.bucket.configure(zone.rate, now_s)
         smarthost = zone.smarthost is not None
         self.per_destination = zone.connections if smarthost else zone.connections_per_domain
+        self.trying_max = max(1, zone.connections // 3)
 
-    def ready(self, name: str, *, urgent: bool = False) -> None:
+    # ---- destinations with mail
+
+    def ready(self, name: str, now_s: float, *, urgent: bool = False) -> None:
         """The destination has mail. ``urgent``: serve it next."""
-        if name not in self._ring:
-            self._ring[name] = None
+        destination = self._destinations.get(name)
+        if destination is not None and destination.failing:
+            ring = urgent_ring = Ring.FAILING
+        elif self._is_known(name, destination, now_s):
+            ring, urgent_ring = Ring.KNOWN, Ring.URGENT
+        else:
+            ring, urgent_ring = Ring.NEW, Ring.URGENT_NEW
+        self._rings[ring].setdefault(name)
         if urgent:
-            self._ring.move_to_end(name, last=False)
-            self._urgent = name
+            self._rings[urgent_ring].setdefault(name)
 
-    def next(self, now_s: float) -> Destination | None:
-        """The destination that a new worker should serve, counted as started, or None."""
-        if self.active >= self.zone.connections:
+    def empty(self, name: str) -> None:
+        """The destination has no more mail in the ready window."""
+        for ring in self._rings:
+            ring.pop(name, None)
+
+    def _is_known(self, name: str, destination: Destination | None, now_s: float) -> bool:
+        if destination is not None and destination.established:
+            return True
+        answered_s = self._known.get(name)
+        return answered_s is not None and now_s - answered_s < KNOWN_S
+
+    # ---- workers
+
+    def rate_wait_s(self, now_s: float) -> float:
+        """Seconds until the rate allows another message; 0 when it does."""
+        return self.bucket.wait_s(now_s) if self.bucket is not None else 0.0
+
+    def has_token_ahead(self) -> bool:
+        """Whether one more message may look for a session: few enough do so without a token."""
+        return self.bucket is None or self.unpaid < self.bucket.ahead_max
+
+    def next(self, now_s: float) -> WorkerSlot | None:
+        """A new worker for the destination that is served next, or None."""
+        if self.active >= self.zone.connections or not self.has_token_ahead():
             return None
-        for _ in range(len(self._ring)):
-            name, _ = self._ring.popitem(last=False)
-            if name == self._urgent:
-                self._urgent = ""
-            destination = self._destinations.get(name)
-            if destination is None:
-                destination = self._destinations[name] = Destination(name)
-            if destination.may_start(now_s, self.per_destination):
-                self._ring[name] = None
-                destination.active += 1
-                destination.starting = True
-                self.active += 1
-                return destination
+        later = self._last - Ring.KNOWN + 1
+        for ring in (Ring.URGENT, Ring.URGENT_NEW, *TURNS[later:], *TURNS[:later]):
+            while self._rings[ring] and self._has_room(ring):
+                name, _ = self._rings[ring].popitem(last=False)
+                destination = self._destinations.get(name)
+                if destination is None:
+                    destination = self._destinations[name] = Destination(name)
+                if destination.may_start(now_s, self.per_destination):
+                    if ring >= Ring.KNOWN:
+                        self._last = ring
+                        self._rings[ring][name] = None
+                    return self._start(destination, ring)
         return None
 
-    def leased(self, destination: Destination, *, more: bool) -> bool:
-        """A worker has taken its lease. Returns whether another should start, given ``more`` mail."""
+    def _has_room(self, ring: Ring) -> bool:
+        """Whether a worker may start for a destination of ``ring``.
+
+        Of the budget for destinations that have not answered lately, a quarter is reserved for urgent
+        mail, and half of the remainder for destinations that have not failed.
+        """
+        if ring in (Ring.URGENT, Ring.KNOWN):
+            return True
+        urgent, new, failing = (self._starting[r] for r in (Ring.URGENT_NEW, Ring.NEW, Ring.FAILING))
+        if urgent + new + failing >= self.trying_max:
+            return False
+        others_max = self.trying_max - self.trying_max // 4
+        if ring is Ring.URGENT_NEW:
+            return True
+        return new + failing < others_max and (ring is Ring.NEW or failing < max(1, others_max // 2))
+
+    def _start(self, destination: Destination, ring: Ring) -> WorkerSlot:
+        destination.active += 1
+        destination.starting += 1
+        self.active += 1
+        self.unpaid += 1
+        self._starting[ring] += 1
+        return WorkerSlot(destination, ring)
+
+    def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
+        """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
+        if self.rate_wait_s(now_s) > 0:
+            return False
+        if not slot.unpaid:
+            if not self.has_token_ahead():
+                return False
+            slot.unpaid = True
+            self.unpaid += 1
+        return True
+
+    def leased(self, slot: WorkerSlot, now_s: float, *, more: bool) -> None:
+        """The worker has taken its lease; ``more``: the destination has mail besides it."""
         if more:
-            self.ready(destination.name)
+            self.ready(slot.destination.name, now_s)
         else:
-            self.empty(destination)
-        began, destination.starting = destination.starting, False
-        return began and more
+            self.empty(slot.destination.name)
 
-    def empty(self, destination: Destination) -> None:
-        """The destination has no more mail in the ready window."""
-        self._ring.pop(destination.name, None)
+    def session_opened(self, slot: WorkerSlot, now_s: float) -> float:
+        """There is a session for the lease; returns the seconds until its message may be sent.
 
-    def ended(self, destination: Destination, *, has_mail: bool) -> None:
+        The token is taken here, so that leases without a session cost none.
+        """
+        destination = slot.destination
+        destination.session_opened()
+        if slot.unpaid:
+            slot.unpaid = False
+            self.unpaid -= 1
+        wait_s = self.bucket.reserve(now_s) if self.bucket is not None else 0.0
+        if not slot.established:
+            slot.established = True
+            self._starting[slot.ring] -= 1
+            destination.starting -= 1
+            self._remember(destination.name, now_s)
+            self._on_room(destination)
+        elif self.bucket is not None:
+            self._on_room(destination)
+        return wait_s
+
+    def session_ended(self, slot: WorkerSlot) -> None:
+        """The request that used the session has ended."""
+        slot.destination.working -= 1
+
+    def _remember(self, name: str, now_s: float) -> None:
+        """The destination answers."""
+        self._known[name] = now_s
+        self._known.move_to_end(name)
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        for new, known in ((Ring.NEW, Ring.KNOWN), (Ring.URGENT_NEW, Ring.URGENT)):
+            if name in self._rings[new]:
+                del self._rings[new][name]
+                self._rings[known][name] = None
+
+    def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
+        destination = slot.destination
         destination.active -= 1
-        destination.starting = False
         self.active -= 1
+        self.unpaid -= slot.unpaid
+        if slot.established:
+            if not destination.failing:
+                self._remember(destination.name, now_s)
+        else:
+            destination.starting -= 1
+            self._starting[slot.ring] -= 1
         if has_mail:
-            self.ready(destination.name)
+            self.ready(destination.name, now_s)
         elif destination.active == 0:
             self._destinations.pop(destination.name, None)  # nothing to remember
 
     def should_yield(self, destination: Destination, served: int) -> bool:
         """Whether a worker should end after ``served`` leases: no connection is free and others have mail.
 
-        Other destinations are checked every TURN leases, an urgent one after each.
+        Other destinations are checked every TURN leases, those with urgent mail after each.
         """
         if self.active < self.zone.connections:
             return False
-        if self._urgent in self._ring:
-            return self._urgent != destination.name
-        return served % TURN == 0 and any(name != destination.name for name in self._ring)
+        for ring in Ring:
+            others = any(name != destination.name for name in self._rings[ring])
+            if others and self._has_room(ring) and (ring < Ring.KNOWN or served % TURN == 0):
+                return True
+        return False
+
+    # ---- suspended destinations
 
     def failed(self, destination: Destination, delay_s: float, now_s: float, reason: str) -> float:
         """No session could be opened: suspend the destination. Returns when it may be probed."""
         destination.failed(now_s + min(delay_s, SUSPENDED_MAX_S), reason)
+        self._known.pop(destination.name, None)
+        self.empty(destination.name)
         return destination.down_until_s
 
     def resume(self, name: str | None) -> list[str]:

@@ -13,8 +13,10 @@ from random import Random
 
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
-from zonemta_py.schedule.scheduler import Destination, Scheduler, TokenBucket
+from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
+from zonemta_py.schedule.token_bucket import TokenBucket
 
 SMARTHOST = ""  # the only destination of a zone with a smarthost
 ATTEMPTS_MAX = 5  # later attempts are treated as this one
@@ -69,7 +71,7 @@ class _WaitingMessage:
 
 @dataclass(slots=True)
 class _Answer:
-    destination: Destination
+    slot: WorkerSlot
     waiting: _WaitingMessage
     peer: PeerModel
     served: int  # transactions of its worker
@@ -105,7 +107,7 @@ class _Simulation:
         self._default_peer = default_peer
         self._policy = make_policy(zone.retry)
         self._random = Random(seed)
-        self._scheduler = Scheduler(zone, 0.0)
+        self._scheduler = Scheduler(zone, 0.0, self._on_room)
         # The limit of the relay itself is a bucket too, shared by all workers.
         self._relay_bucket = (
             TokenBucket(Rate(max(1, round(relay_limit_per_s * 60)), 60.0), 0.0)
@@ -114,7 +116,7 @@ class _Simulation:
         )
         self._queues: dict[str, deque[_WaitingMessage]] = {}
         self._ready = 0  # messages that could be sent now
-        self._starting: deque[tuple[Destination, int]] = deque()  # workers, and transactions of each
+        self._starting: deque[tuple[WorkerSlot, int]] = deque()  # workers, and transactions of each
         self._events: list[tuple[float, int, _WaitingMessage | _Answer | None]] = []
         self._sequence = 0  # orders events of the same time
         self._now_s = 0.0
@@ -173,13 +175,12 @@ class _Simulation:
         if not again:
             self._backlog += waiting.recipients
             self._result.backlog_peak = max(self._result.backlog_peak, self._backlog)
-        self._scheduler.ready(name)
+        self._scheduler.ready(name, self._now_s)
         self._start_workers()
 
     def _wait_s(self) -> tuple[float, str | None]:
         """Time until a transaction may begin, and the limit that says so; None: the relay's own."""
-        bucket = self._scheduler.bucket
-        wait_s = bucket.wait_s(self._now_s) if bucket else 0.0
+        wait_s = self._scheduler.rate_wait_s(self._now_s)
         if self._relay_bucket and self._relay_bucket.wait_s(self._now_s) > wait_s:
             return self._relay_bucket.wait_s(self._now_s), None
         return wait_s, "rate"
@@ -195,32 +196,37 @@ class _Simulation:
                     self._timer_s = self._now_s + wait_s
                     self._schedule(self._timer_s, None)
                 return
-            destination = self._scheduler.next(self._now_s)
-            if destination is None:
+            slot = self._scheduler.next(self._now_s)
+            if slot is None:
                 full = self._scheduler.active >= self._zone.connections
                 if self._ready:
                     self._limited_by = "connections" if full else "connections_per_domain"
                 return
-            self._starting.append((destination, 0))
+            self._starting.append((slot, 0))
 
-    def _serve(self, destination: Destination, served: int) -> None:
+    def _on_room(self, destination: Destination) -> None:
+        if self._queues[destination.name]:
+            self._scheduler.ready(destination.name, self._now_s)
+        self._start_workers()
+
+    def _serve(self, slot: WorkerSlot, served: int) -> None:
         """Begin a transaction of a worker, or end the worker; follows ``ZoneWorkers._serve``."""
-        if self._wait_s()[0] > 0:
-            self._leave(destination, has_mail=True)
+        scheduler, name = self._scheduler, slot.destination.name
+        if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, self._now_s):
+            self._leave(slot, has_mail=True)
             return
-        waiting = self._lease(destination.name)
+        waiting = self._lease(name)
         if waiting is None:
-            self._scheduler.empty(destination)
-            self._leave(destination, has_mail=False)
+            scheduler.empty(name)
+            self._leave(slot, has_mail=False)
             return
-        if self._scheduler.leased(destination, more=bool(self._queues[destination.name])):
-            self._start_workers()
-        for bucket in (self._scheduler.bucket, self._relay_bucket):
-            if bucket is not None:
-                bucket.take(self._now_s)
+        scheduler.leased(slot, self._now_s, more=bool(self._queues[name]))
+        scheduler.session_opened(slot, self._now_s)
+        if self._relay_bucket is not None:
+            self._relay_bucket.take(self._now_s)
         peer = self._peers.get(waiting.message.destination, self._default_peer)
         time_s = peer.times_s[self._random.randrange(len(peer.times_s))]
-        self._schedule(self._now_s + time_s, _Answer(destination, waiting, peer, served + 1))
+        self._schedule(self._now_s + time_s, _Answer(slot, waiting, peer, served + 1))
         self._result.transactions += 1
 
     def _lease(self, name: str) -> "_WaitingMessage | None":
@@ -235,16 +241,17 @@ class _Simulation:
         self._ready -= 1
         return queue.popleft()
 
-    def _leave(self, destination: Destination, *, has_mail: bool) -> None:
-        self._scheduler.ended(destination, has_mail=has_mail)
+    def _leave(self, slot: WorkerSlot, *, has_mail: bool) -> None:
+        self._scheduler.ended(slot, self._now_s, has_mail=has_mail)
         self._start_workers()
 
     def _answered(self, answer: "_Answer") -> None:
         self._settle(answer.waiting, answer.peer)
-        if self._scheduler.should_yield(answer.destination, answer.served):
-            self._leave(answer.destination, has_mail=True)
+        self._scheduler.session_ended(answer.slot)
+        if self._scheduler.should_yield(answer.slot.destination, answer.served):
+            self._leave(answer.slot, has_mail=True)
         else:
-            self._starting.append((answer.destination, answer.served))
+            self._starting.append((answer.slot, answer.served))
 
     def _settle(self, waiting: _WaitingMessage, peer: PeerModel) -> None:
         result, attempt = self._result, min(waiting.attempt, ATTEMPTS_MAX)

@@ -1,0 +1,337 @@
+"""Turns, slow start, suspensions and the budget of connections without a session, on a virtual clock."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from zonemta_py.config.units import Rate
+from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
+from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler, WorkerSlot
+
+
+def ignore(destination: Destination) -> None:
+    """An ``on_room`` of tests that ask for the next worker themselves."""
+
+
+def scheduler_of(**zone: Any) -> Scheduler:
+    return Scheduler(Zone(**zone), 0.0, ignore)
+
+
+def started(scheduler: Scheduler, now_s: float = 0.0) -> list[WorkerSlot]:
+    """Every worker that may start now."""
+    slots = []
+    while (slot := scheduler.next(now_s)) is not None:
+        slots.append(slot)
+    return slots
+
+
+def names(slots: list[WorkerSlot]) -> list[str]:
+    return [slot.destination.name for slot in slots]
+
+
+def answer(scheduler: Scheduler, name: str, now_s: float = 0.0) -> None:
+    """One message is delivered to the destination."""
+    scheduler.ready(name, now_s)
+    [slot] = started(scheduler, now_s)
+    scheduler.leased(slot, now_s, more=False)
+    scheduler.session_opened(slot, now_s)
+    scheduler.session_ended(slot)
+    scheduler.ended(slot, now_s, has_mail=False)
+
+
+def fail(scheduler: Scheduler, slot: WorkerSlot, now_s: float = 0.0, delay_s: float = 30.0) -> None:
+    """No session could be opened; there is more mail."""
+    scheduler.failed(slot.destination, delay_s, now_s, "refused")
+    scheduler.ended(slot, now_s, has_mail=True)
+
+
+# ---- turns and limits
+
+
+def test_turns_and_limits() -> None:
+    """Destinations take turns; a full zone makes room for others; the limits of the zone hold."""
+    scheduler = scheduler_of(connections=3, connections_per_domain=2)
+    for name in "ab":
+        answer(scheduler, name)
+    for name in "ab":
+        scheduler.ready(name, 0.0)
+    a, b = started(scheduler)  # the second of a waits until the first has its session
+    assert names([a, b]) == ["a", "b"]
+    for slot in (a, b):
+        scheduler.leased(slot, 0.0, more=True)
+    scheduler.session_opened(a, 0.0)
+    assert names(started(scheduler)) == ["a"]
+    scheduler.session_opened(b, 0.0)
+    assert started(scheduler) == [], "three connections"
+    scheduler.ready("b", 0.0)
+    assert scheduler.should_yield(a.destination, 10)
+    assert not scheduler.should_yield(a.destination, 9)
+    scheduler.ended(b, 0.0, has_mail=False)
+    scheduler.empty("b")
+    scheduler.ready("a", 0.0)
+    assert started(scheduler) == [], "a is at its own limit"
+    scheduler.ended(a, 0.0, has_mail=True)
+    assert started(scheduler) == [], "the other worker of a has no session yet"
+
+
+def test_slow_start() -> None:
+    """One worker until its first session, then twice as many with every round of sessions."""
+    scheduler = scheduler_of(connections=100, connections_per_domain=20)
+    scheduler.ready("a", 0.0)
+    rounds, slots = [], started(scheduler)
+    while slots:
+        rounds.append(len(slots))
+        for slot in slots:
+            scheduler.leased(slot, 0.0, more=True)
+            scheduler.session_opened(slot, 0.0)
+        slots = started(scheduler)
+    assert rounds == [1, 1, 2, 4, 8, 4]
+
+
+def test_urgent_mail_is_next() -> None:
+    """Its destination is first, and a worker of another makes room after each lease."""
+    scheduler = scheduler_of(connections=1)
+    for name in "abc":
+        answer(scheduler, name)
+    scheduler.ready("a", 0.0)
+    [a] = started(scheduler)
+    scheduler.session_opened(a, 0.0)
+    scheduler.ready("b", 0.0)
+    scheduler.ready("c", 0.0, urgent=True)
+    assert scheduler.should_yield(a.destination, 1)
+    scheduler.ended(a, 0.0, has_mail=True)
+    [c] = started(scheduler)
+    assert c.destination.name == "c"
+    assert not scheduler.should_yield(c.destination, 1)
+
+
+def test_a_learned_limit_holds_for_a_while() -> None:
+    """A refusal while others work is the peer's connection limit; later one more session is tried at a time."""
+    scheduler = scheduler_of(connections=10, connections_per_domain=8)
+    scheduler.ready("a", 0.0)
+    [first] = started(scheduler)
+    scheduler.session_opened(first, 0.0)
+    scheduler.ready("a", 0.0)
+    [second] = started(scheduler)
+    scheduler.session_opened(second, 0.0)
+    scheduler.ready("a", 0.0)
+    refused = started(scheduler)
+    assert len(refused) == 2
+    first.destination.limit_reached(0.0)
+    for slot in refused:
+        scheduler.ended(slot, 0.0, has_mail=True)
+    assert started(scheduler, LIMIT_S - 1) == []
+    scheduler.ready("a", LIMIT_S)
+    [third] = started(scheduler, LIMIT_S)
+    scheduler.session_opened(third, LIMIT_S)
+    scheduler.ready("a", LIMIT_S)
+    assert len(started(scheduler, LIMIT_S)) == 1, "the limit is three now, and a fourth is tried"
+
+
+# ---- suspended destinations
+
+
+def test_a_failing_destination_is_suspended_and_probed_by_one() -> None:
+    """After a failure no worker tries until the suspension is over, then one alone; a success ends it."""
+    scheduler = scheduler_of(connections=10, connections_per_domain=5)
+    scheduler.ready("a", 0.0)
+    [a] = started(scheduler)
+    scheduler.leased(a, 0.0, more=True)
+    fail(scheduler, a)
+    assert started(scheduler, 10.0) == []
+    scheduler.ready("a", 31.0)
+    [probe] = started(scheduler, 31.0)
+    scheduler.leased(probe, 31.0, more=True)
+    assert started(scheduler, 31.0) == []
+    scheduler.session_opened(probe, 31.0)
+    assert probe.destination.answered()
+    scheduler.ready("a", 31.0)
+    assert names(started(scheduler, 31.0)) == ["a"]
+    state = scheduler.state("a")
+    assert state is not None and not state.failing
+
+
+def test_an_operator_ends_suspensions() -> None:
+    """One or all; each destination may be probed at once."""
+    scheduler = scheduler_of()
+    for name in ("a", "b"):
+        scheduler.ready(name, 0.0)
+        [slot] = started(scheduler)
+        assert scheduler.failed(slot.destination, 10**6, 0.0, "refused") == SUSPENDED_MAX_S
+        scheduler.ended(slot, 0.0, has_mail=True)
+    assert scheduler.resume("a") == ["a"]
+    assert scheduler.resume(None) == ["a", "b"]
+    assert scheduler.resume("c") == []
+    for name in ("a", "b"):
+        scheduler.ready(name, 1.0)
+    assert sorted(names(started(scheduler, 1.0))) == ["a", "b"]
+
+
+# ---- the budget of connections without a session (decision 65)
+
+
+def test_destinations_that_do_not_answer_take_a_third() -> None:
+    """And a quarter of that is kept for urgent mail; those that have answered lately are not limited."""
+    scheduler = scheduler_of(connections=100)
+    for number in range(3):
+        answer(scheduler, f"known{number}")
+    for number in range(5000):
+        scheduler.ready(f"dead{number}", 0.0)
+    assert len(started(scheduler)) == 25
+    scheduler.ready("known0", 0.0)
+    assert names(started(scheduler)) == ["known0"]
+    for number in range(20):
+        scheduler.ready(f"urgent{number}", 0.0, urgent=True)
+    assert names(started(scheduler)) == [f"urgent{number}" for number in range(8)]
+    scheduler.ready("known1", 0.0)
+    scheduler.ready("known2", KNOWN_S, urgent=True)
+    assert names(started(scheduler)) == ["known1"], "known2 has not answered for an hour"
+
+
+def test_probes_take_half_of_the_budget() -> None:
+    """Mail for destinations that were never tried does not wait behind those that fail again."""
+    scheduler = scheduler_of(connections=24)  # 8 without a session, 6 of them not urgent
+    for number in range(40):
+        scheduler.ready(f"dead{number}", 0.0)
+    while slots := started(scheduler):
+        for slot in slots:
+            fail(scheduler, slot)
+    for number in range(40):
+        scheduler.ready(f"dead{number}", 30.0)
+    assert len(started(scheduler, 30.0)) == 3
+    for number in range(10):
+        scheduler.ready(f"new{number}", 30.0)
+    assert names(started(scheduler, 30.0)) == ["new0", "new1", "new2"]
+
+
+def test_a_message_without_a_session_costs_no_token() -> None:
+    """Sixty destinations refuse; the one that answers has its token at once."""
+    scheduler = scheduler_of(rate=Rate(4, 1.0))
+    for number in range(60):
+        scheduler.ready(f"refusing{number}", 0.0)
+    while slots := started(scheduler):
+        for slot in slots:
+            assert scheduler.next_lease(slot, 0.0)
+            scheduler.failed(slot.destination, 30.0, 0.0, "refused")
+            scheduler.ended(slot, 0.0, has_mail=True)
+    scheduler.ready("good", 0.0)
+    [slot] = started(scheduler)
+    assert scheduler.session_opened(slot, 0.0) == 0
+
+
+def test_few_look_for_a_session_at_a_low_rate() -> None:
+    """With a message per minute there is one; what it costs is due when it is sent."""
+    scheduler = scheduler_of(rate=Rate(1, 60.0))
+    for number in range(5):
+        scheduler.ready(str(number), 0.0)
+    [slot] = started(scheduler)
+    assert scheduler.session_opened(slot, 0.0) == 0
+    assert not scheduler.next_lease(slot, 0.0)
+    scheduler.configure(Zone(rate=Rate(1, 60.0)), 1.0)
+    assert scheduler.rate_wait_s(1.0) == 59, "a reload gives no token"
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60),
+)
+def test_all_mail_is_served_in_the_end(
+    connections: int, per_domain: int, mail: list[tuple[int, bool]]
+) -> None:
+    """Whatever waits, with sessions that open at once and with no event from outside."""
+    waiting = Counter(f"{number}" for number, _ in mail)
+    zone = Zone(connections=connections, connections_per_domain=per_domain)
+
+    def on_room(destination: Destination) -> None:
+        if waiting[destination.name]:
+            scheduler.ready(destination.name, 0.0)
+
+    scheduler = Scheduler(zone, 0.0, on_room)
+    for number, urgent in mail:
+        scheduler.ready(f"{number}", 0.0, urgent=urgent)
+    while slots := started(scheduler):
+        for slot in slots:
+            name = slot.destination.name
+            if waiting[name]:
+                waiting[name] -= 1
+                scheduler.leased(slot, 0.0, more=waiting[name] > 0)
+                scheduler.session_opened(slot, 0.0)
+                scheduler.session_ended(slot)
+            else:
+                scheduler.empty(name)
+            scheduler.ended(slot, 0.0, has_mail=waiting[name] > 0)
+    assert waiting.total() == 0
+    assert (scheduler.active, scheduler.unpaid) == (0, 0)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Workers start, get sessions, fail and end in any order; the limits hold in every state."""
+
+    @initialize(connections=st.integers(1, 30), per_domain=st.integers(1, 8))
+    def begin(self, connections: int, per_domain: int) -> None:
+        self.now_s = 0.0
+        self.zone = Zone(connections=connections, connections_per_domain=per_domain)
+        self.scheduler = Scheduler(self.zone, 0.0, ignore)
+        self.slots: list[WorkerSlot] = []
+        self.sessions: list[WorkerSlot] = []
+
+    @rule(number=st.integers(0, 40), urgent=st.booleans())
+    def mail(self, number: int, urgent: bool) -> None:
+        self.scheduler.ready(f"d{number}", self.now_s, urgent=urgent)
+
+    @rule()
+    def start(self) -> None:
+        self.slots += started(self.scheduler, self.now_s)
+
+    @rule(step_s=st.floats(0, 120))
+    def time_passes(self, step_s: float) -> None:
+        self.now_s += step_s
+
+    @precondition(lambda self: any(slot not in self.sessions for slot in self.slots))
+    @rule(data=st.data())
+    def session(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from([s for s in self.slots if s not in self.sessions]))
+        self.scheduler.session_opened(slot, self.now_s)
+        self.sessions.append(slot)
+        slot.destination.answered()
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data(), failed=st.booleans(), has_mail=st.booleans())
+    def end(self, data: st.DataObject, failed: bool, has_mail: bool) -> None:
+        slot = data.draw(st.sampled_from(self.slots))
+        self.slots.remove(slot)
+        if slot in self.sessions:
+            self.sessions.remove(slot)
+            self.scheduler.session_ended(slot)
+        elif failed:
+            if slot.destination.working:
+                slot.destination.limit_reached(self.now_s)
+            else:
+                self.scheduler.failed(slot.destination, 30.0, self.now_s, "refused")
+        self.scheduler.ended(slot, self.now_s, has_mail=has_mail)
+
+    @invariant()
+    def limits_hold(self) -> None:
+        if not hasattr(self, "slots"):
+            return
+        scheduler, zone = self.scheduler, self.zone
+        assert scheduler.active == len(self.slots) <= zone.connections
+        by_name = Counter(slot.destination.name for slot in self.slots)
+        assert max(by_name.values(), default=0) <= zone.connections_per_domain
+        for slot in self.slots:
+            destination = slot.destination
+            mine = [s for s in self.slots if s.destination is destination]
+            assert destination.active == len(mine)
+            assert destination.starting == sum(not s.established for s in mine)
+            assert destination.working == sum(s in self.sessions for s in mine)
+        assert scheduler.unpaid == sum(slot.unpaid for slot in self.slots)
+        trying = [s for s in self.slots if not s.established and s.ring.name not in ("KNOWN", "URGENT")]
+        assert len(trying) <= max(1, zone.connections // 3)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase

@@ -1,0 +1,81 @@
+"""One destination of a zone: its workers, whether it answers, and how many sessions it accepts. Pure.
+
+Times are monotonic seconds.
+"""
+
+LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
+SUSPENDED_MAX_S = 300.0
+
+
+class Destination:
+    """The workers of one destination.
+
+    ``active`` workers serve it; ``starting`` of them have had no session yet, ``working`` hold one now.
+    Slow start: one worker until its first session, then as many may be starting as have had one, so the
+    number doubles with every round of sessions.
+
+    After a failure to connect the destination is suspended until ``down_until_s``; then one worker at a
+    time probes it until a session opens. A failure while other workers hold sessions reveals the peer's
+    connection limit; after LIMIT_S one session more is tried at a time.
+    """
+
+    __slots__ = (
+        "_limit",
+        "_limit_until_s",
+        "active",
+        "down_until_s",
+        "failing",
+        "name",
+        "reason",
+        "starting",
+        "working",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.active = 0
+        self.starting = 0
+        self.working = 0
+        self.failing = False
+        self.down_until_s = 0.0
+        self.reason = ""
+        self._limit = 0  # 0: none is known
+        self._limit_until_s = 0.0
+
+    @property
+    def established(self) -> int:
+        """The workers that have had a session."""
+        return self.active - self.starting
+
+    def may_start(self, now_s: float, most: int) -> bool:
+        """Whether another worker may take its mail now. ``most``: workers that the zone allows."""
+        if self.failing:
+            return self.active == 0 and now_s >= self.down_until_s
+        if self.starting >= max(1, self.established):
+            return False
+        if self._limit:
+            most = min(most, self._limit + (now_s >= self._limit_until_s))
+        return self.active < most
+
+    def limit_reached(self, now_s: float) -> None:
+        """The peer accepts no more sessions than those that work."""
+        self._limit = max(1, self.working)
+        self._limit_until_s = now_s + LIMIT_S
+
+    def session_opened(self) -> None:
+        """A worker has a session. More than the learned limit: the limit has grown."""
+        self.working += 1
+        if self._limit:
+            self._limit = max(self._limit, self.working)
+
+    def failed(self, until_s: float, reason: str) -> None:
+        """No session could be opened: suspend until ``until_s``."""
+        self.failing = True
+        self.down_until_s = max(self.down_until_s, until_s)
+        self.reason = reason
+
+    def answered(self) -> bool:
+        """A session was opened. Returns whether the destination had been failing."""
+        was_failing, self.failing = self.failing, False
+        self.reason = ""
+        return was_failing
