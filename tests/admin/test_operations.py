@@ -35,7 +35,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 GONE = "0" * 24
 
@@ -171,10 +171,25 @@ async def test_delete(queue: Queue) -> None:
     assert await rows(queue, ListRequest()) == []
 
 
+async def test_a_flush_forgets_unreachable_addresses(queue: Queue) -> None:
+    """Those of the destination that it tries, or all."""
+    hosts, zone = UnreachableHosts(), SuspendedZone()
+    for name in ("a", "b", "c"):
+        pair = AddressPair("", name)
+        hosts.timed_out(pair, f"{name}.example", monotonic_s(), [60.0], 0)
+    options: dict[str, Any] = {"zones": {"default": zone}, "unreachable": hosts}
+    await rows(queue, FlushRequest(domain="b.example"), **options)
+    assert [row["ip"] for row in hosts.rows(monotonic_s())] == ["a", "c"]
+    await rows(queue, FlushRequest(zone="other"), **options)
+    assert len(hosts.rows(monotonic_s())) == 2
+    await rows(queue, FlushRequest(), **options)
+    assert hosts.rows(monotonic_s()) == []
+
+
 async def test_unreachable(queue: Queue) -> None:
     hosts = UnreachableHosts()
     for ip in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
-        hosts.timed_out(ip, monotonic_s(), 0)
+        hosts.timed_out(AddressPair("", ip), "a.example", monotonic_s(), [60.0], 0)
     listed = await rows(queue, UnreachableRequest(), unreachable=hosts)
     assert [(row["ip"], row["timeouts"]) for row in listed] == [
         ("192.0.2.1", 1), ("192.0.2.2", 1), ("192.0.2.3", 1),

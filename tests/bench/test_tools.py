@@ -137,13 +137,18 @@ def small(name: str, messages: int = 60) -> Scenario:
         messages=messages,
         sessions=min(scenario.sessions, 5),
         churn=min(scenario.churn, 20_000),
+        backlog=min(scenario.backlog, 2_000),
+        dead=min(scenario.dead, 100),
     )
 
 
 @pytest.mark.parametrize(
     ("name", "processes"),
-    [("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto")],
-)
+    [
+        ("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto"),
+        ("deep", "auto/auto"), ("dead", "0/1"),
+    ],
+)  # fmt: skip
 def test_scenarios_and_arrangements(directory: Path, name: str, processes: str) -> None:
     """Each is delivered exactly once, or the run fails."""
     scenario = small(name)

@@ -15,6 +15,7 @@ from tests.kit.deadlines import until
 from tests.kit.dkim import write_key
 from tests.kit.relay import Stage, staged
 from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.config.units import HostPort
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
@@ -24,7 +25,7 @@ from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
-from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.transports.pipelining import DsnOptions
 
@@ -322,7 +323,8 @@ async def test_a_domain_that_does_not_exist(directory: Path) -> None:
 async def test_unreachable_hosts_are_skipped(directory: Path) -> None:
     async with sending(directory) as made:
         for later_s in (-200.0, 0.0):
-            made.unreachable.timed_out("127.0.1.1", clock.monotonic_s() + later_s, 0.5)
+            pair, now_s = AddressPair("", "127.0.1.1"), clock.monotonic_s() + later_s
+            made.unreachable.timed_out(pair, "a.example", now_s, [60.0, 600.0], 0.5)
         result = await made.deliver("x@a.example")
         assert result.failure is not None
         assert result.failure.text == (
@@ -330,6 +332,22 @@ async def test_unreachable_hosts_are_skipped(directory: Path) -> None:
         )
         made.unreachable.clear("127.0.1.1")
         assert codes(await made.deliver("x@a.example")) == [250]
+
+
+async def test_the_only_way_of_a_smarthost_is_tried(directory: Path) -> None:
+    """Its address timed out, and there is no other."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example")
+        smarthost = HostPort("127.0.1.1", stage.config().zones["default"].port)
+        made = Sending(
+            stage, Signer(Dkim(), {}), replace(stage.config().zones["default"], smarthost=smarthost)
+        )
+        for later_s in (-200.0, 0.0):
+            pair, now_s = AddressPair("", "127.0.1.1"), clock.monotonic_s() + later_s
+            made.unreachable.timed_out(pair, "a.example", now_s, [600.0], 0.5)
+        assert codes(await made.deliver("x@a.example")) == [250]
+        assert made.unreachable.rows(clock.monotonic_s()) == []
+        made.agent.close()
 
 
 # ---- signatures

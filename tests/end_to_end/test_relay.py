@@ -26,7 +26,7 @@ from zonemta_py.admin.requests import (
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.queue.format import keys
-from zonemta_py.schedule.unreachable import APART_S
+from zonemta_py.schedule.unreachable import APART_S, AddressPair
 from zonemta_py.sink.nameserver import SERVFAIL
 from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.sink.server import Sink
@@ -539,7 +539,8 @@ async def test_dead_addresses_are_skipped(directory: Path) -> None:
         async with relaying(stage.config()) as relay:
             dead = relay._delivery.unreachable
             for moment in (-APART_S, 0.0):
-                dead.timed_out("127.0.2.99", monotonic_s() + moment, 0)
+                pair, now_s = AddressPair("", "127.0.2.99"), monotonic_s() + moment
+                dead.timed_out(pair, "a.example", now_s, [600.0], 0)
             await send(relay, ["x@a.example"])
             await received(sink, 1)
             rows = [

@@ -133,11 +133,18 @@ class Operations:
         """One row with ``woken``, a number of recipients. Raises LocalError when there is no such message."""
         if request.message is not None:
             self._require(request.message)
-        woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
         destination_of = self._queue.windows.destination_of
-        for name, view in self._zones.items():
-            if request.zone in (None, name):
-                view.probe(destination_of(name, request.domain) if request.domain else None)
+        destinations = {
+            name: destination_of(name, request.domain) if request.domain else None
+            for name in self._zones
+            if request.zone in (None, name)
+        }
+        if self._unreachable is not None:  # before mail is ready that would be refused for it
+            for destination in set(destinations.values()):
+                self._unreachable.clear(destination=destination)
+        woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
+        for name, destination in destinations.items():
+            self._zones[name].probe(destination)
         yield {"woken": woken}
 
     async def delete(self, request: DeleteRequest) -> AsyncIterator[Row]:

@@ -121,6 +121,7 @@ def source(
         f"--times={times}",
         *(["--keep"] if scenario.keep else []),
         *(["--tls"] if scenario.tls else []),
+        *([f"--domains={scenario.domains}"] if scenario.domains else []),
         *options,
     ]
     with (directory / "source.log").open("ab") as log:

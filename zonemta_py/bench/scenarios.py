@@ -23,11 +23,13 @@ class Scenario:
     tls: bool = False  # encrypted on both sides
     soak: bool = False  # figures over time as well
     churn: int = 0  # recipients stored in the queue and deleted before the start
+    dead: int = 0  # domains that do not answer, a message for each queued at the start
+    domains: int = 0  # of the recipients, each a destination of its own; 0: one smarthost
 
     @property
     def for_peers(self) -> bool:
         """Whether other relays can run it without more set-up."""
-        return not (self.dkim or self.backlog or self.tls or self.churn)
+        return not (self.dkim or self.backlog or self.tls or self.churn or self.dead)
 
     def scaled(self, factor: float) -> "Scenario":
         """The scenario with ``factor`` times the messages, at least one for each session."""
@@ -37,6 +39,7 @@ class Scenario:
             flood=int(self.flood * factor),
             backlog=int(self.backlog * factor),
             churn=int(self.churn * factor),
+            dead=int(self.dead * factor),
         )
 
 
@@ -63,6 +66,15 @@ SCENARIOS = (
         flood=8_000,
     ),
     Scenario("deep", "4 KB, a blocked backlog", 20_000, 30, backlog=1_000_000),
+    Scenario(
+        "dead",
+        "single messages, 5,000 dead domains",
+        400,
+        1,
+        per_second=20,
+        dead=5_000,
+        domains=200,
+    ),
     Scenario("churned", "4 KB, 5 million came and went", 20_000, 30, churn=5_000_000),
     Scenario("soak", "1,000 a second, over time", 60_000, 30, per_second=1000, soak=True),
 )

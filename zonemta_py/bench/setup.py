@@ -13,6 +13,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_waiting
+from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.storage.interface import Op
 from zonemta_py.storage.leveldb import LevelDBStore
 
@@ -45,12 +46,18 @@ def _openssl(*arguments: str) -> None:
         raise LocalError(f"openssl {arguments[0]} failed: {done.stderr.strip()[-300:]}")
 
 
+def _new_queue(directory: Path) -> LevelDBStore:
+    store = LevelDBStore(directory / "db")
+    begin_boot(store)
+    return store
+
+
 def fill_queue(directory: Path, recipients: int) -> None:
     """Store ``recipients`` messages with one recipient each.
 
     Nine of ten are waiting in zone ``blocked``, for one domain; the tenth is deferred for a day in ``default``.
     """
-    store = LevelDBStore(directory / "db")
+    store = _new_queue(directory)
     start_ms = clock.now_ms() - 3_600_000
     due_ms = start_ms + 86_400_000
     ops: list[Op] = []
@@ -63,20 +70,28 @@ def fill_queue(directory: Path, recipients: int) -> None:
     store.close()
 
 
+def fill_dead(directory: Path, domains: int) -> None:
+    """Store a message for each of the domains of ``bench/dead.py``."""
+    store = _new_queue(directory)
+    start_ms = clock.now_ms() - 3_600_000
+    ops: list[Op] = []
+    for number in range(domains):
+        message, domain = _message_id(start_ms, number), f"d{number}.dead.example"
+        record = new_waiting(0, domain, _ORIGIN.submitter)
+        ops += _message_ops(message, start_ms, "default")
+        ops.append((keys.waiting_key("default", message, f"{number}@{domain}"), pack(record)))
+    store.write(store.batch(ops, sync=True))
+    store.close()
+
+
 def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
     """The keys of message ``number``."""
     message = _message_id(start_ms, number)
     blocked = number % BLOCKED != 0
     zone, domain = ("blocked", "blocked.example") if blocked else ("default", f"d{number % 500}.example")
     address = f"{number}@{domain}"
-    mark = Mark(FORMAT, start_ms, len(_BODY), 1, zlib.crc32(_BODY))
-    meta = Meta(FORMAT, "s@source.example", _HEADER, (zone,), False, False, "", _ORIGIN)
     record = new_waiting(0, domain, _ORIGIN.submitter)
-    stored: list[Op] = [
-        (keys.chunk_key(message, 1), _BODY),
-        (keys.mark_key(message), pack(mark)),
-        (keys.meta_key(message), pack(meta)),
-    ]
+    stored = _message_ops(message, start_ms, zone)
     if blocked:
         return [*stored, (keys.waiting_key(zone, message, address), pack(record))]
     deferred = record._replace(due_ms=due_ms, attempts=1)
@@ -87,12 +102,23 @@ def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
     ]
 
 
+def _message_ops(message: str, start_ms: int, zone: str) -> list[Op]:
+    """The keys of a message except those of its recipients."""
+    mark = Mark(FORMAT, start_ms, len(_BODY), 1, zlib.crc32(_BODY))
+    meta = Meta(FORMAT, "s@source.example", _HEADER, (zone,), False, False, "", _ORIGIN)
+    return [
+        (keys.chunk_key(message, 1), _BODY),
+        (keys.mark_key(message), pack(mark)),
+        (keys.meta_key(message), pack(meta)),
+    ]
+
+
 def churn_queue(directory: Path, recipients: int) -> None:
     """Store ``recipients``, fifty to a message, and delete them again.
 
     Without a compaction other than LevelDB's own, so that a scan meets as many deleted keys as possible.
     """
-    store = LevelDBStore(directory / "db")
+    store = _new_queue(directory)
     start_ms = clock.now_ms() - 3_600_000
     record = pack(new_waiting(0, "gone.example", _ORIGIN.submitter))
     for first in range(0, recipients, BATCH_OPS):

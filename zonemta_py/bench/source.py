@@ -35,12 +35,17 @@ class Load:
     per_second: int = 0
     client: str = ""  # the source address of connections
     tls: bool = False  # from the first byte on
+    domains: int = 0  # 0: ``domain`` alone; else ``lN.`` of it, in turn
     began_s: float = 0.0
     sent: int = 0
     failed: str = ""
     accepted_s: "array[float]" = field(
         default_factory=lambda: array("d")
     )  # by message; 0: not accepted yet
+
+    def domain_of(self, number: int) -> bytes:
+        """The domain of recipient ``number``."""
+        return (f"l{number % self.domains}.{self.domain}" if self.domains else self.domain).encode()
 
 
 class SourceSession(asyncio.Protocol):
@@ -108,7 +113,8 @@ class SourceSession(asyncio.Protocol):
         self._message = number
         first = load.first + number * load.recipients
         recipients = [
-            b"RCPT TO:<%d@%b>\r\n" % (first + i, load.domain.encode()) for i in range(load.recipients)
+            b"RCPT TO:<%d@%b>\r\n" % (first + i, load.domain_of(first + i))
+            for i in range(load.recipients)
         ]
         self._steps = [
             self._body,
@@ -184,6 +190,7 @@ def main() -> None:
     parser.add_argument("--per-second", type=int, default=0)
     parser.add_argument("--client", default="")
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--domains", type=int, default=0)
     parser.add_argument("--times", type=Path, help="write when each message was accepted")
     options = parser.parse_args()
     load = Load(
@@ -198,6 +205,7 @@ def main() -> None:
         options.per_second,
         options.client,
         options.tls,
+        options.domains,
     )
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         result = runner.run(run(load))

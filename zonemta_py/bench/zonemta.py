@@ -7,7 +7,7 @@ from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import StatsRequest
 from zonemta_py.bench.process import CommandProcess
 from zonemta_py.bench.scenarios import Scenario
-from zonemta_py.bench.setup import churn_queue, fill_queue, make_dkim_key
+from zonemta_py.bench.setup import churn_queue, fill_dead, fill_queue, make_dkim_key
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
 
@@ -18,9 +18,9 @@ listeners: [{{address: "127.0.0.1:0"{tls}}}]
 processes: {processes}
 queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}{queue}}}
 events: {{directory: events}}
-resolver: {{nameservers: ["127.0.0.1:9"], timeout: 1s}}
+resolver: {{nameservers: ["127.0.0.1:{names_port}"], timeout: 1s}}
 zones:
-  default: {{smarthost: "127.0.0.1:{sink_port}", connections: {connections}}}
+  default: {{{route}, connections: {connections}}}
   blocked: {{smarthost: null, port: 9}}
 {dkim}
 """
@@ -54,10 +54,22 @@ class ZonemtaRelay:
             fill_queue(directory / "queue", scenario.backlog)
         if scenario.churn:
             churn_queue(directory / "queue", scenario.churn)
+        names_port = "9"
+        self._dead: CommandProcess | None = None
+        if scenario.dead:
+            fill_dead(directory / "queue", scenario.dead)
+            arguments = [str(sink_port), str(scenario.dead)]
+            self._dead = CommandProcess(
+                arguments, directory / "dead.log", module="zonemta_py.bench.dead"
+            )
+            [names_port] = self._dead.wait_ready()
         receivers, _, senders = processes.partition("/")
         (directory / "zonemta.yaml").write_text(
             CONFIG.format(
-                sink_port=sink_port,
+                names_port=names_port,
+                route=f"port: {sink_port}"
+                if scenario.domains
+                else f'smarthost: "127.0.0.1:{sink_port}"',
                 connections=scenario.connections,
                 durability="sync" if durable else "none",
                 queue=queue,
@@ -70,7 +82,7 @@ class ZonemtaRelay:
         self._process = CommandProcess(arguments, directory / "relay.log")
         self.target = self._process.wait_ready()[0]
         self.pid = self._process.pid
-        if scenario.backlog or scenario.churn:
+        if scenario.backlog or scenario.churn or scenario.dead:
             self.wait_settled()
 
     def fsyncs(self) -> int:
@@ -88,3 +100,5 @@ class ZonemtaRelay:
     def stop(self) -> None:
         """Stop it with SIGTERM."""
         self._process.stop()
+        if self._dead is not None:
+            self._dead.stop()

@@ -126,6 +126,7 @@ def bench(**values: Any) -> None:
       delay              the sink replies 20 ms later
       idle, mixed        single messages alone, or with a flood of another submitter
       deep               with a million waiting recipients, most for a domain that does not answer
+      dead               single messages to 200 domains, with mail for 5,000 dead domains queued before
       churned            after five million recipients were queued and delivered
       soak               1,000 a second for a minute (--scale 60: an hour), memory, files, disk and latency over time
       standard, all      the five standard scenarios, or every one

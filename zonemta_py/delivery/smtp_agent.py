@@ -19,7 +19,7 @@ from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.session_pool import SessionPool
-from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
 from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import LOST, Phase, is_closed, is_unserved
 from zonemta_py.smtp.dkim import BodyHash
@@ -49,6 +49,7 @@ class SmtpAgent:
     def __init__(self, zone: Zone, resources: SmtpResources, pool: SessionPool) -> None:
         self._zone = zone
         self._resources = resources
+        self._skip_times_s = skip_times_s(zone.retry)
         self.pool = pool
         self._closed = False
 
@@ -121,24 +122,34 @@ class SmtpAgent:
     async def _new_session(
         self, endpoints: Candidates, request: DeliveryRequest
     ) -> tuple[SmtpSession, Endpoint]:
-        """Connect to the first endpoint that accepts a session. Raises DestinationFailed."""
+        """Connect to the first endpoint that accepts a session. Raises DestinationFailed.
+
+        Addresses that timed out lately are skipped; not those of a smarthost, if there are no others.
+        """
         resources = self._resources
         unreachable, now_s = resources.unreachable, clock.monotonic_s()
         failure = DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
-        for endpoint, source in [
-            pair for pair in endpoints if not unreachable.skipped_s(pair[0].ip, now_s)
-        ]:
+        reachable = [e for e in endpoints if not unreachable.skipped_s(_addresses(e[0]), now_s)]
+        if not reachable and self._zone.smarthost is not None:
+            reachable = list(endpoints)
+        for endpoint, source in reachable:
             self.pool.trim(request.destination, *request.idle_limits)
             try:
                 session = await self._open(endpoint, source.ehlo or resources.hostname)
             except DestinationFailed as exc:
                 failure = exc
                 if exc.timed_out:
-                    unreachable.timed_out(endpoint.ip, clock.monotonic_s(), resources.rng.random())
+                    unreachable.timed_out(
+                        _addresses(endpoint),
+                        request.destination,
+                        clock.monotonic_s(),
+                        self._skip_times_s,
+                        resources.rng.random(),
+                    )
                 else:
-                    unreachable.answered(endpoint.ip)
+                    unreachable.answered(_addresses(endpoint))
             else:
-                unreachable.answered(endpoint.ip)
+                unreachable.answered(_addresses(endpoint))
                 return session, endpoint
         raise failure
 
@@ -175,6 +186,10 @@ class SmtpAgent:
             return request
         size_bytes = request.size_bytes + len(fields)
         return replace(request, header=fields + request.header, size_bytes=size_bytes)
+
+
+def _addresses(endpoint: Endpoint) -> AddressPair:
+    return AddressPair(endpoint.source or "", endpoint.ip)
 
 
 # ---- the transaction

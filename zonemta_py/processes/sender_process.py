@@ -6,7 +6,7 @@ the queue's process no result can be settled.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -25,7 +25,7 @@ from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link
-from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class SenderProcess:
                     agent.pool.trim(frame.destination, frame.zone_limit, frame.destination_limit)
                 self.link.send(protocol.Trimmed(frame.number))
             case protocol.HostStatus():
-                self._unreachable.apply(frame)
+                self._unreachable.learn(frame)
             case protocol.ClearUnreachable():
-                self._unreachable.clear(frame.ip or None)
+                self._unreachable.clear(frame.ip or None, frame.destination or None)
             case protocol.Configure():
                 self._configure(frame)
 
@@ -162,29 +162,33 @@ class _Shielded:
 
 
 class SharedUnreachableHosts(UnreachableHosts):
-    """Sends what this process finds out over ``link``; ``apply`` records what other processes found out."""
+    """Sends what this process finds out over ``link``; ``learn`` records what other processes found out."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
 
-    def timed_out(self, ip: str, now_s: float, spread: float) -> None:
+    def timed_out(
+        self, pair: AddressPair, destination: str, now_s: float, times_s: Sequence[float], spread: float
+    ) -> float:
         """See ``UnreachableHosts``."""
-        super().timed_out(ip, now_s, spread)
-        self._link.send(protocol.HostStatus(ip, spread))
+        skip_s = super().timed_out(pair, destination, now_s, times_s, spread)
+        self._link.send(protocol.HostStatus(*pair, destination, skip_s))
+        return skip_s
 
-    def answered(self, ip: str) -> None:
+    def answered(self, pair: AddressPair) -> None:
         """See ``UnreachableHosts``."""
-        if ip in self:
-            super().answered(ip)
-            self._link.send(protocol.HostStatus(ip, -1.0))
+        if pair in self:
+            super().answered(pair)
+            self._link.send(protocol.HostStatus(*pair, "", -1.0))
 
-    def apply(self, status: protocol.HostStatus) -> None:
+    def learn(self, status: protocol.HostStatus) -> None:
         """Record ``status`` without sending it."""
-        if status.spread < 0:
-            super().answered(status.ip)
+        pair = AddressPair(status.source, status.ip)
+        if status.skip_s < 0:
+            super().answered(pair)
         else:
-            super().timed_out(status.ip, clock.monotonic_s(), status.spread)
+            self.apply(pair, status.destination, clock.monotonic_s(), status.skip_s)
 
 
 async def run(beat_s: float, link_fd: int) -> None:

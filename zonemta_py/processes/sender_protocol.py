@@ -65,16 +65,22 @@ class Cancel(Struct, frozen=True, array_like=True, tag=6):
 
 
 class HostStatus(Struct, frozen=True, array_like=True, tag=7):
-    """Both ways: a connection to ``ip`` timed out (with its ``spread``, 0 to 1), or was answered (-1)."""
+    """Both ways: a connection from ``source`` to ``ip`` timed out, or was answered (``skip_s`` -1).
 
+    ``skip_s``: how long the address is skipped if this timeout counts.
+    """
+
+    source: str
     ip: str
-    spread: float
+    destination: str
+    skip_s: float
 
 
 class ClearUnreachable(Struct, frozen=True, array_like=True, tag=8):
-    """To a sender: an operator cleared an unreachable address, or all of them (empty)."""
+    """To a sender: forget an unreachable address, those of a destination, or all (both empty)."""
 
     ip: str
+    destination: str
 
 
 class SessionOpened(Struct, frozen=True, array_like=True, tag=11):

@@ -17,7 +17,7 @@ from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 
 class RemoteAgent:
@@ -69,18 +69,19 @@ class SenderPool:
 
     def share_status(self, status: protocol.HostStatus, source: "SenderChild | None" = None) -> None:
         """Record what the sender ``source`` found out about a host, and send it to the others."""
-        if status.spread < 0:
-            self._unreachable.answered(status.ip)
+        pair = AddressPair(status.source, status.ip)
+        if status.skip_s < 0:
+            self._unreachable.answered(pair)
         else:
-            self._unreachable.timed_out(status.ip, clock.monotonic_s(), status.spread)
+            self._unreachable.apply(pair, status.destination, clock.monotonic_s(), status.skip_s)
         for child in self._supervisor.children:
             if child is not source:
                 child.send(status)
 
-    def clear_unreachable(self, ip: str | None) -> None:
-        """An operator cleared an unreachable address, or all of them (None)."""
+    def clear_unreachable(self, ip: str | None, destination: str | None) -> None:
+        """Forget an unreachable address, those of a destination, or all (None)."""
         for child in self._supervisor.children:
-            child.send(protocol.ClearUnreachable(ip or ""))
+            child.send(protocol.ClearUnreachable(ip or "", destination or ""))
 
     @property
     def pids(self) -> list[int]:

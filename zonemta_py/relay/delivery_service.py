@@ -98,9 +98,9 @@ class DeliveryService:
     def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
         return EndpointResolver(config, hostname, MxResolver(config.resolver), self._context.rng)
 
-    def _clear_unreachable(self, ip: str | None) -> None:
+    def _clear_unreachable(self, ip: str | None, destination: str | None) -> None:
         if self.senders is not None:
-            self.senders.clear_unreachable(ip)
+            self.senders.clear_unreachable(ip, destination)
 
     def ready(self, zone: str, destination: str, low_volume: bool) -> None:
         """The queue has mail for ``destination``."""

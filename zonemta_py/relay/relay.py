@@ -253,6 +253,7 @@ class Relay:
 
     async def flush(self) -> int:
         """Make all deferred recipients ready and probe suspended destinations; returns how many woke."""
+        self._delivery.unreachable.clear()  # before mail is ready that would be refused for it
         woken = await self._queue.deferral.flush(None, None, None)
         self._delivery.probe()
         log.info("flushed: %d recipients are ready", woken)

@@ -20,7 +20,7 @@ from zonemta_py.cli.queue.access import rows_of
 @json_option
 @reports_errors
 def unreachable(config_path: Path, clear: str | None, as_json: bool) -> None:
-    """List addresses whose connections timed out. After two timeouts an address is skipped for an hour.
+    """List addresses whose connections timed out. After two timeouts an address is skipped for a while.
 
     \b
     Examples:
@@ -34,8 +34,9 @@ def unreachable(config_path: Path, clear: str | None, as_json: bool) -> None:
             click.echo(f"{row['cleared']} addresses removed from the list")
         else:
             state = f"skipped for {row['rests_s']} s" if row["rests_s"] else "still tried"
+            from_source = f" from {row['source']}" if row["source"] else ""
             click.echo(
-                f"{row['ip']}  {row['timeouts']} timeouts in a row, the last {row['last_s']} s ago, {state}"
+                f"{row['ip']}{from_source}  {row['timeouts']} timeouts in a row, the last {row['last_s']} s ago, {state}"
             )
 
 
