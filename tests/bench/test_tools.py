@@ -80,7 +80,7 @@ async def test_scripts(directory: Path) -> None:
     ]
     await sink.close()
     script = Script([Rule(Step.CONNECT, local="127.0.0.9", drop=True)])
-    assert script.match(Step.CONNECT, "", "", [], "127.0.0.1") is None
+    assert script.match(Step.CONNECT, "", "", [], "127.0.0.1", 1) is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.delivery import smtp_agent
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
@@ -348,6 +349,19 @@ async def test_the_only_way_of_a_smarthost_is_tried(directory: Path) -> None:
         assert codes(await made.deliver("x@a.example")) == [250]
         assert made.unreachable.rows(clock.monotonic_s()) == []
         made.agent.close()
+
+
+async def test_a_hurried_request(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that does not greet has a short time, because others wait; it is not unreachable for that."""
+    monkeypatch.setattr(smtp_agent, "HURRIED_S", 0.05)
+    rule = Rule(Step.CONNECT, stall_s=60, times=1)
+    async with sending(directory, rule) as made:
+        result = await made.deliver("x@a.example", hurried=True)
+        assert result.failure is not None
+        assert result.failure.text == (
+            "mx.a.example[127.0.1.1]: no session within 0 s, while mail of others waits"
+        )
+        assert made.unreachable.rows(clock.monotonic_s()) == []
 
 
 # ---- signatures

@@ -1,7 +1,8 @@
 """Scripted mail hosts of a domain, each in a few lines of text.
 
 A line is ``HOST STEP [KEY=VALUE …] REPLY``: the host (``one``, ``two``, in the order of their preference), the
-step (connect, ehlo, mail, rcpt, data, dot), and which (``recipient``, ``sender``, ``times``, ``stall``), and the reply;
+step (connect, ehlo, mail, rcpt, data, dot), and which (``recipient``, ``sender``, ``after``, ``session``,
+``times``, ``stall``), and the reply;
 ``drop`` closes the connection without one.
 """
 
@@ -37,7 +38,7 @@ def parse_script(script: str) -> dict[str, list[Rule]]:
         values: dict[str, Any] = {}
         while words and "=" in words[0]:
             key, _, value = words.pop(0).partition("=")
-            if key == "times":
+            if key in ("times", "after", "session"):
                 values[key] = int(value)
             elif key == "stall":
                 values["stall_s"] = duration(value)
@@ -68,6 +69,15 @@ class Peers:
         """Wait until every recipient has an outcome."""
         store = self.relay.queue.store
         await until(lambda: everything(store) == [], "an empty queue")
+
+    async def sent_to(self, host: str, recipients: int) -> None:
+        """Wait until ``host`` has this number of recipients, and the outcome of each other is known."""
+        await until(lambda: len(self.arrived(host)) == recipients, f"{recipients} recipients at {host}")
+        await until(lambda: self.workers() == 0, "the end of the workers")
+
+    async def is_deferred(self, *names: str) -> None:
+        """Wait until these recipients, and no others, wait for another attempt."""
+        await until(lambda: self.deferred() == sorted(names), f"{names} deferred")
 
     def deferred(self) -> list[str]:
         """The recipients that wait for another attempt, without their domain."""

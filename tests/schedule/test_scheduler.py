@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.scheduler import KNOWN_S, Scheduler, WorkerSlot
+from zonemta_py.schedule.scheduler import FRESH_S, KNOWN_S, Scheduler, WorkerSlot
 
 
 def ignore(destination: Destination) -> None:
@@ -175,26 +175,58 @@ def test_an_operator_ends_suspensions() -> None:
 
 
 def test_destinations_that_do_not_answer_take_a_third() -> None:
-    """And a quarter of that is kept for urgent mail; those that have answered lately are not limited."""
+    """Those that have answered lately are not limited."""
     scheduler = scheduler_of(connections=100)
     for number in range(3):
         answer(scheduler, f"known{number}")
     for number in range(5000):
         scheduler.ready(f"dead{number}", 0.0)
-    assert len(started(scheduler)) == 25
+    assert len(started(scheduler)) == 33
     scheduler.ready("known0", 0.0)
     assert names(started(scheduler)) == ["known0"]
-    for number in range(20):
-        scheduler.ready(f"urgent{number}", 0.0, urgent=True)
-    assert names(started(scheduler)) == [f"urgent{number}" for number in range(8)]
-    scheduler.ready("known1", 0.0)
-    scheduler.ready("known2", KNOWN_S, urgent=True)
+    scheduler.ready("known1", KNOWN_S - 1)
+    scheduler.ready("known2", KNOWN_S)
     assert names(started(scheduler)) == ["known1"], "known2 has not answered for an hour"
 
 
-def test_probes_take_half_of_the_budget() -> None:
+def test_mail_that_has_just_come_goes_first() -> None:
+    """Half of the third is for it, the newest first; the other half is for the oldest."""
+    scheduler = scheduler_of(connections=100)
+    for number in range(5000):
+        scheduler.ready(f"dead{number}", 0.0)
+    first = names(started(scheduler))
+    assert set(first) == {f"dead{n}" for n in (*range(17), *range(4984, 5000))}
+    later_s = FRESH_S + 1
+    scheduler = scheduler_of(connections=100)
+    for number in range(5000):
+        scheduler.ready(f"dead{number}", 0.0)
+    assert len(started(scheduler, later_s)) == 17, "no mail has just come"
+    for number in range(20):
+        scheduler.ready(f"new{number}", later_s)
+    assert names(started(scheduler, later_s)) == [f"new{number}" for number in range(19, 3, -1)]
+
+
+def test_who_is_hurried() -> None:
+    """Destinations for whose place others wait, until they have failed once."""
+    scheduler = scheduler_of(connections=6)
+    scheduler.ready("alone", 0.0)
+    [slot] = started(scheduler)
+    assert not slot.hurried
+    scheduler.ended(slot, 0.0, has_mail=False)
+    for number in range(9):
+        scheduler.ready(f"d{number}", 0.0)
+    slots = started(scheduler)
+    assert slots and all(slot.hurried for slot in slots)
+    for slot in slots:
+        fail(scheduler, slot)
+    scheduler.ready(slots[0].destination.name, 30.0)
+    probes = [slot for slot in started(scheduler, 30.0) if slot.destination.failing]
+    assert probes and not any(slot.hurried for slot in probes)
+
+
+def test_probes_take_half_of_what_others_have() -> None:
     """Mail for destinations that were never tried does not wait behind those that fail again."""
-    scheduler = scheduler_of(connections=24)  # 8 without a session, 6 of them not urgent
+    scheduler = scheduler_of(connections=36)  # 12 without a session, 6 of them not for new mail
     for number in range(40):
         scheduler.ready(f"dead{number}", 0.0)
     while slots := started(scheduler):
@@ -205,7 +237,9 @@ def test_probes_take_half_of_the_budget() -> None:
     assert len(started(scheduler, 30.0)) == 3
     for number in range(10):
         scheduler.ready(f"new{number}", 30.0)
-    assert names(started(scheduler, 30.0)) == ["new0", "new1", "new2"]
+    found = names(started(scheduler, 30.0))
+    assert len(found) == 9
+    assert {name[:3] for name in found} == {"new"}
 
 
 def test_a_message_without_a_session_costs_no_token() -> None:

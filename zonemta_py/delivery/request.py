@@ -17,6 +17,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     ``message`` is the id; ``size_bytes`` counts the header, the empty line and the body. ``dsn`` is
     None when the client asked for nothing. ``idle_limits``: how many idle sessions the zone, and the
     destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
+    ``hurried``: mail of other destinations waits until there is a session, so each host has less time for it.
     """
 
     destination: str
@@ -31,6 +32,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     dsn: DsnOptions | None
     idle_limits: tuple[int, int]
     body_hash: bytes = b""
+    hurried: bool = False
 
     def within(self, idle_limits: tuple[int, int]) -> "DeliveryRequest":
         """The same request with other ``idle_limits``."""
@@ -42,7 +44,8 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
 
     ``failure``: why no session could be opened, or served any recipient; ``permanent`` if a retry cannot
     succeed. ``has_idle``: the agent has idle sessions with the destination, so the destination is
-    reachable. ``refuses_sessions``: the peer closed a new session with 421.
+    reachable. ``refuses_sessions``: the peer closed a new session with 421. ``recipients_max``: the limit per
+    transaction that the peer revealed, 0 if it did not.
     """
 
     attempts: Sequence[Attempt | None]
@@ -50,6 +53,7 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
     permanent: bool = False
     has_idle: bool = False
     refuses_sessions: bool = False
+    recipients_max: int = 0
 
 
 class RequestContext(Protocol):

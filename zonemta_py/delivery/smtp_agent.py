@@ -4,6 +4,7 @@ It knows no queue: a ``DeliveryRequest`` goes in, a ``DeliveryResult`` comes out
 queue's process or in another one.
 """
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
 from zonemta_py.transports.pipelining import DsnOptions, SmtpSession, Transaction, TransactionResult
 
+HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
 SESSIONS_MAX = 3  # of one request, with different endpoints or after an idle one
 
 log = logging.getLogger(__name__)
@@ -72,11 +74,13 @@ class SmtpAgent:
             course.request = await self._signed(request, context)
         while True:
             closed = await self._serve(course, session, endpoint, context)
-            # A peer may close an idle session at any time: that is no failure of the endpoint.
+            # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it
+            # one to close it at a certain number of recipients.
             expired = reused and closed
+            same = expired or (closed and session.recipients_max is not None)
             if not course.unserved or (course.sessions == SESSIONS_MAX and not expired):
                 return course.result()
-            if not expired:
+            if not same:
                 endpoints = [pair for pair in endpoints if pair[0].ip != endpoint.ip]
             try:
                 session, endpoint = await self._new_session(endpoints, request)
@@ -88,6 +92,8 @@ class SmtpAgent:
         self, course: "_Course", session: SmtpSession, endpoint: Endpoint, context: RequestContext
     ) -> bool:
         """Send to the recipients that are not served. Returns whether the peer closed the session on some of them."""
+        if course.recipients_max:
+            session.recipients_max = course.recipients_max
         try:
             result = await _transact(session, course.part(), context)
             faults.reach("dot.answered")
@@ -135,7 +141,12 @@ class SmtpAgent:
         for endpoint, source in reachable:
             self.pool.trim(request.destination, *request.idle_limits)
             try:
-                session = await self._open(endpoint, source.ehlo or resources.hostname)
+                async with asyncio.timeout(HURRIED_S if request.hurried else None):
+                    session = await self._open(endpoint, source.ehlo or resources.hostname)
+            except TimeoutError:
+                where = f"{endpoint.host}[{endpoint.ip}]"
+                text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
+                failure = DestinationFailed(0, "4.4.1", text)
             except DestinationFailed as exc:
                 failure = exc
                 if exc.timed_out:
@@ -265,6 +276,7 @@ class _Course:
         self.began_s = began_s
         self.sessions = 0
         self.unserved = list(range(len(request.recipients)))
+        self.recipients_max = 0  # of a transaction, once it is known
         self._attempts: list[Attempt | None] = [None] * len(request.recipients)
         self._answered = False  # a recipient has an answer that is about it
 
@@ -281,10 +293,13 @@ class _Course:
     def add(self, result: TransactionResult, endpoint: Endpoint, session: SmtpSession) -> bool:
         """Take the answers to ``part``. Returns whether one of them says that the session is closed."""
         self.sessions += 1
+        self.recipients_max = session.recipients_max or 0
         indexes, self.unserved = self.unserved, []
         closed = unserved = False
         made = attempts_of(result, endpoint, session, self.began_s)
         known: Attempt | None = None
+        for index in indexes[len(result.answers) :]:
+            self._attempts[index] = None  # beyond the limit of recipients: not tried in this session
         for index, answer, attempt in zip(indexes, result.answers, made, strict=False):
             self._attempts[index] = attempt
             if answer is None:
@@ -304,5 +319,5 @@ class _Course:
             return no_session(self.request, failure, self.began_s)
         last = self._attempts[-1]
         if self._answered or last is None or last.code not in (0, 421):
-            return DeliveryResult(self._attempts)
+            return DeliveryResult(self._attempts, recipients_max=self.recipients_max)
         return DeliveryResult(self._attempts, last, refuses_sessions=last.code == 421)

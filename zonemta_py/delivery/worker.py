@@ -33,12 +33,14 @@ class LeaseResult(Struct, frozen=True):
     """How a lease ended: the future of its settle, and why the destination did not serve it, if so.
 
     ``at_connection_limit``: the destination serves no session in addition to the open ones; the lease
-    was released without an attempt, unless the peer closed without a word.
+    was released without an attempt, unless the peer closed without a word. ``recipients_max``: see
+    ``DeliveryResult``.
     """
 
     settled: CommitFuture
     failure: Attempt | None = None
     at_connection_limit: bool = False
+    recipients_max: int = 0
 
 
 class LeaseContext:
@@ -114,7 +116,7 @@ class Worker:
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
         if expands:
             queue.narrow(lease, 1)
-        request = self._request(lease, idle_limits, expands=expands)
+        request = self._request(lease, idle_limits, expands=expands, hurried=slot.hurried)
         lease_context = LeaseContext(queue, lease, self._scheduler, slot)
         try:
             result = await agent.deliver(request, lease_context)
@@ -124,7 +126,8 @@ class Worker:
         finally:
             lease_context.close()
         if result.failure is None:
-            return LeaseResult(await self._settle(lease, result.attempts))
+            settled = await self._settle(lease, result.attempts)
+            return LeaseResult(settled, recipients_max=result.recipients_max)
         failure = None if result.permanent else result.failure
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
@@ -134,7 +137,9 @@ class Worker:
             return LeaseResult(await self._settle(lease, result.attempts), at_connection_limit=True)
         return LeaseResult(await self._settle(lease, result.attempts), failure)
 
-    def _request(self, lease: Lease, idle_limits: tuple[int, int], *, expands: bool) -> DeliveryRequest:
+    def _request(
+        self, lease: Lease, idle_limits: tuple[int, int], *, expands: bool, hurried: bool
+    ) -> DeliveryRequest:
         active, meta = lease.active, lease.active.meta
         recipients = [recipient.address for recipient in lease.recipients]
         return DeliveryRequest(
@@ -150,6 +155,7 @@ class Worker:
             _dsn_options(lease),
             idle_limits,
             meta.body_hash,
+            hurried,
         )
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:

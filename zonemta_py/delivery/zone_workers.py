@@ -180,6 +180,8 @@ class ZoneWorkers:
                 await asyncio.sleep(0)
                 continue
             result = await self._deliver(lease, slot)
+            if result.recipients_max:
+                destination.learn_recipients_max(result.recipients_max, clock.monotonic_s())
             match decide_next(result, suspended=destination.failing):
                 case Next.CONTINUE:
                     pass
@@ -205,8 +207,11 @@ class ZoneWorkers:
         """The next lease for a worker."""
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
         window = queue.windows.zone(self.name)
+        recipients = destination.recipients(
+            scheduler.zone.recipients_per_transaction, clock.monotonic_s()
+        )
         try:
-            lease = queue.lease(self.name, destination.name, scheduler.zone.recipients_per_transaction)
+            lease = queue.lease(self.name, destination.name, recipients)
         except QueueCorrupt as exc:
             log.critical("not delivered: %s", exc)
             return NoLease.LOOK_AGAIN

@@ -5,6 +5,7 @@ Times are monotonic seconds.
 
 LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
 SUSPENDED_MAX_S = 300.0
+RECIPIENTS_LIMIT_S = 600.0  # how long a learned limit of recipients applies
 
 
 class Destination:
@@ -22,6 +23,8 @@ class Destination:
     __slots__ = (
         "_limit",
         "_limit_until_s",
+        "_recipients_max",
+        "_recipients_until_s",
         "active",
         "down_until_s",
         "failing",
@@ -41,6 +44,8 @@ class Destination:
         self.reason = ""
         self._limit = 0  # 0: none is known
         self._limit_until_s = 0.0
+        self._recipients_max = 0
+        self._recipients_until_s = 0.0
 
     @property
     def established(self) -> int:
@@ -61,6 +66,15 @@ class Destination:
         """The peer accepts no more sessions than those that work."""
         self._limit = max(1, self.working)
         self._limit_until_s = now_s + LIMIT_S
+
+    def learn_recipients_max(self, most: int, now_s: float) -> None:
+        """The peer takes no more than ``most`` recipients in one transaction."""
+        self._recipients_max = most
+        self._recipients_until_s = now_s + RECIPIENTS_LIMIT_S
+
+    def recipients(self, most: int, now_s: float) -> int:
+        """How many recipients the next transaction may have. ``most``: those that the zone allows."""
+        return min(most, self._recipients_max) if now_s < self._recipients_until_s else most
 
     def session_opened(self) -> None:
         """A worker has a session. More than the learned limit: the limit has grown."""

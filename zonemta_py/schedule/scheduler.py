@@ -5,7 +5,8 @@ by an event: a session opens, a worker ends, or a suspension is over. There is n
 destination does not delay the others. Times are monotonic seconds.
 
 Connections without a session have a budget (decision 65): a third of the zone's connections for
-destinations that have not answered lately, so that mail for dead ones leaves room for the others.
+destinations that have not answered lately, so that mail for dead ones leaves room for the others. Half of
+it is for those whose mail has just come, the newest first.
 """
 
 from collections import OrderedDict
@@ -19,15 +20,16 @@ from zonemta_py.schedule.token_bucket import TokenBucket
 TURN = 10  # leases before a worker checks whether other destinations wait for its connection
 KNOWN_S = 3600.0  # how long a destination that had a session is known to answer
 KNOWN_MAX = 50_000
+FRESH_S = 30.0  # how long mail for a destination that has not answered lately has just come
 
 
 class Ring(IntEnum):
-    """The rings of destinations with mail; the first two have mail of low-volume submitters."""
+    """The rings of destinations with mail. A destination in one of the first two is in another one as well."""
 
-    URGENT = 0
-    URGENT_NEW = 1
+    URGENT = 0  # has answered lately, and has mail of a low-volume submitter
+    FRESH = 1  # as NEW, and its mail has just come; the newest first
     KNOWN = 2  # has answered lately
-    NEW = 3
+    NEW = 3  # has not
     FAILING = 4  # its suspension is over, one worker may probe it
 
 
@@ -38,14 +40,15 @@ class WorkerSlot:
     """One worker of a zone: its destination, and what it counts for.
 
     ``established``: it has had a session. ``unpaid``: it has no token yet for its current lease. ``ring``:
-    where its destination was when it started.
+    where its destination was when it started. ``hurried``: others wait for its place until it has a session.
     """
 
-    __slots__ = ("destination", "established", "ring", "unpaid")
+    __slots__ = ("destination", "established", "hurried", "ring", "unpaid")
 
-    def __init__(self, destination: Destination, ring: Ring) -> None:
+    def __init__(self, destination: Destination, ring: Ring, *, hurried: bool) -> None:
         self.destination = destination
         self.ring = ring
+        self.hurried = hurried
         self.established = False
         self.unpaid = True
 
@@ -62,7 +65,8 @@ class Scheduler:
         self.bucket: TokenBucket | None = None
         self._on_room = on_room
         self._destinations: dict[str, Destination] = {}
-        self._rings: tuple[OrderedDict[str, None], ...] = tuple(OrderedDict() for _ in Ring)
+        # The values are used in FRESH only: when the mail came.
+        self._rings: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in Ring)
         self._starting = [0] * len(Ring)  # workers without a session, by the ring they started from
         self._last = Ring.FAILING  # the ring that had the last turn
         self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
@@ -87,14 +91,16 @@ class Scheduler:
         """The destination has mail. ``urgent``: serve it next."""
         destination = self._destinations.get(name)
         if destination is not None and destination.failing:
-            ring = urgent_ring = Ring.FAILING
+            self._rings[Ring.FAILING].setdefault(name, now_s)
         elif self._is_known(name, destination, now_s):
-            ring, urgent_ring = Ring.KNOWN, Ring.URGENT
+            self._rings[Ring.KNOWN].setdefault(name, now_s)
+            if urgent:
+                self._rings[Ring.URGENT].setdefault(name, now_s)
         else:
-            ring, urgent_ring = Ring.NEW, Ring.URGENT_NEW
-        self._rings[ring].setdefault(name)
-        if urgent:
-            self._rings[urgent_ring].setdefault(name)
+            if urgent or name not in self._rings[Ring.NEW]:
+                self._rings[Ring.FRESH][name] = now_s
+                self._rings[Ring.FRESH].move_to_end(name)
+            self._rings[Ring.NEW].setdefault(name, now_s)
 
     def empty(self, name: str) -> None:
         """The destination has no more mail in the ready window."""
@@ -122,42 +128,48 @@ class Scheduler:
         if self.active >= self.zone.connections or not self.has_token_ahead():
             return None
         later = self._last - Ring.KNOWN + 1
-        for ring in (Ring.URGENT, Ring.URGENT_NEW, *TURNS[later:], *TURNS[:later]):
+        for ring in (Ring.URGENT, Ring.FRESH, *TURNS[later:], *TURNS[:later]):
             while self._rings[ring] and self._has_room(ring):
-                name, _ = self._rings[ring].popitem(last=False)
+                name, since_s = self._rings[ring].popitem(last=ring is Ring.FRESH)
+                if ring is Ring.FRESH and now_s - since_s > FRESH_S:
+                    self._rings[ring].clear()  # the others are older
+                    break
                 destination = self._destinations.get(name)
                 if destination is None:
                     destination = self._destinations[name] = Destination(name)
                 if destination.may_start(now_s, self.per_destination):
                     if ring >= Ring.KNOWN:
                         self._last = ring
-                        self._rings[ring][name] = None
+                        self._rings[ring][name] = since_s
                     return self._start(destination, ring)
         return None
 
     def _has_room(self, ring: Ring) -> bool:
         """Whether a worker may start for a destination of ``ring``.
 
-        Of the budget for destinations that have not answered lately, a quarter is reserved for urgent
-        mail, and half of the remainder for destinations that have not failed.
+        Half of the budget for destinations that have not answered lately is for those whose mail has just
+        come. Of the other half, those that have failed get half at most.
         """
         if ring in (Ring.URGENT, Ring.KNOWN):
             return True
-        urgent, new, failing = (self._starting[r] for r in (Ring.URGENT_NEW, Ring.NEW, Ring.FAILING))
-        if urgent + new + failing >= self.trying_max:
+        fresh, new, failing = (self._starting[r] for r in (Ring.FRESH, Ring.NEW, Ring.FAILING))
+        if fresh + new + failing >= self.trying_max:
             return False
-        others_max = self.trying_max - self.trying_max // 4
-        if ring is Ring.URGENT_NEW:
-            return True
+        fresh_max = max(1, self.trying_max // 2)
+        others_max = max(1, self.trying_max - fresh_max)
+        if ring is Ring.FRESH:
+            return fresh < fresh_max
         return new + failing < others_max and (ring is Ring.NEW or failing < max(1, others_max // 2))
 
     def _start(self, destination: Destination, ring: Ring) -> WorkerSlot:
+        # One that has failed before gets all the time it needs.
+        hurried = ring in (Ring.FRESH, Ring.NEW) and len(self._rings[Ring.NEW]) > self.trying_max
         destination.active += 1
         destination.starting += 1
         self.active += 1
         self.unpaid += 1
         self._starting[ring] += 1
-        return WorkerSlot(destination, ring)
+        return WorkerSlot(destination, ring, hurried=hurried)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
@@ -208,10 +220,9 @@ class Scheduler:
         self._known.move_to_end(name)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        for new, known in ((Ring.NEW, Ring.KNOWN), (Ring.URGENT_NEW, Ring.URGENT)):
-            if name in self._rings[new]:
-                del self._rings[new][name]
-                self._rings[known][name] = None
+        self._rings[Ring.FRESH].pop(name, None)
+        if self._rings[Ring.NEW].pop(name, None) is not None:
+            self._rings[Ring.KNOWN].setdefault(name, now_s)
 
     def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
@@ -239,7 +250,7 @@ class Scheduler:
             return False
         for ring in Ring:
             others = any(name != destination.name for name in self._rings[ring])
-            if others and self._has_room(ring) and (ring < Ring.KNOWN or served % TURN == 0):
+            if others and self._has_room(ring) and (ring is Ring.URGENT or served % TURN == 0):
                 return True
         return False
 

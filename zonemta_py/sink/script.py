@@ -5,6 +5,8 @@
   sender: "*"                   # glob
   local: 127.0.0.11             # only on connections to this address
   reply: 451 4.7.1 Greylisted   # the reply; default: the usual one
+  after: 10                     # only when the transaction has this many recipients
+  session: 2                    # only in the n-th connection
   times: 1                      # apply at most this often to each recipient (at connect: local address)
   stall: 5s                     # delay of the reply
   drop: true                    # close the connection instead of replying
@@ -42,6 +44,8 @@ class Rule:
     recipient: str | None = None
     sender: str | None = None
     local: str | None = None
+    after: int = 0
+    session: int | None = None
     reply: str | None = None
     times: int | None = None
     stall_s: float = 0.0
@@ -58,7 +62,13 @@ class Script:
         self._applied: Counter[tuple[int, str]] = Counter()
 
     def match(
-        self, step: Step, argument: str, sender: str, recipients: Sequence[str], local: str
+        self,
+        step: Step,
+        argument: str,
+        sender: str,
+        recipients: Sequence[str],
+        local: str,
+        session: int,
     ) -> Rule | None:
         """The rule to apply, which is counted; None for the usual reply."""
         rules = self._rules.get(step)
@@ -66,7 +76,9 @@ class Script:
             return None
         recipient = argument if step is Step.RCPT else (recipients[0] if recipients else "")
         for number, rule in rules:
-            if rule.local not in (None, local):
+            if rule.local not in (None, local) or rule.session not in (None, session):
+                continue
+            if len(recipients) < rule.after:
                 continue
             if rule.recipient is not None and not fnmatchcase(recipient, rule.recipient):
                 continue
@@ -92,7 +104,7 @@ def load_script(path: Path) -> Script:
 def _rule(item: Any, where: str) -> Rule:
     if not isinstance(item, dict):
         raise ConfigError(f"{where}: expected a mapping")
-    known = {"at", "recipient", "sender", "local", "reply", "times", "stall", "drop"}
+    known = {"at", "recipient", "sender", "local", "after", "session", "reply", "times", "stall", "drop"}
     unknown = set(item) - known
     if unknown:
         raise ConfigError(f"{where}: unknown key '{min(unknown)}', allowed: {', '.join(sorted(known))}")
@@ -109,6 +121,8 @@ def _rule(item: Any, where: str) -> Rule:
         item.get("recipient"),
         item.get("sender"),
         item.get("local"),
+        int(item.get("after", 0)),
+        item.get("session"),
         reply,
         item.get("times"),
         stall_s,

@@ -116,6 +116,7 @@ class SinkSession(asyncio.Protocol):
         self.peer = str(transport.get_extra_info("peername")[0])
         self.local = str(transport.get_extra_info("sockname")[0])
         self._sink.tally.sessions += 1
+        self._number = self._sink.tally.sessions
         self._sink.connections.add(self)
         self._answer(Step.CONNECT, "", f"220 {self._sink.hostname} ESMTP")
         self._flush()
@@ -240,7 +241,9 @@ class SinkSession(asyncio.Protocol):
 
     def _answer(self, step: Step, argument: str, usual: str) -> bool:
         """Reply by the script, else with ``usual``; True when the reply is positive."""
-        rule = self._sink.script.match(step, argument, self._sender, self._recipients, self.local)
+        rule = self._sink.script.match(
+            step, argument, self._sender, self._recipients, self.local, self._number
+        )
         if rule is None:
             self._reply(usual)
             return True

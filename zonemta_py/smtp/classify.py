@@ -30,27 +30,32 @@ def verdict(reply: Reply, phase: Phase) -> Verdict:
     """The verdict on the recipients that ``reply`` is about.
 
     Only 2xx to the final dot means delivered. 5xx is final, with two exceptions: 552 to RCPT without an
-    enhanced status code, which old servers send for "too many recipients"; and any reply at connect
+    enhanced status code or with 5.5.3, which servers send for "too many recipients"; and any reply at connect
     time, where another source address or a later attempt may succeed.
     """
     if phase is Phase.DOT and 200 <= reply.code < 300:
         return Verdict.DELIVERED
     if phase is Phase.CONNECT:
         return Verdict.DEFERRED
-    if reply.code == 552 and phase is Phase.RCPT and not reply.status:
+    if reply.code == 552 and phase is Phase.RCPT and reply.status in ("", "5.5.3"):
         return Verdict.DEFERRED
     return Verdict.FAILED if reply.permanent else Verdict.DEFERRED
 
 
 def limits_recipients(reply: Reply) -> bool:
-    """Whether a reply to RCPT means that the transaction has too many recipients.
+    """Whether a reply to RCPT says that the transaction has too many recipients.
 
     Applies only when the peer has accepted other recipients of the transaction.
-    Source: RFC 5321 section 4.5.3.1.10.
+    Source: RFC 5321 section 4.5.3.1.10; RFC 3463 (X.5.3).
     """
-    return (reply.code == 452 and reply.status in ("", "4.5.3")) or (
-        reply.code == 552 and not reply.status
-    )
+    if reply.code == 552:
+        return reply.status in ("", "5.5.3")
+    return 400 <= reply.code < 500 and reply.status == "4.5.3"
+
+
+def may_limit_recipients(reply: Reply) -> bool:
+    """Whether a reply to RCPT means a full mailbox or too many recipients: it does not say which."""
+    return reply.code == 452 and not reply.status
 
 
 LOST = "4.4.2"  # the status of a connection that was lost: no reply, code 0

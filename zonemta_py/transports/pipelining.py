@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import SessionLost
-from zonemta_py.smtp.classify import Phase, limits_recipients
+from zonemta_py.smtp.classify import Phase, limits_recipients, may_limit_recipients
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.smtp.transparency import DotEncoder
 from zonemta_py.transports.dialogue import Dialogue
@@ -58,7 +58,7 @@ class TransactionResult:
 
 
 class SmtpSession(Dialogue):
-    """An open session. ``recipients_max`` is the limit per transaction that a 452 reply revealed."""
+    """An open session. ``recipients_max`` is the limit per transaction that the replies to RCPT revealed."""
 
     recipients_max: int | None = None
     delivers = False  # a positive answer means delivery, and not only responsibility
@@ -165,11 +165,16 @@ class SmtpSession(Dialogue):
             return self._cut_short(mail, replies, exc), [], None
 
     def _cut_short(self, mail: Transaction, replies: Sequence[Reply], lost: SessionLost) -> _Answers:
-        """The answers when the connection is lost after ``replies``. Raises ``lost`` if all of those are 2xx."""
+        """The answers when the connection is lost after ``replies``. Raises ``lost`` if all of those are 2xx.
+
+        A peer that takes some recipients and then answers 421 takes no more than those.
+        """
         self.usable = False
         if all(reply.completed for reply in replies):
             raise lost
-        answers, _ = self._judge(len(mail.recipients), replies)
+        answers, accepted = self._judge(len(mail.recipients), replies)
+        if accepted and replies[-1].code == 421:
+            self.recipients_max = len(accepted)
         default = replies[-1] if replies[-1].code == 421 else Reply(0, "4.4.2", str(lost))
         answers += [None] * (len(mail.recipients) - len(answers))
         return [answer or (Phase.RCPT, default) for answer in answers]
@@ -184,11 +189,22 @@ class SmtpSession(Dialogue):
             if reply.completed:
                 accepted.append(index)
                 answers.append(None)
-            elif accepted and limits_recipients(reply):
-                self.recipients_max = max(1, len(accepted))
+            elif accepted and reply.code != 421 and limits_recipients(reply):
+                self.recipients_max = len(accepted)
                 answers.append(None)
             else:
                 answers.append((Phase.RCPT, reply))
+        # A bare 452 before an accepted recipient is about a mailbox. After the last one it may be the limit: all
+        # of these are tried again in another transaction, and several of them are taken as the limit.
+        unclear = [
+            index
+            for index, reply in enumerate(rcpts)
+            if accepted and index > accepted[-1] and may_limit_recipients(reply)
+        ]
+        for index in unclear:
+            answers[index] = None
+        if len(unclear) > 1:
+            self.recipients_max = len(accepted)
         return answers, accepted
 
     def _mail_command(self, mail: Transaction) -> bytes:
