@@ -39,9 +39,11 @@ RECORDS: Records = {
 async def resolving(ttl_s: int = 60) -> AsyncIterator[tuple[MxResolver, NameServer]]:
     server = NameServer(RECORDS, ttl_s)
     port = await server.start()
+    resolver = MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(scaled(0.6))))
     try:
-        yield MxResolver(Resolver((Server(HostPort("127.0.0.1", port)),), Seconds(scaled(0.6)))), server
+        yield resolver, server
     finally:
+        await resolver.close()
         server.close()
 
 
@@ -118,12 +120,12 @@ async def test_answers_expire(monkeypatch: pytest.MonkeyPatch) -> None:
 
     now = [100.0]
     monkeypatch.setattr(mx.clock, "monotonic_s", lambda: now[0])
-    async with resolving(ttl_s=30) as (resolver, server):
+    async with resolving(ttl_s=0) as (resolver, server):  # the library keeps other answers itself
         await resolver.resolve("bare.example")
-        now[0] += 29
+        now[0] += mx.TTL_MIN_S - 1
         await resolver.resolve("bare.example")
         assert server.queries["bare.example", "A"] == 1
-        now[0] += 10
+        now[0] += 2
         await resolver.resolve("bare.example")
         assert server.queries["bare.example", "A"] == 2
 
@@ -133,7 +135,24 @@ def test_order() -> None:
     hosts = [Host(20, "c", ("3",)), Host(10, "a", ("1",)), Host(10, "b", ("2",))]
     seen = {tuple(order(hosts, Random(seed))) for seed in range(20)}
     assert seen == {(("a", "1"), ("b", "2"), ("c", "3")), (("b", "2"), ("a", "1"), ("c", "3"))}
-    assert len(order([Host(0, "x", tuple(str(n) for n in range(100)))], Random(1))) == TARGETS_MAX
+    many = tuple(str(n) for n in range(100))
+    assert len(order([Host(0, "x", many)], Random(1))) == TARGETS_MAX
+    found = order([Host(10, "x", many), Host(10, "y", ("a", "b")), Host(20, "z", many)], Random(1))
+    assert [name for name, _ in found] in (
+        [*"xyxy", *"xxxx", *"zzzzzzzz"], [*"yxyx", *"xxxx", *"zzzzzzzz"]
+    ), "each host has its turn, and no preference hides the next"  # fmt: skip
+
+
+async def test_the_hosts_of_a_domain_are_looked_up_at_once() -> None:
+    """One that does not answer does not delay the others by more than its own time limit."""
+    records = {f"mx{n}.many.example": SILENT for n in range(5)}
+    records["mx5.many.example"] = {"A": ["127.0.0.5"]}
+    records["many.example"] = {"MX": [f"10 mx{n}.many.example." for n in range(6)]}
+    async with resolving() as (resolver, server):
+        server.records = {**server.records, **records}
+        async with asyncio.timeout(scaled(0.6) * 2.5):
+            [host] = await resolver.resolve("many.example")
+        assert host.name == "mx5.many.example"
 
 
 @pytest.mark.parametrize(

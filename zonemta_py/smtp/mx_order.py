@@ -6,6 +6,7 @@ Source: RFC 5321 section 5.1 (by preference, in random order among equals).
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from itertools import zip_longest
 from random import Random
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ _TRANSLATED = IPv6Network("::ffff:0:0:0/96")
 _NOT_PUBLIC = tuple(map(IPv6Network, ("64:ff9b:1::/48", "5f00::/16", "3fff::/20")))
 
 TARGETS_MAX = 16  # addresses tried in one delivery attempt
+EQUAL_MAX = 8  # of them, those of one preference if there are others
 
 
 class Host(NamedTuple):
@@ -29,13 +31,15 @@ class Host(NamedTuple):
 def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
     """(host name, IP) pairs in the order of attempts, at most TARGETS_MAX."""
     pairs: list[tuple[str, str]] = []
-    for preference in sorted({host.preference for host in hosts}):
+    preferences = sorted({host.preference for host in hosts})
+    most = EQUAL_MAX if len(preferences) > 1 else TARGETS_MAX
+    for preference in preferences:
         equal = [host for host in hosts if host.preference == preference]
         rng.shuffle(equal)
-        for host in equal:
-            ips = list(host.ips)
-            rng.shuffle(ips)
-            pairs.extend((host.name, ip) for ip in ips)
+        of_hosts = [[(host.name, ip) for ip in rng.sample(host.ips, len(host.ips))] for host in equal]
+        # The first address of each host, then the second of each: a dead host does not hide its equals.
+        in_turn = [pair for turn in zip_longest(*of_hosts) for pair in turn if pair is not None]
+        pairs += in_turn[:most]
     return pairs[:TARGETS_MAX]
 
 
