@@ -49,6 +49,9 @@ class SuspendedZone:
     def describe(self, destination: str) -> str:
         return "no route until noon" if destination == "b.example" else ""
 
+    def next_try_ms(self, destination: str) -> int:
+        return 1_900_000_000_000 if destination == "b.example" else 0
+
     def probe(self, destination: str | None) -> None:
         self.probed.append(destination)
 
@@ -99,6 +102,8 @@ async def test_list(queue: Queue) -> None:
         (message, "z@c.example", "deferred"),
     }
     assert {r["recipient"]: r["reply"] for r in found}["y@b.example"] == "no route until noon"
+    due_ms = {r["recipient"]: r["due_ms"] for r in found}
+    assert (due_ms["x@a.example"], due_ms["y@b.example"]) == (0, 1_900_000_000_000)
     assert [r["recipient"] for r in await rows(queue, ListRequest(state="deferred"))] == ["z@c.example"]
     assert [r["recipient"] for r in await rows(queue, ListRequest(domain="a.example"))] == [
         "x@a.example"

@@ -212,6 +212,31 @@ async def test_old_mail_of_a_suspended_destination_expires(directory: Path) -> N
         assert len(stage.agents[0].requests) == 2
 
 
+async def test_every_sender_behind_a_suspended_destination_is_warned(directory: Path) -> None:
+    """Once ``warn_after`` is over: one attempt was made, the others are deferred with its failure."""
+    retry = replace(ZONE.retry, warn_after=Seconds(0))
+    zone = replace(ZONE, retry=retry, connections_per_domain=1)
+
+    def dead(request: DeliveryRequest) -> DeliveryResult:
+        return no_session(request) if request.domain == "a.example" else all_delivered(request)
+
+    async with staged(directory, dead, zone=zone) as stage:
+        with stage.before_the_workers():
+            for number in range(6):
+                await accept(stage.queue, f"{number}@a.example", sender=f"s{number}@sender.example")
+        await stage.idle()
+        await until(lambda: stage.count(SPILL) == 5, "the spill of the others")
+        assert stage.workers.next_try_ms("a.example") > clock.now_ms() + 200_000
+        assert stage.workers.next_try_ms("b.example") == 0
+        stage.workers.probe("a.example")
+        await until(lambda: stage.count(DEFERRED) == 6, "the deferral of all")
+        warned = [f"s{number}@sender.example" for number in range(6)]
+        await until(lambda: sorted(set(stage.delivered) & set(warned)) == warned, "six reports")
+        assert [r.domain for r in stage.agents[0].requests].count("a.example") == 2
+        found = [e for e in events(stage.queue.store) if e["event"] == "deferred"]
+        assert sorted(e["attempt"] for e in found) == [1] * 6
+
+
 async def test_a_connection_limit_is_learned(directory: Path) -> None:
     """The mail stays, and the destination gets as many sessions as it accepted."""
 

@@ -47,6 +47,9 @@ class ZoneView(Protocol):
     def describe(self, destination: str) -> str:
         """Why mail for ``destination`` is not sent now; empty when it is."""
 
+    def next_try_ms(self, destination: str) -> int:
+        """When mail for ``destination``, which is suspended, is tried again, in unix ms; 0 when it is not."""
+
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now; None: every one."""
 
@@ -86,6 +89,11 @@ class Operations:
         view = self._zones.get(zone)
         return view.describe(self._queue.windows.destination_of(zone, domain)) if view else ""
 
+    def _next_try_ms(self, zone: str, domain: str) -> int:
+        """When the suspension of the destination ends, in unix ms; 0 when it is not suspended."""
+        view = self._zones.get(zone)
+        return view.next_try_ms(self._queue.windows.destination_of(zone, domain)) if view else 0
+
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
         found = 0
@@ -96,6 +104,7 @@ class Operations:
                 continue
             if row["state"] == "waiting":
                 row["reply"] = row["reply"] or self._suspension(row["zone"], row["domain"])
+                row["due_ms"] = self._next_try_ms(row["zone"], row["domain"])
             yield row
             found += 1
             if found == request.limit:

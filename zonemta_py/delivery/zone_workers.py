@@ -15,12 +15,15 @@ from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import born
+from zonemta_py.schedule.retry import warning_is_due
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 
 DEFECT_PAUSE_S = (
     1.0  # after an unexpected exception in a worker, so that it does not repeat in a busy loop
 )
+
+WARNED_MAX = 10_000  # messages behind a suspended destination that are deferred after one failure: seconds of work
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +107,13 @@ class ZoneWorkers:
             return ""
         wait_s = max(0, round(state.down_until_s - clock.monotonic_s()))
         return f"next try in {wait_s} s: {state.reason}"
+
+    def next_try_ms(self, destination: str) -> int:
+        """When mail for ``destination``, which is suspended, is tried again, in unix ms; 0 when it is not."""
+        state = self.scheduler.state(destination)
+        if state is None or not state.failing:
+            return 0
+        return clock.now_ms() + max(0, int((state.down_until_s - clock.monotonic_s()) * 1000))
 
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now, or all of them (None)."""
@@ -246,21 +256,24 @@ class ZoneWorkers:
     async def _suspend(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
         """No session could be opened: suspend ``destination``, and free its part of the window.
 
-        Its mail stays on disk without an attempt. Messages that are too old expire with ``failure``.
+        Its mail stays on disk without an attempt. Messages that are too old expire with ``failure``, and
+        those whose sender is to be told of the delay are deferred with it.
         """
         windows, now_s = self._context.queue.windows, clock.monotonic_s()
         self.scheduler.failed(destination, self._worker.first_delay_s(), now_s, failure.text)
         windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
-        now_ms = clock.now_ms()
+        now_ms, warned = clock.now_ms(), 0
         while lease := self._context.queue.lease(
             self.name, destination.name, zone.recipients_per_transaction
         ):
             created_ms = born(lease.active.meta, lease.active.id)
             if not is_expired(created_ms, now_ms, zone.retry.give_up_after):
-                self._context.queue.release(lease)
-                windows.suspend(self.name, destination.name)
-                return
+                warned += 1
+                if warned > WARNED_MAX or not warning_is_due(zone.retry, created_ms, now_ms):
+                    self._context.queue.release(lease)
+                    windows.suspend(self.name, destination.name)
+                    return
             await (await self._worker.fail(lease, failure))
 
     def _probe_when_due(self, destination: Destination) -> None:

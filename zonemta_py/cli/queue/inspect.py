@@ -90,7 +90,7 @@ def list_(config_path: Path, as_json: bool, **filters: Any) -> None:
         if as_json:
             print_json(row)
         else:
-            due = {"waiting": "now", "held": ""}.get(row["state"]) or _in(row["due_ms"])
+            due = "" if row["state"] == "held" else _in(row["due_ms"]) if row["due_ms"] else "now"
             reply = " ".join(str(row[k]) for k in ("code", "status", "reply") if row[k])
             echo(
                 f"{row['message']}  {row['zone']:<12} {row['state']:<8} {due:>8}  "
