@@ -19,13 +19,13 @@ Step = str | Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
 
 @asynccontextmanager
 async def peer(
-    *script: Step, context: ssl.SSLContext | None = None
+    *script: Step, context: ssl.SSLContext | None = None, implicit: bool = False
 ) -> AsyncIterator[tuple[int, list[str]]]:
     """A server that plays ``script`` to each connection.
 
     ``*TEXT`` reads one line, which must begin with TEXT; ``.`` reads to the final dot; ``STARTTLS``
-    encrypts; ``!`` closes; a callable is called; anything else is sent. Yields its port and what
-    went wrong.
+    encrypts; ``!`` closes; a callable is called; anything else is sent. ``implicit``: encrypted from the
+    first byte. Yields its port and what went wrong.
     """
     wrong: list[str] = []
     tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +59,7 @@ async def peer(
             writer.close()
             tasks.discard(task)
 
-    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    server = await asyncio.start_server(play, "127.0.0.1", 0, ssl=context if implicit else None)
     try:
         yield server.sockets[0].getsockname()[1], wrong
     finally:

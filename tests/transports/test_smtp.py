@@ -348,6 +348,39 @@ async def test_starttls(directory: Path) -> None:
             await open_to(port)
 
 
+@pytest.mark.parametrize("tls", ["opportunistic", "required"])
+async def test_a_session_that_breaks_behind_starttls(directory: Path, tls: str) -> None:
+    """At the first encrypted command: TLS is what failed, so an opportunistic caller goes on without."""
+    cert, key, trusting = certificate(directory)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(cert, key)
+    offer = ["220 hi\r\n", "*EHLO", "250-mx\r\n250 STARTTLS\r\n", "*STARTTLS", "220 go\r\n", "STARTTLS"]
+    async with peer(*offer, "*EHLO", "!", context=server) as (port, _):
+        options = SessionOptions("me.example", None, tls, FAST)
+        with pytest.raises(TlsFailed, match="STARTTLS failed"):
+            await open_session(Target("localhost", "127.0.0.1", port), options, context=trusting)
+
+
+async def test_tls_from_the_first_byte(directory: Path) -> None:
+    """The certificate is verified, by a file of authorities too."""
+    cert, key, _ = certificate(directory)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(cert, key)
+    async with peer("220 hi\r\n", *EHLO, context=server, implicit=True) as (port, _):
+
+        async def secure(ca_file: Path | None) -> bool:
+            options = SessionOptions("me.example", None, "implicit", FAST, ca_file=ca_file)
+            session = await open_session(Target("localhost", "127.0.0.1", port), options)
+            session.abort()
+            return session.secure
+
+        assert await secure(directory / "ca.pem")
+        with pytest.raises(DestinationFailed, match=r"TLS failed: .*certificate verify failed"):
+            await secure(None)
+        with pytest.raises(DestinationFailed, match=r"none\.pem: .*No such file"):
+            await secure(directory / "none.pem")
+
+
 async def test_auth() -> None:
     offer = ["220 hi\r\n", "*EHLO", "250-mx\r\n250 AUTH PLAIN\r\n", "*AUTH PLAIN AG1lAHNlY3JldA=="]
     async with peer(*offer, "235 ok\r\n") as (port, _):

@@ -109,6 +109,10 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
         complain(f"{key}.smarthost_auth", "needs a smarthost")
     if (auth.username is None) != (auth.password_file is None):
         complain(f"{key}.smarthost_auth", "needs both username and password_file")
+    if zone.tls_ca_file is not None and zone.tls not in ("required", "implicit"):
+        complain(f"{key}.tls_ca_file", "no certificate is verified with tls: " + zone.tls)
+    if zone.tls == "implicit" and zone.smarthost is None:
+        complain(f"{key}.tls", "implicit needs a smarthost: mail hosts on the Internet offer STARTTLS")
     if auth.username is not None and zone.tls == "opportunistic":
         complain(
             f"{key}.tls",

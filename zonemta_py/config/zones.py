@@ -167,7 +167,8 @@ class Zone:
     smarthost: HostPort | None = None
     smarthost_auth: SmarthostAuth = SmarthostAuth()
     port: int = number(25, 1, 65535)
-    tls: str = choice("opportunistic", "off", "required", later=("dane", "mta-sts"))
+    tls: str = choice("opportunistic", "off", "required", "implicit", later=("dane", "mta-sts"))
+    tls_ca_file: Path | None = None
     retry: Retry = Retry()
     bounce: BounceSettings = BounceSettings()
     sender_verp: bool = False

@@ -168,7 +168,9 @@ class SmtpAgent:
         zone = self._zone
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
         lmtp = zone.transport == "lmtp"
-        options = SessionOptions(ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp)
+        options = SessionOptions(
+            ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file
+        )
         try:
             return await open_session(target, options)
         except TlsFailed as exc:

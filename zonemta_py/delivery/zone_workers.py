@@ -15,8 +15,8 @@ from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import born
-from zonemta_py.schedule.retry import warning_is_due
 from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.retry import warning_is_due
 from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 
 DEFECT_PAUSE_S = (
@@ -257,7 +257,7 @@ class ZoneWorkers:
         """No session could be opened: suspend ``destination``, and free its part of the window.
 
         Its mail stays on disk without an attempt. Messages that are too old expire with ``failure``, and
-        those whose sender is to be told of the delay are deferred with it.
+        those whose sender is to be warned of the delay are deferred with it.
         """
         windows, now_s = self._context.queue.windows, clock.monotonic_s()
         self.scheduler.failed(destination, self._worker.first_delay_s(), now_s, failure.text)

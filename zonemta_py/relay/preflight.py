@@ -19,6 +19,7 @@ from zonemta_py.intake.users import load_users
 from zonemta_py.relay.descriptors import check_descriptors
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
+from zonemta_py.transports.connect import verifying_context
 
 CAP_NET_BIND_SERVICE = 1 << 10  # Source: capabilities(7)
 
@@ -41,6 +42,8 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
             )
         if is_local(zone):
             _prefix_errors(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
+        if zone.tls_ca_file is not None:
+            _prefix_errors(f"zones.{name}.tls_ca_file", partial(_readable_authorities, zone.tls_ca_file))
         if zone.smarthost_auth.password_file is not None:
             _prefix_errors(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     for function in config.policies:
@@ -54,6 +57,14 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     check_descriptors(config, hooks)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
+
+
+def _readable_authorities(path: Path) -> None:
+    """Raises ConfigError."""
+    try:
+        verifying_context(path)
+    except OSError as exc:
+        raise ConfigError(f"{path}: the certificates cannot be used: {exc}") from exc
 
 
 def warnings(config: Config, hostname: str) -> Iterator[str]:

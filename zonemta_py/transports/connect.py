@@ -10,7 +10,8 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import cast
 
 import aiosmtplib
@@ -34,8 +35,9 @@ class Target:
 class SessionOptions:
     """How to open a session. ``source`` None: the system chooses the source address.
 
-    ``tls``: off, opportunistic (encrypt when offered, without verification) or required (encrypt and
-    verify, or fail). ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
+    ``tls``: off, opportunistic (encrypt when offered, without verification), required (encrypt and
+    verify, or fail) or implicit (as required, from the first byte). ``ca_file``: the authorities that are
+    trusted then; None for those of the system. ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
     """
 
     ehlo: str
@@ -44,6 +46,7 @@ class SessionOptions:
     timeouts: Timeouts
     credentials: tuple[str, str] | None = None
     lmtp: bool = False
+    ca_file: Path | None = None
 
 
 @cache
@@ -55,10 +58,17 @@ def opportunistic_context() -> ssl.SSLContext:
     return context
 
 
-@cache
-def verifying_context() -> ssl.SSLContext:
-    """The context of sessions whose peer must have a certificate for its name; 0.1 s at the first call."""
-    return ssl.create_default_context()
+def verifying_context(ca_file: Path | None) -> ssl.SSLContext:
+    """The context of sessions whose peer must have a certificate for its name; 0.1 s at the first call.
+
+    A file that has changed is read again. Raises OSError and ssl.SSLError when it cannot be used.
+    """
+    return _verifying(ca_file, ca_file.stat().st_mtime_ns if ca_file is not None else 0)
+
+
+@lru_cache(maxsize=64)
+def _verifying(ca_file: Path | None, changed_ns: int) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca_file)
 
 
 class TlsFailed(DestinationFailed):
@@ -70,18 +80,23 @@ async def open_session(
 ) -> SmtpSession:
     """A session that is ready for MAIL. ``context`` replaces the default TLS contexts. Raises DestinationFailed."""
     loop = asyncio.get_running_loop()
+    if context is None:
+        context = _context(options)
     sock = await _connect(loop, target, options)
+    implicit = options.tls == "implicit"
     client = aiosmtplib.SMTP(
+        hostname=target.host if implicit else None,
         sock=sock,
         local_hostname=options.ehlo,
         timeout=options.timeouts.command,
         start_tls=False,
-        use_tls=False,
+        use_tls=implicit,
+        tls_context=context,
     )
     try:
         await _connect_greeted(client)
         await _greet(client, lmtp=options.lmtp)
-        if options.tls != "off":
+        if options.tls in ("opportunistic", "required"):
             await _encrypt(client, target, options, context)
         if options.credentials is not None:
             if options.tls != "off" and client.get_transport_info("sslcontext") is None:
@@ -108,6 +123,18 @@ async def open_session(
         client.close()
         sock.close()
         raise
+
+
+def _context(options: SessionOptions) -> ssl.SSLContext | None:
+    """How the peer is verified; None without TLS. Raises DestinationFailed when the CA file cannot be used."""
+    if options.tls == "off":
+        return None
+    if options.tls == "opportunistic":
+        return opportunistic_context()
+    try:
+        return verifying_context(options.ca_file)
+    except OSError as exc:  # ssl.SSLError is one
+        raise DestinationFailed(0, "4.7.5", f"{options.ca_file}: {exc}") from exc
 
 
 async def _connect(
@@ -146,6 +173,8 @@ async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
     except aiosmtplib.SMTPConnectError as exc:
         if isinstance(exc, aiosmtplib.SMTPResponseException):
             raise
+        if isinstance(exc.__cause__, ssl.SSLError):
+            raise aiosmtplib.SMTPServerDisconnected(f"TLS failed: {exc.__cause__}") from exc
         raise aiosmtplib.SMTPServerDisconnected("closed the connection before its greeting") from exc
     if client.protocol is not None and client.protocol._buffer:
         raise aiosmtplib.SMTPServerDisconnected("sent data after its greeting")
@@ -180,13 +209,10 @@ async def _encrypt(
             raise DestinationFailed(0, "5.7.10", f"{_where(target)} offers no TLS, which is required")
         return
     try:
-        await client.starttls(
-            server_hostname=target.host,
-            tls_context=context or (verifying_context() if required else opportunistic_context()),
-        )
+        await client.starttls(server_hostname=target.host, tls_context=context)
+        await _greet(client, lmtp=options.lmtp)  # some peers break at the first encrypted command
     except (aiosmtplib.SMTPException, OSError) as exc:
         raise TlsFailed(0, "4.7.5", f"{_where(target)}: STARTTLS failed: {exc}") from exc
-    await _greet(client, lmtp=options.lmtp)
 
 
 def _refused(exc: aiosmtplib.SMTPResponseException, target: Target) -> DestinationFailed:
