@@ -104,6 +104,8 @@ def test_values() -> None:
         ("listeners: [{address: 'a:1', auth: {users_file: u}}]", "passwords would be sent unencrypted"),
         ("listeners: [{address: 'a:1'}, {address: 'a:1'}]", "listeners[1].address: a:1 appears twice"),
         ("zones: {default: {smarthost_auth: {username: u, password_file: p}}}", "needs a smarthost"),
+        ("zones: {default: {tls: implicit}}", "zones.default.tls: implicit needs a smarthost"),
+        ("zones: {default: {tls_ca_file: ca.pem}}", "zones.default.tls_ca_file: no certificate is verified"),
         ("zones: {default: {smarthost: 'a:1', smarthost_auth: {username: u}}}", "needs both"),
         ("zones: {default: {retry: {delays: []}}}", "at least one delay"),
         ("hostname: 'bad host'", "hostname: found 'bad host', expected a host name"),

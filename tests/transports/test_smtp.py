@@ -15,7 +15,7 @@ from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
+from zonemta_py.transports.connect import LoopsBack, SessionOptions, Target, TlsFailed, open_session
 from zonemta_py.transports.pipelining import Transaction
 
 DATA = ["*MAIL FROM:<a@b.example> SIZE=100", "*RCPT TO:<c@d.example>", "*DATA"]
@@ -379,6 +379,16 @@ async def test_tls_from_the_first_byte(directory: Path) -> None:
             await secure(None)
         with pytest.raises(DestinationFailed, match=r"none\.pem: .*No such file"):
             await secure(directory / "none.pem")
+
+
+@pytest.mark.parametrize("reply", ["250-me.example hello\r\n250 SIZE 1000\r\n", "250 ME.example\r\n"])
+async def test_a_peer_with_our_name(reply: str) -> None:
+    """It is this relay, unless the configuration names it."""
+    async with peer("220 hi\r\n", "*EHLO", reply) as (port, _):
+        with pytest.raises(LoopsBack, match="this relay: mail loops back"):
+            await open_to(port)
+        session = await open_to(port, may_be_itself=True)
+        session.abort()
 
 
 async def test_auth() -> None:

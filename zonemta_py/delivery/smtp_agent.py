@@ -5,6 +5,7 @@ queue's process or in another one.
 """
 
 import asyncio
+import dataclasses
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,13 @@ from zonemta_py.smtp.address import needs_smtputf8
 from zonemta_py.smtp.classify import LOST, Phase, is_closed, is_unserved
 from zonemta_py.smtp.dkim import BodyHash
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.transports.connect import SessionOptions, Target, TlsFailed, open_session
+from zonemta_py.transports.connect import (
+    LoopsBack,
+    SessionOptions,
+    Target,
+    TlsFailed,
+    open_session,
+)
 from zonemta_py.transports.pipelining import DsnOptions, SmtpSession, Transaction, TransactionResult
 
 HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
@@ -147,6 +154,9 @@ class SmtpAgent:
                 where = f"{endpoint.host}[{endpoint.ip}]"
                 text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
                 failure = DestinationFailed(0, "4.4.1", text)
+            except LoopsBack as exc:
+                # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
+                raise exc if endpoint is endpoints[0][0] else failure from exc
             except DestinationFailed as exc:
                 failure = exc
                 if exc.timed_out:
@@ -169,17 +179,16 @@ class SmtpAgent:
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
         lmtp = zone.transport == "lmtp"
         options = SessionOptions(
-            ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file
-        )
+            ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
+            may_be_itself=zone.smarthost is not None,
+        )  # fmt: skip
         try:
             return await open_session(target, options)
         except TlsFailed as exc:
             if zone.tls != "opportunistic" or options.credentials is not None:
                 raise
             log.info("%s; continuing without TLS", exc.text)
-            return await open_session(
-                target, SessionOptions(ehlo, endpoint.source, "off", zone.timeouts, None, lmtp)
-            )
+            return await open_session(target, dataclasses.replace(options, tls="off"))
 
     def _keep(self, session: SmtpSession, endpoint: Endpoint, destination: str) -> None:
         if not self._closed and session.usable and session.messages < self._zone.messages_per_connection:

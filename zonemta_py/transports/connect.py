@@ -37,7 +37,8 @@ class SessionOptions:
 
     ``tls``: off, opportunistic (encrypt when offered, without verification), required (encrypt and
     verify, or fail) or implicit (as required, from the first byte). ``ca_file``: the authorities that are
-    trusted then; None for those of the system. ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
+    trusted then; None for those of the system. ``may_be_itself``: the peer may have this relay's name.
+    ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
     """
 
     ehlo: str
@@ -47,6 +48,7 @@ class SessionOptions:
     credentials: tuple[str, str] | None = None
     lmtp: bool = False
     ca_file: Path | None = None
+    may_be_itself: bool = False
 
 
 @cache
@@ -69,6 +71,10 @@ def verifying_context(ca_file: Path | None) -> ssl.SSLContext:
 @lru_cache(maxsize=64)
 def _verifying(ca_file: Path | None, changed_ns: int) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file)
+
+
+class LoopsBack(DestinationFailed):
+    """The peer calls itself what this relay calls itself: it is this relay."""
 
 
 class TlsFailed(DestinationFailed):
@@ -96,6 +102,7 @@ async def open_session(
     try:
         await _connect_greeted(client)
         await _greet(client, lmtp=options.lmtp)
+        _refuse_itself(client, target, options)
         if options.tls in ("opportunistic", "required"):
             await _encrypt(client, target, options, context)
         if options.credentials is not None:
@@ -190,6 +197,14 @@ async def _greet(client: aiosmtplib.SMTP, *, lmtp: bool) -> None:
         if exc.code == 421 or not client.is_connected:
             raise
         await client.helo()
+
+
+def _refuse_itself(client: aiosmtplib.SMTP, target: Target, options: SessionOptions) -> None:
+    """Raises LoopsBack if the first word of the reply to EHLO is this relay's name (RFC 5321 section 4.1.1.1)."""
+    answer = client.last_ehlo_response
+    name = answer.message.partition("\n")[0].split(maxsplit=1)[:1] if answer is not None else []
+    if not options.may_be_itself and [options.ehlo.lower()] == [word.lower() for word in name]:
+        raise LoopsBack(0, "5.4.6", f"{_where(target)} is this relay: mail loops back", permanent=True)
 
 
 async def _greet_lmtp(client: aiosmtplib.SMTP) -> None:
