@@ -49,6 +49,27 @@ def test_bookkeeping_adds_up(steps: list[tuple[int, int]]) -> None:
     assert not {r.key for r in rest} & set(held)
 
 
+async def test_senders_of_one_host_take_turns(directory: Path) -> None:
+    """Without a user a host is one submitter, and each domain that it sends from has a queue of its own."""
+    async with opened(directory) as queue:
+        for number in range(50):
+            await accept(queue, f"{number}@x.example", sender=f"news{number}@flood.example")
+        await accept(queue, "probe@x.example", sender="monitor@other.example")
+        found = [lease(queue, "x.example").recipients[0] for _ in range(2)]
+        assert [recipient.address for recipient in found] == ["0@x.example", "probe@x.example"]
+        assert {recipient.record.submitter for recipient in found} == {"127.0.0.1"}
+        assert found[1].record.lane == "127.0.0.1 @other.example"
+
+
+async def test_a_user_is_one_lane(directory: Path) -> None:
+    """Whatever the domains of the senders."""
+    async with opened(directory) as queue:
+        for sender in ("a@one.example", "b@one.example", "c@two.example"):
+            await accept(queue, f"{sender[0]}@x.example", sender=sender, user="news")
+        found = [lease(queue, "x.example").recipients[0].address[0] for _ in range(3)]
+        assert found == ["a", "b", "c"]
+
+
 async def test_a_flood_for_one_domain_leaves_room_for_others(directory: Path) -> None:
     """More mail than the share of one destination spills, on disk, in order; nothing is lost."""
     async with opened(directory, window=80) as queue:
@@ -163,7 +184,7 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     window = ReadyWindow("z", 160)
     for n in range(window.share):
         other = _recipient(f"m{n}", 0, "full.example")
-        other.record = other.record._replace(submitter=f"other{n}")
+        other.record = other.record._replace(lane=f"other{n}")
         window.add("full.example", [other])
     window.add(
         "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.low_volume)]

@@ -191,7 +191,9 @@ class _Run:
         self._wait(self._warm * scenario.recipients, lambda _: None, 0)
         if scenario.flood:
             flood = Scenario("flood", "", scenario.flood, 30)
-            options = (f"--client={FLOOD_FROM}",)
+            options = (
+                ("--sender=flood@flood.example",) if scenario.same_host else (f"--client={FLOOD_FROM}",)
+            )
             first = (
                 self._warm + scenario.messages
             ) * scenario.recipients  # after the measured recipients

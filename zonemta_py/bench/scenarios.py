@@ -18,6 +18,7 @@ class Scenario:
     delay_ms: int = 0  # before each reply of the sink
     connections: int = 100  # of the zone
     flood: int = 0  # messages of another submitter, queued before and not counted
+    same_host: bool = False  # the flood comes from the same address, with senders of another domain
     backlog: int = 0  # recipients queued at the start, nine of ten for a domain that does not answer
     dkim: bool = False  # signed with RSA-2048
     tls: bool = False  # encrypted on both sides
@@ -64,6 +65,17 @@ SCENARIOS = (
         delay_ms=20,
         connections=20,
         flood=8_000,
+    ),
+    Scenario(
+        "senders",
+        "single messages, a flood of the same host",
+        200,
+        1,
+        per_second=20,
+        delay_ms=20,
+        connections=20,
+        flood=4_000,
+        same_host=True,
     ),
     Scenario("deep", "4 KB, a blocked backlog", 20_000, 30, backlog=1_000_000),
     Scenario(

@@ -35,6 +35,7 @@ class Load:
     per_second: int = 0
     client: str = ""  # the source address of connections
     tls: bool = False  # from the first byte on
+    sender: str = "source@source.example"
     domains: int = 0  # 0: ``domain`` alone; else ``lN.`` of it, in turn
     began_s: float = 0.0
     sent: int = 0
@@ -120,7 +121,7 @@ class SourceSession(asyncio.Protocol):
             self._body,
             b"DATA\r\n",
             *reversed(recipients),
-            b"MAIL FROM:<source@source.example>\r\n",
+            b"MAIL FROM:<%b>\r\n" % load.sender.encode(),
         ]
         return True
 
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--per-second", type=int, default=0)
     parser.add_argument("--client", default="")
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--sender", default="source@source.example")
     parser.add_argument("--domains", type=int, default=0)
     parser.add_argument("--times", type=Path, help="write when each message was accepted")
     options = parser.parse_args()
@@ -205,7 +207,8 @@ def main() -> None:
         options.per_second,
         options.client,
         options.tls,
-        options.domains,
+        sender=options.sender,
+        domains=options.domains,
     )
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         result = runner.run(run(load))

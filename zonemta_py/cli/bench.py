@@ -125,6 +125,7 @@ def bench(**values: Any) -> None:
       tls, tls-connect   encrypted on both sides, on persistent sessions or with a handshake each
       delay              the sink replies 20 ms later
       idle, mixed        single messages alone, or with a flood of another submitter
+      senders            the same with a flood of the same host, whose senders have another domain
       deep               with a million waiting recipients, most for a domain that does not answer
       dead               single messages to 200 domains, with mail for 5,000 dead domains queued before
       churned            after five million recipients were queued and delivered

@@ -12,11 +12,20 @@ from zonemta_py.queue.active import ActiveMessage, ActiveMessages
 from zonemta_py.queue.batch import DoneCallback, WriteBatch
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, IdempotencyRecord, Mark, Meta, Origin, new_waiting
+from zonemta_py.queue.format.records import (
+    FORMAT,
+    LANE_SEPARATOR,
+    IdempotencyRecord,
+    Mark,
+    Meta,
+    Origin,
+    new_waiting,
+)
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.windows import ReadyWindows, Reservation
+from zonemta_py.smtp.address import domain_of
 
 ID_AHEAD_MAX_MS = 60_000  # of the time in a message id; more is a clock that was wrong
 
@@ -53,14 +62,14 @@ class NewMessage(Struct, frozen=True):
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
     """The records of message id ``message``; ``tail`` are its chunks that are not yet written."""
-    submitter = new.origin.submitter
+    lane = _lane(new)
     recipients = [
         QueuedRecipient(
             keys.waiting_key(to.zone, message, to.address),
             to.zone,
             message,
             to.address,
-            new_waiting(index, to.domain, submitter, to.notify, to.orcpt),
+            new_waiting(index, to.domain, lane, to.notify, to.orcpt),
         )
         for index, to in enumerate(new.recipients)
     ]
@@ -149,3 +158,11 @@ class Acceptor:
         reservation.commit()
         for due in due_keys:
             self._deferral.written(due)
+
+
+def _lane(new: NewMessage) -> str:
+    """The queue of the message among others of its destination: a host without a user has one for each sender's domain."""
+    origin, domain = new.origin, domain_of(new.sender)
+    if origin.user or not origin.client_ip or not domain:
+        return origin.submitter
+    return f"{origin.client_ip}{LANE_SEPARATOR}{domain}"

@@ -1,6 +1,7 @@
 """The recipients that wait for one destination: a queue for each submitter, served round-robin (decision 29).
 
-A million recipients of one customer do not delay the one message of another.
+A million recipients of one customer do not delay the one message of another. Within a submitter, its lanes
+are served round-robin: a host without a user has one for each domain it sends from.
 """
 
 from collections import OrderedDict, deque
@@ -26,52 +27,63 @@ class QueuedRecipient:
         self.withdrawn = False
 
 
-class SubmitterQueues:
-    """One destination's recipients; in each queue the oldest comes first. ``length`` counts all."""
+Lanes = OrderedDict[str, deque[QueuedRecipient]]
 
-    __slots__ = ("_queues", "length")
+
+class SubmitterQueues:
+    """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
+
+    __slots__ = ("_submitters", "length")
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[QueuedRecipient]] = OrderedDict()
+        self._submitters: OrderedDict[str, Lanes] = OrderedDict()  # the next one first, as its lanes
         self.length = 0
 
     def count(self, submitter: str) -> int:
         """The number of recipients of ``submitter``."""
-        queue = self._queues.get(submitter)
-        return len(queue) if queue is not None else 0
+        return sum(map(len, self._submitters.get(submitter, {}).values()))
 
     def append(self, recipient: QueuedRecipient) -> None:
-        """Put ``recipient`` at the end of its submitter's queue."""
-        submitter = recipient.record.submitter
-        queue = self._queues.get(submitter)
-        if queue is None:
-            queue = self._queues[submitter] = deque()
-        queue.append(recipient)
+        """Put ``recipient`` at the end of its lane."""
+        record = recipient.record
+        lanes = self._submitters.get(record.submitter)
+        if lanes is None:
+            lanes = self._submitters[record.submitter] = OrderedDict()
+        lane = lanes.get(record.lane)
+        if lane is None:
+            lane = lanes[record.lane] = deque()
+        lane.append(recipient)
         self.length += 1
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
-        """Put recipients at the front of their queue, in order, and make that queue the next."""
+        """Put recipients at the front of their lane, in order, and make that lane the next."""
         for recipient in reversed(list(recipients)):
-            submitter = recipient.record.submitter
-            self._queues.setdefault(submitter, deque()).appendleft(recipient)
-            self._queues.move_to_end(submitter, last=False)
+            record = recipient.record
+            lanes = self._submitters.setdefault(record.submitter, OrderedDict())
+            lanes.setdefault(record.lane, deque()).appendleft(recipient)
+            lanes.move_to_end(record.lane, last=False)
+            self._submitters.move_to_end(record.submitter, last=False)
             self.length += 1
 
     def take(self, limit: int) -> list[QueuedRecipient]:
-        """Remove up to ``limit`` recipients of the oldest message in the next queue that has any."""
+        """Remove up to ``limit`` recipients of the oldest message in the next lane that has any."""
         taken: list[QueuedRecipient] = []
-        while self._queues and not taken:
-            submitter, queue = self._queues.popitem(last=False)
-            before = len(queue)
-            while queue and len(taken) < limit and (not taken or queue[0].message == taken[0].message):
-                recipient = queue.popleft()
+        while self._submitters and not taken:
+            submitter, lanes = self._submitters.popitem(last=False)
+            name, lane = lanes.popitem(last=False)
+            before = len(lane)
+            while lane and len(taken) < limit and (not taken or lane[0].message == taken[0].message):
+                recipient = lane.popleft()
                 if not recipient.withdrawn:
                     taken.append(recipient)
-            self.length -= before - len(queue)
-            if queue:
-                self._queues[submitter] = queue
+            self.length -= before - len(lane)
+            if lane:
+                lanes[name] = lane
+            if lanes:
+                self._submitters[submitter] = lanes
         return taken
 
     def __iter__(self) -> Iterator[QueuedRecipient]:
-        for queue in self._queues.values():
-            yield from queue
+        for lanes in self._submitters.values():
+            for lane in lanes.values():
+                yield from lane

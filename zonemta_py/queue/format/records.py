@@ -13,6 +13,7 @@ from zonemta_py.queue.format.keys import created_ms
 
 FORMAT = 4
 READABLE = (1, 2, 3, 4)
+LANE_SEPARATOR = " @"  # between the address of a client and the domain of the sender
 
 
 class Origin(NamedTuple):
@@ -71,13 +72,14 @@ class Waiting(NamedTuple):
     ``recipient_index``: its 0-based position among the recipients of its message, which never changes.
     ``attempts`` that ended; ``uncertain`` ones in a row that a crash interrupted. ``due_ms`` is 0
     unless deferred, keys.HELD_MS when held. ``last_ms``, ``code``, ``status`` and ``text`` of the last
-    reply. ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received.
+    reply. ``lane``: the submitter, or the address of a client, LANE_SEPARATOR and the domain of the sender.
+    ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received.
     """
 
     version: int
     recipient_index: int
     domain: str
-    submitter: str
+    lane: str
     attempts: int
     uncertain: int
     due_ms: int
@@ -87,6 +89,11 @@ class Waiting(NamedTuple):
     text: str
     notify: int
     orcpt: str
+
+    @property
+    def submitter(self) -> str:
+        """Whose mail it is: the user, or the address of the client."""
+        return self.lane.partition(LANE_SEPARATOR)[0]
 
 
 class Inflight(NamedTuple):
@@ -204,6 +211,6 @@ def born(meta: Meta, message: str) -> int:
     return meta.born_ms or created_ms(message)
 
 
-def new_waiting(index: int, domain: str, submitter: str, notify: int = 0, orcpt: str = "") -> Waiting:
+def new_waiting(index: int, domain: str, lane: str, notify: int = 0, orcpt: str = "") -> Waiting:
     """The record of a new recipient."""
-    return Waiting(FORMAT, index, domain, submitter, 0, 0, 0, 0, 0, "", "", notify, orcpt)
+    return Waiting(FORMAT, index, domain, lane, 0, 0, 0, 0, 0, "", "", notify, orcpt)

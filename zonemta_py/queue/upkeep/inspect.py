@@ -101,6 +101,8 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         record = read_waiting(value)
         state = state_of(key[: key.index(b"/") + 1], record)
         fields = record._replace(due_ms=due_of(record))._asdict()
+        fields["submitter"] = record.submitter
+        del fields["lane"]
         index = fields.pop("recipient_index")
         recipients.append({"index": index, "recipient": address, "zone": zone, "state": state, **fields})
     inflight = keys.INFLIGHT + f"{message}/".encode()
