@@ -185,6 +185,7 @@ def test_a_starved_destination_without_room_does_not_keep_others_hungry() -> Non
     for n in range(window.share):
         other = _recipient(f"m{n}", 0, "full.example")
         other.record = other.record._replace(lane=f"other{n}")
+        other.submitter = other.record.submitter
         window.add("full.example", [other])
     window.add(
         "busy.example", [_recipient(f"b{n}", 0, "busy.example") for n in range(window.low_volume)]

@@ -101,7 +101,7 @@ class ReadyWindow:
             if recipient.key not in self._known:
                 self._known[recipient.key] = recipient
                 queues.append(recipient)
-                self._by_submitter[recipient.record.submitter] += 1
+                self._by_submitter[recipient.submitter] += 1
                 self.size += 1
         if not queues.length:
             del self._queues[destination]
@@ -117,7 +117,7 @@ class ReadyWindow:
             self._leased.add(recipient.key)
         if taken:
             self.size -= len(taken)
-            self._count(taken[0].record.submitter, -len(taken))
+            self._count(taken[0].submitter, -len(taken))
         if not queues.length:
             del self._queues[destination]
         return taken
@@ -128,7 +128,7 @@ class ReadyWindow:
         for recipient in returned:
             self._leased.discard(recipient.key)
             self._known[recipient.key] = recipient
-            self._by_submitter[recipient.record.submitter] += 1
+            self._by_submitter[recipient.submitter] += 1
         self._queues.setdefault(destination, SubmitterQueues()).put_back(returned)
         self.size += len(returned)
 
@@ -149,7 +149,7 @@ class ReadyWindow:
         queued = self._known.get(key)
         if queued is not None:
             self.size -= 1
-            self._count(queued.record.submitter, -1)
+            self._count(queued.submitter, -1)
             queued.withdrawn = True
         self._known[key] = queued
         self._withdrawn.add(key)
@@ -163,7 +163,7 @@ class ReadyWindow:
             self._known.pop(key, None)
         else:
             self.size += 1
-            self._by_submitter[queued.record.submitter] += 1
+            self._by_submitter[queued.submitter] += 1
             queued.withdrawn = False
 
     # ---- suspended destinations
@@ -175,7 +175,7 @@ class ReadyWindow:
         for recipient in evicted:
             if not recipient.withdrawn:
                 self.size -= 1
-                self._count(recipient.record.submitter, -1)
+                self._count(recipient.submitter, -1)
                 self._known.pop(recipient.key, None)
             elif recipient.key in self._withdrawn:
                 self._known[recipient.key] = (
@@ -254,7 +254,7 @@ class ReadyWindow:
         active = [r for r in queued if not r.withdrawn]
         if self.size != len(active) + self._reserved.total():
             yield f"size {self.size}: {len(active)} queued, {self._reserved.total()} reserved"
-        counts = Counter(r.record.submitter for r in active)
+        counts = Counter(r.submitter for r in active)
         for (_, submitter), count in self._reserved.items():
             counts[submitter] += count
         if counts != self._by_submitter:

@@ -16,7 +16,7 @@ class QueuedRecipient:
     ``withdrawn``: still in its submitter queue, but taken by an operator; it is skipped.
     """
 
-    __slots__ = ("address", "key", "message", "record", "withdrawn", "zone")
+    __slots__ = ("address", "key", "message", "record", "submitter", "withdrawn", "zone")
 
     def __init__(self, key: bytes, zone: str, message: str, address: str, record: Waiting) -> None:
         self.key = key
@@ -24,6 +24,7 @@ class QueuedRecipient:
         self.message = message
         self.address = address
         self.record = record
+        self.submitter = record.submitter
         self.withdrawn = False
 
 
@@ -45,24 +46,23 @@ class SubmitterQueues:
 
     def append(self, recipient: QueuedRecipient) -> None:
         """Put ``recipient`` at the end of its lane."""
-        record = recipient.record
-        lanes = self._submitters.get(record.submitter)
+        lanes = self._submitters.get(recipient.submitter)
         if lanes is None:
-            lanes = self._submitters[record.submitter] = OrderedDict()
-        lane = lanes.get(record.lane)
+            lanes = self._submitters[recipient.submitter] = OrderedDict()
+        name = recipient.record.lane
+        lane = lanes.get(name)
         if lane is None:
-            lane = lanes[record.lane] = deque()
+            lane = lanes[name] = deque()
         lane.append(recipient)
         self.length += 1
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
         """Put recipients at the front of their lane, in order, and make that lane the next."""
         for recipient in reversed(list(recipients)):
-            record = recipient.record
-            lanes = self._submitters.setdefault(record.submitter, OrderedDict())
-            lanes.setdefault(record.lane, deque()).appendleft(recipient)
-            lanes.move_to_end(record.lane, last=False)
-            self._submitters.move_to_end(record.submitter, last=False)
+            lanes = self._submitters.setdefault(recipient.submitter, OrderedDict())
+            lanes.setdefault(recipient.record.lane, deque()).appendleft(recipient)
+            lanes.move_to_end(recipient.record.lane, last=False)
+            self._submitters.move_to_end(recipient.submitter, last=False)
             self.length += 1
 
     def take(self, limit: int) -> list[QueuedRecipient]:

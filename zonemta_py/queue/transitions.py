@@ -167,7 +167,7 @@ def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms
         "zone": recipient.zone,
         "domain": recipient.record.domain,
         "sender": meta.sender,
-        "submitter": recipient.record.submitter,
+        "submitter": recipient.submitter,
         "attempt": recipient.record.attempts + 1,
         "created_ms": born(meta, recipient.message),
         "phase": attempt.phase,

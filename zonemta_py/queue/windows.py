@@ -68,7 +68,7 @@ class ReadyWindows:
             if spill is None or group != last:  # a cheap test: most messages have one group
                 last = group
                 destination = self.destination_of(zone, domain)
-                spill = SpillKey(zone, destination, message, recipient.record.submitter)
+                spill = SpillKey(zone, destination, message, recipient.submitter)
             groups.setdefault(spill, []).append(recipient)
         reservation = Reservation(self)
         for spill, members in groups.items():
@@ -230,7 +230,7 @@ class ReadyWindows:
         batch = WriteBatch()
         spills = [
             SpillKey(zone, destination, message, submitter)
-            for message, submitter in dict.fromkeys((r.message, r.record.submitter) for r in evicted)
+            for message, submitter in dict.fromkeys((r.message, r.submitter) for r in evicted)
         ]
         for spill in spills:
             self.pending[spill] += 1

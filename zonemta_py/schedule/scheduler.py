@@ -20,6 +20,7 @@ from zonemta_py.schedule.token_bucket import TokenBucket
 TURN = 10  # leases before a worker checks whether other destinations wait for its connection
 KNOWN_S = 3600.0  # how long a destination that had a session is known to answer
 KNOWN_MAX = 50_000
+REMEMBERED_S = 60.0  # how exactly the time of the last session is remembered
 FRESH_S = 30.0  # how long mail for a destination that has not answered lately has just come
 
 
@@ -33,7 +34,14 @@ class Ring(IntEnum):
     FAILING = 4  # its suspension is over, one worker may probe it
 
 
-TURNS = (Ring.KNOWN, Ring.NEW, Ring.FAILING)
+# Attributes of an enumeration are slow to read, and each message reads several.
+URGENT, FRESH, KNOWN, NEW, FAILING = Ring
+# The order in which the rings are asked, by the ring that had the last turn.
+ORDERS = {
+    KNOWN: (URGENT, FRESH, NEW, FAILING, KNOWN),
+    NEW: (URGENT, FRESH, FAILING, KNOWN, NEW),
+    FAILING: (URGENT, FRESH, KNOWN, NEW, FAILING),
+}
 
 
 class WorkerSlot:
@@ -68,7 +76,7 @@ class Scheduler:
         # The values are used in FRESH only: when the mail came.
         self._rings: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in Ring)
         self._starting = [0] * len(Ring)  # workers without a session, by the ring they started from
-        self._last = Ring.FAILING  # the ring that had the last turn
+        self._order = ORDERS[FAILING]
         self._known: OrderedDict[str, float] = OrderedDict()  # when a session last opened, oldest first
         self.configure(zone, now_s)
 
@@ -89,26 +97,27 @@ class Scheduler:
 
     def ready(self, name: str, now_s: float, *, urgent: bool = False) -> None:
         """The destination has mail. ``urgent``: serve it next."""
-        destination = self._destinations.get(name)
+        destination, rings = self._destinations.get(name), self._rings
         if destination is not None and destination.failing:
-            self._rings[Ring.FAILING].setdefault(name, now_s)
+            rings[FAILING].setdefault(name, now_s)
         elif self._is_known(name, destination, now_s):
-            self._rings[Ring.KNOWN].setdefault(name, now_s)
+            rings[KNOWN].setdefault(name, now_s)
             if urgent:
-                self._rings[Ring.URGENT].setdefault(name, now_s)
+                rings[URGENT].setdefault(name, now_s)
         else:
-            if urgent or name not in self._rings[Ring.NEW]:
-                self._rings[Ring.FRESH][name] = now_s
-                self._rings[Ring.FRESH].move_to_end(name)
-            self._rings[Ring.NEW].setdefault(name, now_s)
+            if urgent or name not in rings[NEW]:
+                rings[FRESH][name] = now_s
+                rings[FRESH].move_to_end(name)
+            rings[NEW].setdefault(name, now_s)
 
     def empty(self, name: str) -> None:
         """The destination has no more mail in the ready window."""
         for ring in self._rings:
-            ring.pop(name, None)
+            if ring:
+                ring.pop(name, None)
 
     def _is_known(self, name: str, destination: Destination | None, now_s: float) -> bool:
-        if destination is not None and destination.established:
+        if destination is not None and destination.active > destination.starting:
             return True
         answered_s = self._known.get(name)
         return answered_s is not None and now_s - answered_s < KNOWN_S
@@ -127,20 +136,20 @@ class Scheduler:
         """A new worker for the destination that is served next, or None."""
         if self.active >= self.zone.connections or not self.has_token_ahead():
             return None
-        later = self._last - Ring.KNOWN + 1
-        for ring in (Ring.URGENT, Ring.FRESH, *TURNS[later:], *TURNS[:later]):
-            while self._rings[ring] and self._has_room(ring):
-                name, since_s = self._rings[ring].popitem(last=ring is Ring.FRESH)
-                if ring is Ring.FRESH and now_s - since_s > FRESH_S:
-                    self._rings[ring].clear()  # the others are older
+        for ring in self._order:
+            waiting = self._rings[ring]
+            while waiting and self._has_room(ring):
+                name, since_s = waiting.popitem(last=ring is FRESH)
+                if ring is FRESH and now_s - since_s > FRESH_S:
+                    waiting.clear()  # the others are older
                     break
                 destination = self._destinations.get(name)
                 if destination is None:
                     destination = self._destinations[name] = Destination(name)
                 if destination.may_start(now_s, self.per_destination):
-                    if ring >= Ring.KNOWN:
-                        self._last = ring
-                        self._rings[ring][name] = since_s
+                    if ring in ORDERS:
+                        self._order = ORDERS[ring]
+                        waiting[name] = since_s
                     return self._start(destination, ring)
         return None
 
@@ -150,20 +159,20 @@ class Scheduler:
         Half of the budget for destinations that have not answered lately is for those whose mail has just
         come. Of the other half, those that have failed get half at most.
         """
-        if ring in (Ring.URGENT, Ring.KNOWN):
+        if ring is KNOWN or ring is URGENT:
             return True
-        fresh, new, failing = (self._starting[r] for r in (Ring.FRESH, Ring.NEW, Ring.FAILING))
+        fresh, new, failing = self._starting[FRESH], self._starting[NEW], self._starting[FAILING]
         if fresh + new + failing >= self.trying_max:
             return False
         fresh_max = max(1, self.trying_max // 2)
         others_max = max(1, self.trying_max - fresh_max)
-        if ring is Ring.FRESH:
+        if ring is FRESH:
             return fresh < fresh_max
-        return new + failing < others_max and (ring is Ring.NEW or failing < max(1, others_max // 2))
+        return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
 
     def _start(self, destination: Destination, ring: Ring) -> WorkerSlot:
         # One that has failed before gets all the time it needs.
-        hurried = ring in (Ring.FRESH, Ring.NEW) and len(self._rings[Ring.NEW]) > self.trying_max
+        hurried = (ring is FRESH or ring is NEW) and len(self._rings[NEW]) > self.trying_max
         destination.active += 1
         destination.starting += 1
         self.active += 1
@@ -173,7 +182,7 @@ class Scheduler:
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
-        if self.rate_wait_s(now_s) > 0:
+        if self.bucket is not None and self.bucket.wait_s(now_s) > 0:
             return False
         if not slot.unpaid:
             if not self.has_token_ahead():
@@ -216,13 +225,16 @@ class Scheduler:
 
     def _remember(self, name: str, now_s: float) -> None:
         """The destination answers."""
+        answered_s = self._known.get(name)
+        if answered_s is not None and now_s - answered_s < REMEMBERED_S:
+            return
         self._known[name] = now_s
         self._known.move_to_end(name)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        self._rings[Ring.FRESH].pop(name, None)
-        if self._rings[Ring.NEW].pop(name, None) is not None:
-            self._rings[Ring.KNOWN].setdefault(name, now_s)
+        self._rings[FRESH].pop(name, None)
+        if self._rings[NEW].pop(name, None) is not None:
+            self._rings[KNOWN].setdefault(name, now_s)
 
     def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
@@ -248,9 +260,9 @@ class Scheduler:
         """
         if self.active < self.zone.connections:
             return False
-        for ring in Ring:
+        for ring in self._order:
             others = any(name != destination.name for name in self._rings[ring])
-            if others and self._has_room(ring) and (ring is Ring.URGENT or served % TURN == 0):
+            if others and self._has_room(ring) and (ring is URGENT or served % TURN == 0):
                 return True
         return False
 
