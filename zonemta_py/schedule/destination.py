@@ -26,6 +26,7 @@ class Destination:
         "_recipients_max",
         "_recipients_until_s",
         "active",
+        "blocked",
         "down_until_s",
         "failing",
         "name",
@@ -39,6 +40,7 @@ class Destination:
         self.active = 0
         self.starting = 0
         self.working = 0
+        self.blocked = False  # a worker was refused since the last session opened
         self.failing = False
         self.down_until_s = 0.0
         self.reason = ""

@@ -151,6 +151,7 @@ class Scheduler:
                         self._order = ORDERS[ring]
                         waiting[name] = since_s
                     return self._start(destination, ring)
+                destination.blocked = True
         return None
 
     def _has_room(self, ring: Ring) -> bool:
@@ -208,14 +209,16 @@ class Scheduler:
         if slot.unpaid:
             slot.unpaid = False
             self.unpaid -= 1
-        wait_s = self.bucket.reserve(now_s) if self.bucket is not None else 0.0
+        wait_s = 0.0 if self.bucket is None else self.bucket.reserve(now_s)
         if not slot.established:
             slot.established = True
             self._starting[slot.ring] -= 1
             destination.starting -= 1
             self._remember(destination.name, now_s)
-            self._on_room(destination)
-        elif self.bucket is not None:
+        elif self.bucket is None:
+            return 0.0
+        if destination.blocked or self.bucket is not None or any(self._rings):
+            destination.blocked = False
             self._on_room(destination)
         return wait_s
 
