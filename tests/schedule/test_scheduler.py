@@ -29,6 +29,16 @@ def started(scheduler: Scheduler, now_s: float = 0.0) -> list[WorkerSlot]:
     return slots
 
 
+def leasing(scheduler: Scheduler, now_s: float = 0.0) -> list[WorkerSlot]:
+    """Every worker that may start now, each with a lease before the next; there is more mail."""
+    slots = []
+    while (slot := scheduler.next(now_s)) is not None:
+        assert scheduler.leased(slot, now_s, more=True)
+        assert not scheduler.leased(slot, now_s, more=True), "reported once"
+        slots.append(slot)
+    return slots
+
+
 def names(slots: list[WorkerSlot]) -> list[str]:
     return [slot.destination.name for slot in slots]
 
@@ -78,17 +88,29 @@ def test_turns_and_limits() -> None:
     assert started(scheduler) == [], "the other worker of a has no session yet"
 
 
+def test_a_single_message_wakes_a_single_worker() -> None:
+    """However many the destination has: the next one starts when the one before has a lease, and more waits."""
+    scheduler = scheduler_of(connections=100)
+    scheduler.ready("a", 0.0)
+    for _ in range(4):
+        for slot in leasing(scheduler):
+            scheduler.session_opened(slot, 0.0)
+    scheduler.ready("a", 0.0)
+    [newcomer] = started(scheduler)
+    assert not scheduler.leased(newcomer, 0.0, more=False)
+    assert started(scheduler) == []
+
+
 def test_slow_start() -> None:
     """One worker until its first session, then twice as many with every round of sessions."""
     scheduler = scheduler_of(connections=100, connections_per_domain=20)
     scheduler.ready("a", 0.0)
-    rounds, slots = [], started(scheduler)
+    rounds, slots = [], leasing(scheduler)
     while slots:
         rounds.append(len(slots))
         for slot in slots:
-            scheduler.leased(slot, 0.0, more=True)
             scheduler.session_opened(slot, 0.0)
-        slots = started(scheduler)
+        slots = leasing(scheduler)
     assert rounds == [1, 1, 2, 4, 8, 4]
 
 
@@ -113,23 +135,20 @@ def test_a_learned_limit_holds_for_a_while() -> None:
     """A refusal while others work is the peer's connection limit; later one more session is tried at a time."""
     scheduler = scheduler_of(connections=10, connections_per_domain=8)
     scheduler.ready("a", 0.0)
-    [first] = started(scheduler)
+    [first] = leasing(scheduler)
     scheduler.session_opened(first, 0.0)
-    scheduler.ready("a", 0.0)
-    [second] = started(scheduler)
+    [second] = leasing(scheduler)
     scheduler.session_opened(second, 0.0)
-    scheduler.ready("a", 0.0)
-    refused = started(scheduler)
+    refused = leasing(scheduler)
     assert len(refused) == 2
     first.destination.limit_reached(0.0)
     for slot in refused:
         scheduler.ended(slot, 0.0, has_mail=True)
     assert started(scheduler, LIMIT_S - 1) == []
     scheduler.ready("a", LIMIT_S)
-    [third] = started(scheduler, LIMIT_S)
+    [third] = leasing(scheduler, LIMIT_S)
     scheduler.session_opened(third, LIMIT_S)
-    scheduler.ready("a", LIMIT_S)
-    assert len(started(scheduler, LIMIT_S)) == 1, "the limit is three now, and a fourth is tried"
+    assert len(leasing(scheduler, LIMIT_S)) == 1, "the limit is three now, and a fourth is tried"
 
 
 # ---- suspended destinations
@@ -326,6 +345,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def time_passes(self, step_s: float) -> None:
         self.now_s += step_s
 
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data(), more=st.booleans())
+    def lease(self, data: st.DataObject, more: bool) -> None:
+        self.scheduler.leased(data.draw(st.sampled_from(self.slots)), self.now_s, more=more)
+
     @precondition(lambda self: any(slot not in self.sessions for slot in self.slots))
     @rule(data=st.data())
     def session(self, data: st.DataObject) -> None:
@@ -362,6 +386,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             mine = [s for s in self.slots if s.destination is destination]
             assert destination.active == len(mine)
             assert destination.starting == sum(not s.established for s in mine)
+            assert destination.has_newcomer == any(s.is_newcomer for s in mine)
+            assert sum(s.is_newcomer for s in mine) <= 1
             assert destination.working == sum(s in self.sessions for s in mine)
         assert scheduler.unpaid == sum(slot.unpaid for slot in self.slots)
         trying = [s for s in self.slots if not s.established and s.ring.name not in ("KNOWN", "URGENT")]

@@ -231,7 +231,8 @@ class ZoneWorkers:
             scheduler.empty(destination.name)
             return NoLease.NO_MAIL
         faults.reach("lease.taken")
-        scheduler.leased(slot, clock.monotonic_s(), more=window.has_mail(destination.name))
+        if scheduler.leased(slot, clock.monotonic_s(), more=window.has_mail(destination.name)):
+            self.start_workers()
         return lease
 
     async def _deliver(self, lease: Lease, slot: WorkerSlot) -> LeaseResult:

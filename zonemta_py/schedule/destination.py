@@ -13,7 +13,8 @@ class Destination:
 
     ``active`` workers serve it; ``starting`` of them have had no session yet, ``working`` hold one now.
     Slow start: one worker until its first session, then as many may be starting as have had one, so the
-    number doubles with every round of sessions.
+    number doubles with every round of sessions. They start one after the other, each when the one before has
+    taken a lease (``has_newcomer``): a single message wakes a single worker.
 
     After a failure to connect the destination is suspended until ``down_until_s``; then one worker at a
     time probes it until a session opens. A failure while other workers hold sessions reveals the peer's
@@ -29,6 +30,7 @@ class Destination:
         "blocked",
         "down_until_s",
         "failing",
+        "has_newcomer",
         "name",
         "reason",
         "starting",
@@ -40,6 +42,7 @@ class Destination:
         self.active = 0
         self.starting = 0
         self.working = 0
+        self.has_newcomer = False
         self.blocked = False  # a worker was refused since the last session opened
         self.failing = False
         self.down_until_s = 0.0
@@ -58,7 +61,7 @@ class Destination:
         """Whether another worker may take its mail now. ``most``: workers that the zone allows."""
         if self.failing:
             return self.active == 0 and now_s >= self.down_until_s
-        if self.starting >= max(1, self.established):
+        if self.has_newcomer or self.starting >= max(1, self.established):
             return False
         if self._limit:
             most = min(most, self._limit + (now_s >= self._limit_until_s))

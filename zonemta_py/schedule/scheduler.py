@@ -47,17 +47,18 @@ ORDERS = {
 class WorkerSlot:
     """One worker of a zone: its destination, and what it counts for.
 
-    ``established``: it has had a session. ``unpaid``: it has no token yet for its current lease. ``ring``:
+    ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for its current lease. ``ring``:
     where its destination was when it started. ``hurried``: others wait for its place until it has a session.
     """
 
-    __slots__ = ("destination", "established", "hurried", "ring", "unpaid")
+    __slots__ = ("destination", "established", "hurried", "is_newcomer", "ring", "unpaid")
 
     def __init__(self, destination: Destination, ring: Ring, *, hurried: bool) -> None:
         self.destination = destination
         self.ring = ring
         self.hurried = hurried
         self.established = False
+        self.is_newcomer = True
         self.unpaid = True
 
 
@@ -176,6 +177,7 @@ class Scheduler:
         hurried = (ring is FRESH or ring is NEW) and len(self._rings[NEW]) > self.trying_max
         destination.active += 1
         destination.starting += 1
+        destination.has_newcomer = True
         self.active += 1
         self.unpaid += 1
         self._starting[ring] += 1
@@ -192,12 +194,17 @@ class Scheduler:
             self.unpaid += 1
         return True
 
-    def leased(self, slot: WorkerSlot, now_s: float, *, more: bool) -> None:
-        """The worker has taken its lease; ``more``: the destination has mail besides it."""
+    def leased(self, slot: WorkerSlot, now_s: float, *, more: bool) -> bool:
+        """The worker has taken its lease. Returns whether another should start, given ``more`` mail."""
+        destination = slot.destination
         if more:
-            self.ready(slot.destination.name, now_s)
+            self.ready(destination.name, now_s)
         else:
-            self.empty(slot.destination.name)
+            self.empty(destination.name)
+        if slot.is_newcomer:
+            slot.is_newcomer = destination.has_newcomer = False
+            return more
+        return False
 
     def session_opened(self, slot: WorkerSlot, now_s: float) -> float:
         """There is a session for the lease; returns the seconds until its message may be sent.
@@ -245,6 +252,8 @@ class Scheduler:
         destination.active -= 1
         self.active -= 1
         self.unpaid -= slot.unpaid
+        if slot.is_newcomer:
+            destination.has_newcomer = False
         if slot.established:
             if not destination.failing:
                 self._remember(destination.name, now_s)

@@ -220,7 +220,8 @@ class _Simulation:
             scheduler.empty(name)
             self._leave(slot, has_mail=False)
             return
-        scheduler.leased(slot, self._now_s, more=bool(self._queues[name]))
+        if scheduler.leased(slot, self._now_s, more=bool(self._queues[name])):
+            self._start_workers()
         scheduler.session_opened(slot, self._now_s)
         if self._relay_bucket is not None:
             self._relay_bucket.take(self._now_s)
