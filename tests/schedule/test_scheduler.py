@@ -91,10 +91,11 @@ def test_turns_and_limits() -> None:
 def test_a_single_message_wakes_a_single_worker() -> None:
     """However many the destination has: the next one starts when the one before has a lease, and more waits."""
     scheduler = scheduler_of(connections=100)
-    scheduler.ready("a", 0.0)
     for _ in range(4):
+        scheduler.ready("a", 0.0)
         for slot in leasing(scheduler):
             scheduler.session_opened(slot, 0.0)
+    assert scheduler.active == 8
     scheduler.ready("a", 0.0)
     [newcomer] = started(scheduler)
     assert not scheduler.leased(newcomer, 0.0, more=False)
@@ -110,6 +111,7 @@ def test_slow_start() -> None:
         rounds.append(len(slots))
         for slot in slots:
             scheduler.session_opened(slot, 0.0)
+        scheduler.ready("a", 0.0)
         slots = leasing(scheduler)
     assert rounds == [1, 1, 2, 4, 8, 4]
 
@@ -137,8 +139,10 @@ def test_a_learned_limit_holds_for_a_while() -> None:
     scheduler.ready("a", 0.0)
     [first] = leasing(scheduler)
     scheduler.session_opened(first, 0.0)
+    scheduler.ready("a", 0.0)
     [second] = leasing(scheduler)
     scheduler.session_opened(second, 0.0)
+    scheduler.ready("a", 0.0)
     refused = leasing(scheduler)
     assert len(refused) == 2
     first.destination.limit_reached(0.0)
@@ -148,6 +152,7 @@ def test_a_learned_limit_holds_for_a_while() -> None:
     scheduler.ready("a", LIMIT_S)
     [third] = leasing(scheduler, LIMIT_S)
     scheduler.session_opened(third, LIMIT_S)
+    scheduler.ready("a", LIMIT_S)
     assert len(leasing(scheduler, LIMIT_S)) == 1, "the limit is three now, and a fourth is tried"
 
 
