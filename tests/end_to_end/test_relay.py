@@ -464,7 +464,13 @@ async def test_a_peer_that_limits_sessions(directory: Path) -> None:
 
     class TwoAtMost(Script):
         def match(
-            self, step: Step, argument: str, sender: str, recipients: Sequence[str], local: str
+            self,
+            step: Step,
+            argument: str,
+            sender: str,
+            recipients: Sequence[str],
+            local: str,
+            session: int,
         ) -> Rule | None:
             if step is Step.CONNECT and len(sink.connections) > 2:
                 return Rule(Step.CONNECT, reply="421 4.7.0 Too many connections")

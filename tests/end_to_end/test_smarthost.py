@@ -18,7 +18,7 @@ def trusted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pat
     from zonemta_py.transports import connect as smtp
 
     cert, key, context = certificate(directory)
-    monkeypatch.setattr(smtp, "verifying_context", lambda: context)
+    monkeypatch.setattr(smtp, "verifying_context", lambda ca_file: context)
     monkeypatch.setenv("SSL_CERT_FILE", str(directory / "ca.pem"))  # for senders' processes
     return cert, key
 

@@ -9,7 +9,7 @@ NEVER = {"connections_per_domain": 1, "retry": {"delays": ["1h"], "give_up_after
 
 
 async def test_the_best_host_is_this_relay(directory: Path) -> None:
-    """The mail is returned at once: it would come back for ever."""
+    """The mail is returned at once: it would come back again and again."""
     async with peers(directory, "one ehlo 250 relay.example", **NEVER) as made:
         await made.send("a", sender="")
         await made.finished()

@@ -92,7 +92,7 @@ async def test_a_relay_that_refuses(directory: Path) -> None:
 async def test_with_a_password_over_tls(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """STARTTLS and AUTH; with a wrong password every recipient has a result with the reply."""
     cert, key, context = certificate(directory)
-    monkeypatch.setattr(smtp, "verifying_context", lambda: context)
+    monkeypatch.setattr(smtp, "verifying_context", lambda ca_file: context)
     listener = {
         "address": "127.0.0.1:0", "trusted_networks": [], "auth": {"users_file": str(users_file(directory))},
         "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},

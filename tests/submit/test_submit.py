@@ -191,7 +191,7 @@ async def test_the_relays_limit_on_recipients_is_followed() -> None:
 
     class Limit(Script):
         def match(
-            self, step: Step, argument: str, sender: str, recipients: object, local: str
+            self, step: Step, argument: str, sender: str, recipients: object, local: str, session: int
         ) -> Rule | None:
             if step is Step.RCPT and isinstance(recipients, list) and len(recipients) >= 3:
                 return Rule(Step.RCPT, reply="452 4.5.3 Too many recipients")

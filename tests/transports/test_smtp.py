@@ -383,11 +383,11 @@ async def test_tls_from_the_first_byte(directory: Path) -> None:
 
 @pytest.mark.parametrize("reply", ["250-me.example hello\r\n250 SIZE 1000\r\n", "250 ME.example\r\n"])
 async def test_a_peer_with_our_name(reply: str) -> None:
-    """It is this relay, unless the configuration names it."""
+    """It is this relay, unless the configuration or a command names it."""
     async with peer("220 hi\r\n", "*EHLO", reply) as (port, _):
         with pytest.raises(LoopsBack, match="this relay: mail loops back"):
-            await open_to(port)
-        session = await open_to(port, may_be_itself=True)
+            await open_to(port, detects_loop=True)
+        session = await open_to(port)
         session.abort()
 
 

@@ -180,7 +180,7 @@ class SmtpAgent:
         lmtp = zone.transport == "lmtp"
         options = SessionOptions(
             ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
-            may_be_itself=zone.smarthost is not None,
+            detects_loop=zone.smarthost is None,
         )  # fmt: skip
         try:
             return await open_session(target, options)

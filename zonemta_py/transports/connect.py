@@ -37,7 +37,7 @@ class SessionOptions:
 
     ``tls``: off, opportunistic (encrypt when offered, without verification), required (encrypt and
     verify, or fail) or implicit (as required, from the first byte). ``ca_file``: the authorities that are
-    trusted then; None for those of the system. ``may_be_itself``: the peer may have this relay's name.
+    trusted then; None for those of the system. ``detects_loop``: a peer with this relay's name is refused.
     ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
     """
 
@@ -48,7 +48,7 @@ class SessionOptions:
     credentials: tuple[str, str] | None = None
     lmtp: bool = False
     ca_file: Path | None = None
-    may_be_itself: bool = False
+    detects_loop: bool = False
 
 
 @cache
@@ -203,7 +203,7 @@ def _refuse_itself(client: aiosmtplib.SMTP, target: Target, options: SessionOpti
     """Raises LoopsBack if the first word of the reply to EHLO is this relay's name (RFC 5321 section 4.1.1.1)."""
     answer = client.last_ehlo_response
     name = answer.message.partition("\n")[0].split(maxsplit=1)[:1] if answer is not None else []
-    if not options.may_be_itself and [options.ehlo.lower()] == [word.lower() for word in name]:
+    if options.detects_loop and [options.ehlo.lower()] == [word.lower() for word in name]:
         raise LoopsBack(0, "5.4.6", f"{_where(target)} is this relay: mail loops back", permanent=True)
 
 
