@@ -79,3 +79,21 @@ def test_calls_while_it_is_closed() -> None:
             calls = [pool.submit(thread.run, asyncio.sleep(0.001)) for _ in range(50)]
             thread.close()
             assert {type(call.exception(30)) for call in calls} <= {LocalError, type(None)}
+
+
+def test_a_cancellation_that_is_lost() -> None:
+    """A client swallows the first one, as it may when the answer comes at the same time; the thread ends."""
+    thread, started = LoopThread("redis", "redis"), threading.Event()
+
+    async def stubborn() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+
+    thread.start(stubborn())
+    assert started.wait(30)
+    closing = threading.Thread(target=thread.close, daemon=True)
+    closing.start()
+    until_blocking(lambda: not closing.is_alive(), "the end of the thread")

@@ -39,10 +39,6 @@ class EndpointResolver:
         self._rng = rng
         self._sole: dict[tuple[str, int, str], tuple[float, Candidates]] = {}
 
-    async def close(self) -> None:
-        """End the look-ups that run."""
-        await self._resolver.close()
-
     async def find(self, zone: Zone, domain: str, message: str) -> Candidates:
         """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed."""
         target = domain if zone.smarthost is None else str(zone.smarthost)

@@ -1,4 +1,4 @@
-"""From a domain to the hosts that accept its mail. The only importer of aiodns.
+"""From a domain to the hosts that accept its mail. The only importer of dnspython besides the test sink.
 
 Answers are cached for their TTL, within bounds; "no such domain" for NEGATIVE_TTL_S. A name server that
 does not answer is a temporary failure, cached for FAILURE_TTL_S.
@@ -8,15 +8,18 @@ Source: RFC 5321 section 5.1, RFC 7505 (null MX), RFC 2308 (negative answers).
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import Any
+from itertools import islice
 
-import aiodns
-from pycares import errno
+import dns.asyncresolver
+import dns.exception
+import dns.flags
+import dns.name
+import dns.nameserver
+import dns.rdatatype
+import dns.resolver
 
 from zonemta_py.config.schema import Resolver
-from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.smtp.mx_order import Host
@@ -27,7 +30,6 @@ FAILURE_TTL_S = 5.0
 CACHE_MAX = 50_000
 MX_MAX = 20  # hosts looked up for one domain
 ADDRESSES_MAX = 16  # kept for one host and family
-TYPES = {"A": 1, "AAAA": 28, "MX": 15}  # numbers of record types (RFC 1035, RFC 3596)
 
 Answer = tuple[Host, ...] | DestinationFailed
 
@@ -42,18 +44,15 @@ class MxResolver:
 
     def configure(self, settings: Resolver) -> None:
         """Use new settings; answers from other servers are dropped."""
-        self._timeout_s = settings.timeout
-        # The second try takes twice as long as the first.
-        self._resolver = aiodns.DNSResolver(
-            [_at(server) for server in settings.nameservers or ()],
-            timeout=settings.timeout / 3,
-            tries=2,
-        )
+        self._resolver = dns.asyncresolver.Resolver(configure=settings.nameservers is None)
+        if settings.nameservers is not None:
+            self._resolver.nameservers = [
+                dns.nameserver.Do53Nameserver(server.host, server.port)
+                for server in settings.nameservers
+            ]
+        self._resolver.lifetime = settings.timeout
+        self._resolver.timeout = settings.timeout / 2
         self._cache.clear()
-
-    async def close(self) -> None:
-        """End the look-ups that run."""
-        await self._resolver.close()
 
     async def resolve(self, domain: str) -> tuple[Host, ...]:
         """The hosts of ``domain``, at least one. Raises DestinationFailed."""
@@ -130,13 +129,14 @@ class MxResolver:
         raise DestinationFailed(0, "4.4.4", f"no mail exchanger of {domain} has an address")
 
     async def _mx(self, domain: str) -> tuple[list[tuple[int, str]], float]:
-        records = await self._query(domain, "MX")
-        if not records:
+        answer = await self._query(domain, "MX")
+        if answer is None:
             return [], TTL_MAX_S
-        found = sorted((record.data.priority, record.data.exchange.lower()) for record in records)
-        if len(found) == 1 and not found[0][1]:
+        records = sorted((record.preference, record.exchange) for record in answer)
+        if len(records) == 1 and records[0][1] == dns.name.root:
             raise DestinationFailed(556, "5.1.10", f"{domain} accepts no mail (null MX)", permanent=True)
-        return [(preference, name) for preference, name in found if name], _ttl_s(records)
+        names = [(preference, _text(name)) for preference, name in records if name != dns.name.root]
+        return names, float(answer.rrset.ttl if answer.rrset is not None else TTL_MIN_S)
 
     async def _addresses(self, name: str) -> tuple[tuple[str, ...], float]:
         """IPv4 and IPv6 addresses of a host, CNAMEs followed.
@@ -151,45 +151,41 @@ class MxResolver:
         ips: list[str] = []
         ttl_s = TTL_MAX_S
         for result in results:
-            if not isinstance(result, BaseException):
-                ips.extend(record.data.addr for record in result[:ADDRESSES_MAX])
-                ttl_s = min(ttl_s, _ttl_s(result))
+            if isinstance(result, BaseException):
+                continue
+            if result is not None:
+                ips.extend(record.address for record in islice(result, ADDRESSES_MAX))
+                ttl_s = min(ttl_s, float(result.rrset.ttl if result.rrset is not None else TTL_MIN_S))
         for result in results:
             if not ips and isinstance(result, BaseException):
                 raise result
         return tuple(ips), ttl_s
 
-    async def _query(self, name: str, rdtype: str, *, missing_domain_ok: bool = False) -> Sequence[Any]:
-        """The records of this type, behind a CNAME too; none if there are none. Raises DestinationFailed."""
+    async def _query(
+        self, name: str, rdtype: str, *, missing_domain_ok: bool = False
+    ) -> dns.resolver.Answer | None:
+        """The answer, or None when there is no record of this type. Raises DestinationFailed."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._resolver.query_dns(name, rdtype)
-        except TimeoutError as exc:
-            raise _failed(rdtype, name, "no answer from a name server") from exc
-        except aiodns.error.DNSError as exc:
-            code = exc.args[0]
-            if code == errno.ARES_ENODATA or (code == errno.ARES_ENOTFOUND and missing_domain_ok):
-                return ()
-            if code == errno.ARES_ENOTFOUND:
+            return await self._resolver.resolve(f"{name}.", rdtype, search=False)
+        except dns.resolver.NoAnswer as exc:
+            if exc.kwargs["response"].flags & dns.flags.TC:
                 raise DestinationFailed(
-                    550, "5.1.2", f"the domain {name} does not exist", permanent=True
+                    0, "4.4.3", f"the answer for {rdtype} of {name} is truncated"
                 ) from exc
-            raise _failed(rdtype, name, str(exc.args[-1])) from exc
-        kind = TYPES[rdtype]
-        return [record for record in answer.answer if record.type == kind]
+            return None
+        except dns.resolver.NXDOMAIN as exc:
+            if missing_domain_ok:
+                return None
+            raise DestinationFailed(
+                550, "5.1.2", f"the domain {name} does not exist", permanent=True
+            ) from exc
+        except dns.exception.DNSException as exc:
+            text = " ".join(str(exc).split())[:200]
+            raise DestinationFailed(0, "4.4.3", f"looking up {rdtype} of {name} failed: {text}") from exc
 
 
-def _failed(rdtype: str, name: str, text: str) -> DestinationFailed:
-    return DestinationFailed(0, "4.4.3", f"looking up {rdtype} of {name} failed: {text}")
-
-
-def _ttl_s(records: Sequence[Any]) -> float:
-    return float(min((record.ttl for record in records), default=TTL_MAX_S))
-
-
-def _at(server: HostPort) -> str:
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"{host}:{server.port}"
+def _text(name: dns.name.Name) -> str:
+    return name.to_text(omit_final_dot=True).lower()
 
 
 def _literal(domain: str) -> str:

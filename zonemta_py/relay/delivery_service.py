@@ -56,7 +56,6 @@ class DeliveryService:
         """What the relay starts and stops."""
         return [
             Part("DKIM", close=self._close_signer),
-            Part("look-ups", close=self._endpoints_close),
             Part("the sender processes", self._start_senders, close=self._close_senders),
             Part("delivery", self._start_workers, drain=self._drain),
         ]
@@ -71,9 +70,6 @@ class DeliveryService:
 
     async def _close_signer(self) -> None:
         self._signer.close()
-
-    async def _endpoints_close(self) -> None:
-        await self._endpoints.close()
 
     async def _start_workers(self) -> None:
         for name, zone in self._context.config.zones.items():

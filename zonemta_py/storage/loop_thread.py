@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from zonemta_py.core.errors import LocalError
 
+CANCEL_AGAIN_S = 0.2
+
 T = TypeVar("T")
 
 
@@ -72,7 +74,8 @@ class LoopThread:
 
 
 async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    """End every other task. A client may lose a cancellation that comes with an answer, so it is repeated."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=CANCEL_AGAIN_S)
