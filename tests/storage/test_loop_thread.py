@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit.deadlines import until, until_blocking
+from tests.kit.deadlines import scaled, until, until_blocking
 from zonemta_py.core.errors import LocalError
 from zonemta_py.storage.loop_thread import LoopThread
 
@@ -93,7 +93,7 @@ def test_a_cancellation_that_is_lost() -> None:
             await asyncio.Event().wait()
 
     thread.start(stubborn())
-    assert started.wait(30)
+    assert started.wait(scaled(30))
     closing = threading.Thread(target=thread.close, daemon=True)
     closing.start()
     until_blocking(lambda: not closing.is_alive(), "the end of the thread")
