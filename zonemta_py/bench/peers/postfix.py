@@ -67,6 +67,7 @@ class PostfixRelay(Peer):
     """A Postfix instance that relays everything to a sink."""
 
     name = "postfix"
+    main_cf = MAIN_CF
 
     @classmethod
     def missing(cls) -> str:
@@ -80,7 +81,7 @@ class PostfixRelay(Peer):
             (directory / name).mkdir()
         os.chown(directory / "data", pwd.getpwnam("postfix").pw_uid, -1)
         directories = {"directory": directory, "sbin": "/usr/sbin", "libexec": "/usr/lib/postfix/sbin"}
-        self.write("postfix/main.cf", MAIN_CF.format(sink_port=self.sink_port, **directories))
+        self.write("postfix/main.cf", self.main_cf.format(sink_port=self.sink_port, **directories))
         self.write("postfix/master.cf", MASTER_CF.format(port=self.port))
         self._command("start")
         self.pid = int((directory / "spool/pid/master.pid").read_text())
