@@ -44,7 +44,10 @@ async def _round(number: int, points: list[str], rng: random.Random) -> tuple[st
             else:
                 await rounds.at_point(points[(number * KILLS_A_ROUND + i) // 2 % len(points)])
         verdict = await rounds.finish()
-    shutil.rmtree(directory)
+    if verdict.lost or verdict.unnamed or verdict.problems:
+        print(f"  ! left to look at: {directory}", file=sys.stderr)
+    else:
+        shutil.rmtree(directory)
     return store + (", power cut" if cuts else ""), verdict
 
 

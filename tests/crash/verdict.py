@@ -77,7 +77,8 @@ def compare(
     verdict: Verdict, acknowledged: set[int], arrived: Counter[str], excused: Excused, directory: Path
 ) -> None:
     """Complete ``verdict``: every recipient of an acknowledged message has arrived once, or has its report."""
-    records = [r for path in sealed_segments(directory / "events") for r in read_segment(path)]
+    where = [(path, r) for path in sealed_segments(directory / "events") for r in read_segment(path)]
+    records = [record for _, record in where]
 
     def recorded(*names: str) -> set[str]:
         return {record["recipient"] for record in records if record["event"] in names}
@@ -94,12 +95,12 @@ def compare(
     twice = {address for address, count in arrived.items() if count > 1}
     verdict.uncertain, verdict.repeated = len(named), len(twice)
     verdict.unnamed = sorted(twice - named - excused.arrived)
-    identities = Counter((r["node"], r["seq"], r["position"]) for r in records)
+    repeats = _repeats(where)
     finals = Counter((r["message"], r["index"]) for r in records if r["event"] in FINALS)
     accepted = sum(len(r["recipients"]) for r in records if r["event"] == "accepted")
     queued = read_history(directory / "events").queued("default")
     for what, holds in (
-        ("every record of the ledger once", max(identities.values()) == 1),
+        (f"every record of the ledger once: {repeats[:3]}", not repeats),
         ("one final outcome for each recipient", set(finals.values()) == {1}),
         ("as many outcomes as recipients", len(finals) == accepted),
         ("an outcome for every acknowledged recipient", expected <= recorded(*FINALS)),
@@ -107,6 +108,15 @@ def compare(
     ):
         if not holds:
             verdict.problems.append(f"not so: {what}")
+
+
+def _repeats(records: Iterable[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """The records of the ledger that are in it more than once, with the segments that have them."""
+    places: dict[tuple[Any, ...], list[str]] = {}
+    for path, record in records:
+        identity = (record["node"], record["seq"], record["position"])
+        places.setdefault(identity, []).append(f"{record['event']} in {path.name}")
+    return [f"{identity}: {found}" for identity, found in places.items() if len(found) > 1]
 
 
 def check_empty(verdict: Verdict, settings: QueueSettings) -> None:

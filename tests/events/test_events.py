@@ -85,6 +85,24 @@ def test_a_crash_tears_at_most_the_last_frame(directory: Path, torn: int) -> Non
     assert not path.exists()
 
 
+@pytest.mark.parametrize("restarts_after_ms", [0, 3_600_000])
+def test_a_crash_before_a_sealed_segment_loses_its_hidden_name(
+    directory: Path, restarts_after_ms: int
+) -> None:
+    """The next start does not seal its records once more, in the same hour or in another."""
+    segment = Segment(directory, "abcdef", 1)
+    segment.append(_lines(1, 3), 3)
+    sealed = segment.seal(NOW_MS)
+    assert sealed is not None
+    hidden = directory / ".abcdef-0000000000000001.open"
+    hidden.hardlink_to(sealed)
+    assert recover(directory, "abcdef") == {1, 2, 3}
+    seal_recovered(directory, "abcdef", NOW_MS + restarts_after_ms)
+    assert sealed_segments(directory) == [sealed]
+    assert [record["seq"] for record in read_segment(sealed)] == [1, 2, 3]
+    assert not hidden.exists()
+
+
 async def test_every_event_once_also_when_the_relay_dies_between_log_and_outbox(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ POINTS |= {
     "lease.taken": "a worker holds a lease",
     "dot.answered": "the peer accepted the message, which is not yet recorded",
     "segment.appended": "events are in the event log and still in the outbox",
+    "segment.linked": "a segment has its final name, and still its hidden one",
     "segment.sealed": "a segment of the event log has its final name",
 }
 

@@ -7,6 +7,7 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import sync_directory
 from zonemta_py.events.segments import (
+    final_name,
     open_segments,
     publish,
     read_segment,
@@ -27,7 +28,8 @@ def recover(directory: Path, node: str) -> set[int]:
     """Make the unsealed segments whole; returns the sequence numbers in them. Raises OSError.
 
     A torn end, which a crash leaves, is cut off. Damage with frames behind it is logged, and the file kept
-    as ``.damaged``. The segments stay open until ``seal_recovered``.
+    as ``.damaged``. The segments stay open until ``seal_recovered``. One that was sealed when the crash came
+    only loses its hidden name.
     """
     found: set[int] = set()
     for path in open_segments(directory, node):
@@ -35,6 +37,9 @@ def recover(directory: Path, node: str) -> set[int]:
         frames = list(whole_frames(data, path))
         for frame in frames:
             found.update(from_json(line)["seq"] for line in frame.lines.splitlines())
+        if final_name(path) is not None:
+            path.unlink()
+            continue
         kept = b"".join(data[frame.start : frame.end] for frame in frames)
         if kept != data[: len(kept)]:
             damaged = path.with_suffix(".damaged")

@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zonemta_py.core import clock
+from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import private_directory, sync_directory
@@ -135,12 +135,11 @@ def publish(directory: Path, path: Path, name: str, now_ms: int) -> Path:
             sealed.hardlink_to(path)
             break
         except FileExistsError:
-            if sealed.samefile(path):
-                break  # a crash came before the other name was removed
             number += 1
             log.error("%s exists: events of the same numbers were written before", sealed)
             sealed = hour / f"{name}-{number}.jsonl.zst"
     sync_directory(hour)
+    faults.reach("segment.linked")
     path.unlink()
     sync_directory(directory)
     return sealed
@@ -253,6 +252,15 @@ def sealed_segments(directory: Path, node: str = "") -> list[Path]:
     return sorted(directory.glob(f"date=*/hour=*/{f'{node}-' if node else ''}*.jsonl.zst"))
 
 
+def final_name(path: Path) -> Path | None:
+    """The other name of a segment that is sealed and still has its hidden name; None for an unsealed one."""
+    if path.stat().st_nlink == 1:
+        return None
+    name = path.name[1 : -len(".open")]
+    sealed = path.parent.glob(f"date=*/hour=*/{name}*.jsonl.zst")
+    return next((other for other in sealed if other.samefile(path)), None)
+
+
 def open_segments(directory: Path, node: str) -> list[Path]:
-    """The unsealed segments of ``node``, oldest first."""
+    """The segments of ``node`` with a hidden name, oldest first."""
     return sorted(directory.glob(f".{node}-*.open"))
