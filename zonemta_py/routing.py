@@ -11,6 +11,7 @@ from fnmatch import translate
 from functools import lru_cache
 from ipaddress import ip_address
 
+from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config, Network
 from zonemta_py.config.zones import Zone
 
@@ -93,19 +94,24 @@ def one_zone(zone: str) -> Router:
 
 
 class Destinations:
-    """Which destination a recipient's mail waits at; ``zones`` is replaced when a configuration is reloaded."""
+    """Which destination a recipient's mail waits at."""
 
     def __init__(self, zones: Mapping[str, Zone]) -> None:
-        self.zones = zones
+        self.configure(zones)
+
+    def configure(self, zones: Mapping[str, Zone]) -> None:
+        """Use the zones of a reload. They must give every domain the destination that it had."""
+        self._zones = zones
+        self._tables = {name: DestinationTable(zone) for name, zone in zones.items()}
 
     def __call__(self, zone: str, domain: str) -> str:
-        """The smarthost of ``zone``, DEQUEUE_DESTINATION, or else the recipient's domain."""
-        settings = self.zones.get(zone)
+        """DEQUEUE_DESTINATION, or the destination of ``domain`` in ``zone`` (``config.destinations``)."""
+        settings = self._zones.get(zone)
         if settings is None:
             return domain
         if settings.transport == DEQUEUE_TRANSPORT:
             return DEQUEUE_DESTINATION
-        return domain if settings.smarthost is None else str(settings.smarthost)
+        return self._tables[zone].name_of(domain)
 
 
 def _glob(pattern: str | None) -> re.Pattern[str] | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, PoolAddress, Resolver
-from zonemta_py.config.units import HostPort, Seconds
+from zonemta_py.config.units import HostPort, Seconds, Smarthost
 from zonemta_py.config.units import NameServer as Server
 from zonemta_py.config.zones import SmarthostAuth, Zone
 from zonemta_py.core.errors import ConfigError, DestinationFailed
@@ -85,11 +85,11 @@ async def test_private_addresses_are_refused_by_default() -> None:
 async def test_a_smarthost_by_name_or_address() -> None:
     """Its MX is not looked up, it may be private, and its port precedes that of the zone."""
     async with resolving(settings("{}")) as (resolver, _):
-        named = Zone(smarthost=HostPort("smart.example", 587), port=2525)
+        named = Zone(smarthost=(Smarthost("smart.example", 587),), port=2525)
         assert await found(resolver, "a.example", named) == [("smart.example", "127.0.0.25", 587)]
-        literal = Zone(smarthost=HostPort("127.0.0.7", 587))
+        literal = Zone(smarthost=(Smarthost("127.0.0.7", 587),))
         assert await found(resolver, "any.example", literal) == [("127.0.0.7", "127.0.0.7", 587)]
-        six = Zone(smarthost=HostPort("::1", 587))
+        six = Zone(smarthost=(Smarthost("::1", 587),))
         assert await found(resolver, "any.example", six) == [("::1", "::1", 587)]
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.delivery.agents import HEADER, Context, request
 from tests.kit.deadlines import until
-from tests.kit.dkim import write_key
+from tests.kit.dkim import verified, write_key
 from tests.kit.relay import Stage, staged
 from zonemta_py.config.schema import Dkim, DkimKey
-from zonemta_py.config.units import HostPort
+from zonemta_py.config.units import Smarthost
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
@@ -23,6 +23,7 @@ from zonemta_py.delivery import smtp_agent
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
@@ -30,6 +31,7 @@ from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.transports.pipelining import DsnOptions
 
+BOUNDARY = 'Content-Type: multipart/mixed; boundary="é"\r\n'.encode()
 PLAIN = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
 
 
@@ -44,7 +46,9 @@ class Sending:
         endpoints = EndpointResolver(config, "relay.example", resolver, Random(1))
         self.closed: list[str] = []
         self.pool = SessionPool(lambda destination, idle: self.closed.append(destination))
-        resources = SmtpResources("relay.example", endpoints, signer, self.unreachable, Random(1))
+        resources = SmtpResources(
+            "relay.example", endpoints, Peers({}), signer, self.unreachable, Random(1)
+        )
         self.agent = SmtpAgent(zone or config.zones["default"], resources, self.pool)
 
     async def deliver(
@@ -132,8 +136,7 @@ async def test_dsn_options_only_for_a_peer_that_offers_dsn(directory: Path) -> N
     ("extensions", "changes", "status"),
     [
         ((*PLAIN, "SIZE 1000"), {"size_bytes": 1001}, "5.3.4"),
-        (("PIPELINING",), {"eight_bit": True}, "5.6.3"),
-        (("PIPELINING",), {"header": HEADER + "X: é\r\n".encode()}, "5.6.3"),
+        (("PIPELINING",), {"header": HEADER + BOUNDARY, "eight_bit": True}, "5.6.3"),
         (("PIPELINING",), {"sender": "ü@sender.example"}, "5.6.7"),
         (("PIPELINING",), {"header": HEADER + "X: é\r\n".encode(), "smtputf8": True}, "5.6.7"),
     ],
@@ -148,6 +151,23 @@ async def test_what_the_peer_cannot_accept(
         assert (attempt.phase, attempt.code, attempt.status) == ("mail", 0, status)
         assert made.stage.sinks["a.example"].messages == []
         assert made.pool.count("a.example") == 1
+
+
+async def test_8_bit_mail_is_converted_and_then_signed(directory: Path) -> None:
+    """The signature is valid for the bytes that the peer got."""
+    key = DkimKey("sender.example", "s", write_key(directory / "key.pem"))
+    settings = Dkim(keys=(key,))
+    keys = load_keys(settings)
+    signer = Signer(settings, keys)
+    async with sending(directory, signer=signer, extensions=("PIPELINING",)) as made:
+        header = HEADER + "X: é\r\n".encode()
+        context = Context("grün\r\n".encode())
+        result = await made.deliver("x@a.example", context=context, header=header, eight_bit=True)
+        assert codes(result) == [250]
+        [message] = made.stage.sinks["a.example"].messages
+        assert message.data.isascii()
+        assert b"\r\n\r\ngr=C3=BCn\r\n" in message.data
+        assert verified(message.data, *keys["sender.example"]) == [True]
 
 
 async def test_smtputf8_covers_8_bit_content(directory: Path) -> None:
@@ -339,7 +359,7 @@ async def test_the_only_way_of_a_smarthost_is_tried(directory: Path) -> None:
     """Its address timed out, and there is no other."""
     async with staged(directory) as stage:
         await stage.receiver("a.example")
-        smarthost = HostPort("127.0.1.1", stage.config().zones["default"].port)
+        smarthost = (Smarthost("127.0.1.1", stage.config().zones["default"].port),)
         made = Sending(
             stage, Signer(Dkim(), {}), replace(stage.config().zones["default"], smarthost=smarthost)
         )

@@ -222,9 +222,9 @@ async def test_after_a_defect(queue: Queue) -> None:
 
 async def test_how_long_a_failing_destination_is_suspended(queue: Queue) -> None:
     """As long as a message waits after its first failure."""
-    assert worker_of(queue).first_delay_s() == 600
+    assert worker_of(queue).first_delay_s("a.example") == 600
     never = replace(ZONE.retry, give_up_after=Seconds(0))
-    assert worker_of(queue, replace(ZONE, retry=never)).first_delay_s() == SUSPEND_S
+    assert worker_of(queue, replace(ZONE, retry=never)).first_delay_s("a.example") == SUSPEND_S
 
 
 # ---- the body

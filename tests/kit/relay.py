@@ -45,11 +45,11 @@ class Stage:
     async def start(self) -> None:
         self.dns_port = await self.names.start()
 
-    async def receiver(self, domain: str, *rules: Rule, **options: Any) -> Sink:
+    async def receiver(self, domain: str, *rules: Rule, kind: type[Sink] = Sink, **options: Any) -> Sink:
         """Start a receiver for ``domain`` that keeps its messages."""
         self._used += 1
         ip = f"127.0.1.{self._used}"
-        sink = Sink(Script(rules), keep=True, **options)
+        sink = kind(Script(rules), keep=True, **options)
         await sink.start(ip, self.port)
         self.sinks[domain] = sink
         records = dict(self.names.records)

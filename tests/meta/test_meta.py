@@ -36,7 +36,10 @@ def _keys(kind: type, prefix: str = "") -> list[str]:
             continue
         name = f"{prefix}{field.name.rstrip('_')}"
         inner = _inner(hints[field.name])
-        found += _keys(inner, f"{name}.") if inner else [name]
+        keys = _keys(inner, f"{name}.") if inner else [name]
+        if inner and "overrides" in field.metadata:  # the others are those of the section itself
+            keys = [key for key in keys if key.rpartition(".")[2] in inner.__annotations__]
+        found += keys
     return found
 
 

@@ -6,7 +6,7 @@ step (connect, ehlo, mail, rcpt, data, dot), and which (``recipient``, ``sender`
 ``drop`` closes the connection without one.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from zonemta_py.config.units import duration
 from zonemta_py.queue.format.keys import DEFERRED, end_of, parse_recipient
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import Sink
+from zonemta_py.sink.server import Sink, SinkSession
 
 HOSTS = ("one", "two", "three")
 DOMAIN = "peer.example"
@@ -50,6 +50,22 @@ def parse_script(script: str) -> dict[str, list[Rule]]:
         )
         rules.setdefault(host, []).append(rule)
     return rules
+
+
+class BreaksOnPipelining(Sink):
+    """Offers PIPELINING, and closes a connection on which commands come together, after the first reply."""
+
+    def session(self) -> SinkSession:
+        return _OneByOne(self)
+
+
+class _OneByOne(SinkSession):
+    def data_received(self, data: bytes) -> None:
+        if self._in_data or data.count(b"\r\n") < 2:
+            super().data_received(data)
+            return
+        super().data_received(data[: data.index(b"\r\n") + 2])
+        self._transport.close()
 
 
 @dataclass
@@ -105,19 +121,40 @@ class Peers:
 
 @asynccontextmanager
 async def peers(
-    directory: Path, script: str, senders: int = 0, hosts: Sequence[str] = HOSTS[:2], **zone: Any
+    directory: Path,
+    script: str,
+    senders: int = 0,
+    hosts: Sequence[str] = HOSTS[:2],
+    *,
+    offers: Mapping[str, tuple[str, ...]] | None = None,
+    kind: type[Sink] = Sink,
+    settings: Callable[[Stage], Mapping[str, Any]] = lambda stage: {},
+    equal: bool = False,
+    **zone: Any,
 ) -> AsyncIterator[Peers]:
-    """A relay that sends to the hosts of ``script``. ``zone`` are settings of its zone."""
+    """A relay that sends to the hosts of ``script``.
+
+    ``offers``: the extensions of hosts, which are of ``kind``. ``settings`` returns keys of the configuration, ``zone`` are some of its zone.
+    With ``equal`` all hosts have the same preference.
+    """
     rules = parse_script(script)
     async with staged(directory) as stage:
-        sinks = {host: await stage.receiver(f"{host}.example", *rules.get(host, ())) for host in hosts}
+        sinks = {}
+        for host in hosts:
+            options: dict[str, Any] = {"kind": kind}
+            if offers and host in offers:
+                options["extensions"] = offers[host]
+            sinks[host] = await stage.receiver(f"{host}.example", *rules.get(host, ()), **options)
+        preferences = {host: 10 if equal else 10 * n for n, host in enumerate(hosts, 1)}
         stage.names.records = {
             **stage.names.records,
-            DOMAIN: {"MX": [f"{10 * n} mx.{host}.example." for n, host in enumerate(hosts, 1)]},
+            DOMAIN: {"MX": [f"{n} mx.{host}.example." for host, n in preferences.items()]},
         }
+        own = dict(settings(stage))
         config = stage.config(
-            zones={"default": {"retry": FAST_RETRY, **zone}},
+            zones={"default": {"retry": FAST_RETRY, **zone, **own.pop("zone", {})}},
             processes={"receivers": 0, "senders": senders},
+            **own,
         )
         async with relaying(config) as relay:
             yield Peers(stage, relay, sinks)

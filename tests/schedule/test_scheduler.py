@@ -172,7 +172,8 @@ def test_a_failing_destination_is_suspended_and_probed_by_one() -> None:
     scheduler.leased(probe, 31.0, more=True)
     assert started(scheduler, 31.0) == []
     scheduler.session_opened(probe, 31.0)
-    assert probe.destination.answered()
+    probe.destination.answered()
+    assert not probe.destination.failing
     scheduler.ready("a", 31.0)
     assert names(started(scheduler, 31.0)) == ["a"]
     state = scheduler.state("a")

@@ -11,6 +11,7 @@ from zonemta_py import __version__
 COMMANDS = {
     "serve": "zonemta_py.cli.serve",
     "check": "zonemta_py.cli.check",
+    "config": "zonemta_py.cli.config",
     "reload": "zonemta_py.cli.reload",
     "submit": "zonemta_py.cli.submit",
     "queue": "zonemta_py.cli.queue.group",

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from zonemta_py.config.schema import Admin, Config, Dkim, ListenerSettings, QueueSettings
 from zonemta_py.config.units import without_user_info
-from zonemta_py.config.zones import Retry, Zone
+from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
@@ -55,6 +55,9 @@ def check(config: Config, complain: Complain) -> None:
         _zone(zone, name, config, complain)
     _routes(config, complain)
     _pools(config, complain)
+    for name in config.peers:
+        if not is_ip(name) and (not _is_host(name.removeprefix("*.")) or name != name.lower()):
+            complain(f"peers.{name}", "expected a host in lower case, *.domain, or an IP address")
     _dkim(config.dkim, complain)
     _queue(config.queue, complain)
     _admin(config.admin, complain)
@@ -87,12 +90,11 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
 
 def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
     key = f"zones.{name}"
-    if zone.pool not in config.pools:
-        complain(f"{key}.pool", f"no pool '{zone.pool}'; pools: {', '.join(sorted(config.pools))}")
-    for step in ("connect", "command", "data", "dot"):
-        if getattr(zone.timeouts, step) <= 0:
-            complain(f"{key}.timeouts.{step}", "must be longer than 0s")
-    _retry(zone.retry, f"{key}.retry", complain)
+    seen: set[str] = set()
+    for i, item in enumerate(zone.destinations):
+        _domains(item, seen, f"{key}.destinations[{i}].domains", complain)
+    for prefix, part in zone.parts():
+        _delivery(part, f"{key}.{prefix}", zone.transport == "lmtp", config, complain)
     _transport(zone, key, complain)
     if zone.bounce.double_bounce_to is not None:
         try:
@@ -104,18 +106,50 @@ def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
             f"{key}.bounce.zone",
             f"no zone '{zone.bounce.zone}'; zones: {', '.join(sorted(config.zones))}",
         )
-    auth = zone.smarthost_auth
-    if auth.username is not None and zone.smarthost is None:
-        complain(f"{key}.smarthost_auth", "needs a smarthost")
+
+
+def _domains(item: DestinationSettings, seen: set[str], key: str, complain: Complain) -> None:
+    if not item.domains:
+        complain(key, "at least one domain is needed, such as gmail.com, '*.example' or '*'")
+    for domain in item.domains:
+        name = domain.removeprefix("*.") if domain != "*" else "any.example"
+        try:
+            known = name.startswith("[") or normalise_domain(name) == name
+        except AddressError:
+            known = False
+        if not known:
+            complain(key, f"found '{domain}', expected a domain in lower-case A-labels, *.domain or *")
+        if domain in seen:
+            complain(key, f"'{domain}' appears twice")
+        seen.add(domain)
+
+
+def _delivery(
+    settings: DeliverySettings, prefix: str, lmtp: bool, config: Config, complain: Complain
+) -> None:
+    """Check what a zone and its ``destinations`` may both set. ``prefix``: in front of its keys."""
+    if settings.pool not in config.pools:
+        complain(f"{prefix}pool", f"no pool '{settings.pool}'; pools: {', '.join(sorted(config.pools))}")
+    for step in ("connect", "command", "data", "dot"):
+        if getattr(settings.timeouts, step) <= 0:
+            complain(f"{prefix}timeouts.{step}", "must be longer than 0s")
+    _retry(settings.retry, f"{prefix}retry", complain)
+    auth = settings.smarthost_auth
+    if auth.username is not None and not settings.smarthost:
+        complain(f"{prefix}smarthost_auth", "needs a smarthost")
     if (auth.username is None) != (auth.password_file is None):
-        complain(f"{key}.smarthost_auth", "needs both username and password_file")
-    if zone.tls_ca_file is not None and zone.tls not in ("required", "implicit"):
-        complain(f"{key}.tls_ca_file", "no certificate is verified with tls: " + zone.tls)
-    if zone.tls == "implicit" and zone.smarthost is None:
-        complain(f"{key}.tls", "implicit needs a smarthost: mail hosts on the Internet offer STARTTLS")
-    if auth.username is not None and zone.tls == "opportunistic":
+        complain(f"{prefix}smarthost_auth", "needs both username and password_file")
+    if any(not host.port for host in settings.smarthost) and not lmtp:
+        complain(f"{prefix}smarthost", "a Unix socket needs transport: lmtp")
+    if lmtp and not settings.smarthost:
+        complain(f"{prefix}smarthost", "transport: lmtp needs a smarthost: host:port or unix:/path")
+    if settings.tls_ca_file is not None and settings.tls not in ("required", "implicit"):
+        complain(f"{prefix}tls_ca_file", "no certificate is verified with tls: " + settings.tls)
+    if settings.tls == "implicit" and not settings.smarthost:
+        complain(f"{prefix}tls", "implicit needs a smarthost: mail hosts on the Internet offer STARTTLS")
+    if auth.username is not None and settings.tls == "opportunistic":
         complain(
-            f"{key}.tls",
+            f"{prefix}tls",
             "a password needs tls: required, or tls: off on a network you trust",
         )
 
@@ -155,8 +189,6 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
 
 def _transport(zone: Zone, key: str, complain: Complain) -> None:
     """Check the section of the zone's transport; sections of other transports do not apply."""
-    if zone.transport == "lmtp" and zone.smarthost is None:
-        complain(f"{key}.transport", "lmtp needs a smarthost: the host and port to deliver to")
     if zone.transport == "maildir":
         if zone.maildir.path is None:
             complain(f"{key}.maildir", "needs a path, such as /var/mail/{domain}/{user}")

@@ -51,6 +51,11 @@ def plain(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: {exc}") from exc
 
 
+def to_yaml(values: Any) -> str:
+    """Plain values as a YAML document."""
+    return str(yaml.safe_dump(values, sort_keys=False, default_flow_style=False, allow_unicode=True))
+
+
 def parse_config(text: str, path: Path) -> Config:
     """The configuration in ``text``; ``path`` names it in errors and is the start of relative paths.
 

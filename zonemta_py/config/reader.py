@@ -25,6 +25,7 @@ from zonemta_py.config.units import (
     Rate,
     Seconds,
     Size,
+    Smarthost,
     duration,
     exit_code,
     host_port,
@@ -33,6 +34,7 @@ from zonemta_py.config.units import (
     process_count,
     rate,
     size,
+    smarthost,
 )
 from zonemta_py.core.errors import ConfigError
 
@@ -46,6 +48,7 @@ _PARSERS: dict[Any, Any] = {
     Percent: percent,
     ExitCode: exit_code,
     Keep: keep,
+    Smarthost: smarthost,
 }
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
@@ -91,15 +94,19 @@ class Reader:
         if origin in (types.UnionType, typing.Union):
             return self._union(node, kind, base, key)
         if origin is tuple:
-            item = typing.get_args(kind)[0]
-            if not isinstance(node, yaml.SequenceNode):
-                self.fail(node, key, f"found {_shown(node)}, expected a list")
-            return tuple(
-                self.read(n, item, _default_of(item), f"{key}[{i}]") for i, n in enumerate(node.value)
-            )
+            return self._list(node, typing.get_args(kind)[0], base, key)
         if origin is dict:
             return self._named(node, kind, base, key)
         return self._scalar(node, kind, key)
+
+    def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
+        """A list; ``base``: what each item starts from, if that is a dataclass. One smarthost needs no list."""
+        if item is Smarthost and isinstance(node, yaml.ScalarNode):
+            return () if node.tag == _NULL else (self._scalar(node, item, key),)
+        if not isinstance(node, yaml.SequenceNode):
+            self.fail(node, key, f"found {_shown(node)}, expected a list")
+        start = base if is_dataclass(base) else _default_of(item)
+        return tuple(self.read(n, item, start, f"{key}[{i}]") for i, n in enumerate(node.value))
 
     def _pairs(self, node: yaml.Node, key: str) -> list[_Pair]:
         if not isinstance(node, yaml.MappingNode):
@@ -122,16 +129,21 @@ class Reader:
             f.name.rstrip("_"): f for f in fields(kind) if not f.metadata.get("hidden")
         }
         hints = typing.get_type_hints(kind)
-        changes = {}
+        changes: dict[str, Any] = {}
         pairs = self._pairs(node, key)
         if hasattr(kind, "RENAMED"):
             pairs = self._with_new_names(pairs, kind.RENAMED, key)
+        # Overrides start from the other values of the mapping.
+        pairs.sort(key=lambda pair: pair[0] in known and "overrides" in known[pair[0]].metadata)
         for name, name_node, value_node in pairs:
             where = _under(key, name)
             if name not in known:
                 self.fail(name_node, where, f"unknown key; {_suggest(name, known)}")
             field = known[name]
-            value = self.read(value_node, hints[field.name], getattr(base, field.name), where)
+            start = getattr(base, field.name)
+            if "overrides" in field.metadata:
+                start = replace(base, **changes).item()
+            value = self.read(value_node, hints[field.name], start, where)
             self._limits(value_node, field, value, where)
             changes[field.name] = value
         return replace(base, **changes)
@@ -170,8 +182,13 @@ class Reader:
         result = dict(base)
         if is_dataclass(item):
             pairs.sort(key=lambda pair: pair[0] != "default")
+        first: yaml.Node | None = None
         for name, _, value in pairs:
-            inherited = result["default"] if is_dataclass(item) else None
+            inherited = result.get("default", _default_of(item))
+            if name == "default":
+                first = value
+            elif first is not None:
+                value = _with_overrides(value, first, item)
             result[name] = self.read(value, item, inherited, _under(key, name))
         return result
 
@@ -223,7 +240,7 @@ class Reader:
             if value in limits["later"]:
                 self.fail(node, key, f"'{value}' is not available in this version")
             self.fail(node, key, f"found '{value}', allowed: {', '.join(limits['choices'])}")
-        if "least" in limits and not limits["least"] <= value <= limits["most"]:
+        if "least" in limits and value is not None and not limits["least"] <= value <= limits["most"]:
             self.fail(node, key, f"found {value}, allowed: {limits['least']} to {limits['most']}")
 
 
@@ -245,6 +262,21 @@ def anchored(value: Any, directory: Path) -> Any:
 def _plain(node: yaml.ScalarNode) -> Any:
     """The scalar as YAML resolves it: text, number, boolean or None."""
     return yaml.SafeLoader("").construct_object(node)
+
+
+def _with_overrides(node: yaml.Node, default: yaml.Node, kind: Any) -> yaml.Node:
+    """``node`` with the overrides of ``default`` that it has not: they start from its own values."""
+    if not is_dataclass(kind) or not isinstance(default, yaml.MappingNode):
+        return node
+    if not isinstance(node, yaml.MappingNode) and node.tag != _NULL:
+        return node
+    names = {each.name for each in fields(kind) if "overrides" in each.metadata}
+    items = list(node.value) if isinstance(node, yaml.MappingNode) else []
+    names -= {name.value for name, _ in items}
+    inherited = [(name, value) for name, value in default.value if name.value in names]
+    if not inherited:
+        return node
+    return yaml.MappingNode(_MAP, [*items, *inherited], node.start_mark, node.end_mark)
 
 
 def _default_of(kind: Any) -> Any:

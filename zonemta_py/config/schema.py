@@ -149,6 +149,14 @@ class PoolAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """Extensions that are used with a peer if it offers them."""
+
+    pipelining: bool = True
+    starttls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class DkimKey:
     """One signing key, for authors (From) in ``domain`` and its subdomains."""
 
@@ -230,6 +238,7 @@ class Config:
     pools: dict[str, tuple[PoolAddress, ...]] = field(
         default_factory=lambda: {"default": (PoolAddress(),)}
     )
+    peers: dict[str, PeerSettings] = field(default_factory=dict)
     dkim: Dkim = Dkim()
     resolver: Resolver = Resolver()
     events: Events = Events()

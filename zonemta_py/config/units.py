@@ -16,6 +16,7 @@ ProcessCount = NewType("ProcessCount", int)
 
 AUTO = ProcessCount(-1)  # chosen by the number of cores
 PROCESSES_MAX = 64
+UNIX_PATH_MAX = 107  # bytes; sun_path, unix(7)
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -32,8 +33,8 @@ def hidden(default: Any) -> Any:
     return field(default=default, metadata={"hidden": True}, compare=False, repr=False)
 
 
-def number(default: int, least: int = 1, most: int = 10**9) -> Any:
-    """A field with a whole number from ``least`` to ``most``."""
+def number(default: int | None, least: int = 1, most: int = 10**9) -> Any:
+    """A field with a whole number from ``least`` to ``most``, or None if that is its default."""
     return field(default=default, metadata={"least": least, "most": most})
 
 
@@ -79,6 +80,22 @@ class HostPort(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Smarthost(NamedTuple):
+    """A host that sends mail on. ``host`` is a name or an IP address, or with ``port`` 0 the path of a Unix socket.
+
+    ``by_mx``: the exchangers of the name are meant, not its addresses.
+    """
+
+    host: str
+    port: int
+    by_mx: bool = False
+
+    def __str__(self) -> str:
+        if not self.port:
+            return f"unix:{self.host}"
+        return ("mx:" if self.by_mx else "") + str(HostPort(self.host, self.port))
 
 
 NameServer = NewType("NameServer", HostPort)  # a HostPort with the default port 53
@@ -173,6 +190,23 @@ def host_port(value: object, default_port: int | None = None) -> HostPort:
     if port is None or port > 65535:
         raise ValueError(allowed)
     return HostPort(match[1] or match[2], port)
+
+
+def smarthost(value: object) -> Smarthost:
+    """Parse ``host:port``, ``mx:name``, ``mx:name:port`` or ``unix:/path``. Raises ValueError."""
+    allowed = "host:port, mx:name or unix:/path"
+    kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind == "unix":
+        if not rest.startswith("/") or len(rest.encode()) > UNIX_PATH_MAX:
+            raise ValueError(f"an absolute path of at most {UNIX_PATH_MAX} bytes after unix:")
+        return Smarthost(rest, 0)
+    try:
+        found = host_port(rest, 25) if kind == "mx" else host_port(value)
+    except ValueError as exc:
+        raise ValueError(allowed) from exc
+    if not found.port:
+        raise ValueError(allowed)
+    return Smarthost(*found, by_mx=kind == "mx")
 
 
 def process_count(value: object) -> ProcessCount:

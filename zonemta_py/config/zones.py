@@ -1,7 +1,7 @@
 """Settings of a zone: its limits, transport, retries, reports and time limits. Values are frozen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,11 +10,11 @@ from zonemta_py.config.units import (
     HOUR,
     MINUTE,
     ExitCode,
-    HostPort,
     Percent,
     Rate,
     Seconds,
     Size,
+    Smarthost,
     choice,
     number,
 )
@@ -149,14 +149,48 @@ class SmarthostAuth:
 
 
 @dataclass(frozen=True, slots=True)
-class Zone:
-    """A sending zone. ``transport`` selects which of the transport sections applies."""
+class DeliverySettings:
+    """How mail is sent: what a zone may set for some destinations differently."""
 
     pool: str = "default"
-    connections: int = number(100, 1, 10_000)
-    connections_per_domain: int = number(20, 1, 10_000)
     messages_per_connection: int = number(100)
     recipients_per_transaction: int = number(100, 1, 10_000)
+    smarthost: tuple[Smarthost, ...] = ()
+    smarthost_auth: SmarthostAuth = SmarthostAuth()
+    port: int = number(25, 1, 65535)
+    tls: str = choice("opportunistic", "off", "required", "implicit", later=("dane", "mta-sts"))
+    tls_ca_file: Path | None = None
+    retry: Retry = Retry()
+    timeouts: Timeouts = Timeouts()
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationSettings(DeliverySettings):
+    """An item of ``destinations``. A domain is a name, ``*.name`` for those below it, or ``*``.
+
+    ``connections`` None: as many as the zone allows.
+    """
+
+    domains: tuple[str, ...] = ()
+    connections: int | None = number(None, 1, 10_000)
+
+    def matches(self, domain: str) -> bool:
+        """Whether these are the settings for mail to ``domain``, which is normalised."""
+        return any(
+            domain == pattern or (pattern[0] == "*" and domain.endswith(pattern[1:]))
+            for pattern in self.domains
+        )
+
+
+DELIVERY_KEYS = tuple(each.name for each in fields(DeliverySettings))
+
+
+@dataclass(frozen=True, slots=True)
+class Zone(DeliverySettings):
+    """A sending zone. ``transport`` selects which of the transport sections applies."""
+
+    connections: int = number(100, 1, 10_000)
+    connections_per_domain: int = number(20, 1, 10_000)
     rate: Rate | None = None
     transport: str = choice("smtp", "lmtp", "pipe", "maildir", "python", "blackhole", "http", "dequeue")
     maildir: MaildirSettings = MaildirSettings()
@@ -164,12 +198,15 @@ class Zone:
     python: PythonSettings = PythonSettings()
     http: HttpSettings = HttpSettings()
     blackhole: BlackholeSettings = BlackholeSettings()
-    smarthost: HostPort | None = None
-    smarthost_auth: SmarthostAuth = SmarthostAuth()
-    port: int = number(25, 1, 65535)
-    tls: str = choice("opportunistic", "off", "required", "implicit", later=("dane", "mta-sts"))
-    tls_ca_file: Path | None = None
-    retry: Retry = Retry()
     bounce: BounceSettings = BounceSettings()
     sender_verp: bool = False
-    timeouts: Timeouts = Timeouts()
+    destinations: tuple[DestinationSettings, ...] = field(default=(), metadata={"overrides": True})
+
+    def item(self) -> DestinationSettings:
+        """What an item of ``destinations`` starts from: the values of the zone."""
+        return DestinationSettings(**{key: getattr(self, key) for key in DELIVERY_KEYS})
+
+    def parts(self) -> tuple[tuple[str, DeliverySettings], ...]:
+        """The settings of the zone and of its ``destinations``, each with its key in front of those in it."""
+        items = ((f"destinations[{i}].", item) for i, item in enumerate(self.destinations))
+        return (("", self), *items)

@@ -1,12 +1,15 @@
 """From a domain to the endpoints of its mail: hosts by MX or smarthost, each with a source address."""
 
+import socket
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from math import log
 from random import Random
 
 from zonemta_py.config.schema import Config, PoolAddress
-from zonemta_py.config.zones import Zone
+from zonemta_py.config.units import Smarthost
+from zonemta_py.config.zones import DeliverySettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, DestinationFailed
@@ -15,15 +18,21 @@ from zonemta_py.smtp.mx_order import Host, allowed, order
 
 SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
+NO_SOURCE = PoolAddress()  # of a session over a Unix socket
 
 
 class Endpoint(Struct, frozen=True):
-    """Both ends of a session. ``source`` None: the system chooses the local address."""
+    """Both ends of a session. ``ip`` is the path of a Unix socket if ``port`` is 0.
+
+    ``source`` None: the system chooses the local address. ``security`` differs where a session of one destination
+    must not serve another one: another TLS policy, or other credentials.
+    """
 
     host: str
     ip: str
     port: int
     source: str | None
+    security: str = ""
 
 
 Candidates = Sequence[tuple[Endpoint, PoolAddress]]
@@ -37,43 +46,39 @@ class EndpointResolver:
         self._hostname = hostname
         self._resolver = resolver
         self._rng = rng
-        self._sole: dict[tuple[str, int, str], tuple[float, Candidates]] = {}
+        self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
+        self._listening = [listener.address for listener in config.listeners]
 
     async def find(self, zone: Zone, domain: str, message: str) -> Candidates:
         """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed."""
-        target = domain if zone.smarthost is None else str(zone.smarthost)
-        key = (target, zone.port, zone.pool)
+        key = (zone.smarthost or domain, zone.port, zone.pool, _security(zone))
         sole = self._sole.get(key)
         if sole is not None and sole[0] > clock.monotonic_s():
             return sole[1]
-        hosts, endpoints = await self._look_up(zone, domain, message)
-        if len(endpoints) == 1 and len(hosts) == 1 and len(self._config.pools[zone.pool]) == 1:
+        endpoints = await self._look_up(zone, domain, message)
+        if len(endpoints) == 1 and len(self._config.pools[zone.pool]) == 1:
             if len(self._sole) >= SOLE_ENDPOINTS_MAX:
                 self._sole.clear()
             self._sole[key] = (clock.monotonic_s() + SOLE_ENDPOINT_S, endpoints)
         return endpoints
 
-    async def _look_up(self, zone: Zone, domain: str, message: str) -> tuple[Sequence[Host], Candidates]:
-        smarthost = zone.smarthost
-        if smarthost is None:
-            hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain))
-            pairs = self._permitted(domain, order(hosts, self._rng))
-            port = zone.port
+    async def _look_up(self, zone: Zone, domain: str, message: str) -> Candidates:
+        if zone.smarthost:
+            found = await self._smarthosts(zone.smarthost)
         else:
-            hosts = await self._smarthost(smarthost.host)
-            pairs = order(hosts, self._rng)
-            port = smarthost.port
-        pool = self._config.pools[zone.pool]
+            hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
+            found = [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
+        pool, security = self._config.pools[zone.pool], _security(zone)
         endpoints = []
-        for host, ip in pairs:
+        for host, ip, port in found:
             source = choose_source(pool, message, ip)
             if source is not None:
-                endpoints.append((Endpoint(host, ip, port, source.address), source))
+                endpoints.append((Endpoint(host, ip, port, source.address, security), source))
         if not endpoints:
             raise DestinationFailed(
-                0, "4.4.4", f"no address of pool '{zone.pool}' can reach {pairs[0][1]}"
+                0, "4.4.4", f"no address of pool '{zone.pool}' can reach {found[0][1]}"
             )
-        return hosts, endpoints
+        return endpoints
 
     def _permitted(self, domain: str, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """The (host, IP) pairs without private addresses, unless allowed. Raises DestinationFailed."""
@@ -86,9 +91,9 @@ class EndpointResolver:
             )
         return permitted
 
-    def _preferred_to_us(self, domain: str, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    def _preferred_to_us(self, domain: str, hosts: tuple[Host, ...], port: int) -> tuple[Host, ...]:
         """The hosts with a lower MX preference than this one (RFC 5321 section 5.1). Raises DestinationFailed."""
-        ours = [host.preference for host in hosts if host.name == self._hostname.lower()]
+        ours = [host.preference for host in hosts if self._is_this_relay(host, port)]
         if not ours:
             return hosts
         better = tuple(host for host in hosts if host.preference < min(ours))
@@ -98,12 +103,65 @@ class EndpointResolver:
             )
         return better
 
-    async def _smarthost(self, host: str) -> tuple[Host, ...]:
-        literal = f"[ipv6:{host}]" if ":" in host else f"[{host}]"
+    def _is_this_relay(self, host: Host, port: int) -> bool:
+        """Whether ``host`` has this relay's name, or an address and ``port`` on which this relay listens."""
+        if host.name == self._hostname.lower():
+            return True
+        return any(
+            address.port == port and any(_listens_on(address.host, ip) for ip in host.ips)
+            for address in self._listening
+        )
+
+    async def _smarthosts(self, smarthosts: Sequence[Smarthost]) -> list[tuple[str, str, int]]:
+        """(host, IP, port) of ``smarthosts``, in their order. Raises DestinationFailed if none can be found."""
+        found: list[tuple[str, str, int]] = []
+        failure: DestinationFailed | None = None
+        for smarthost in smarthosts:
+            try:
+                hosts = await self._smarthost(smarthost)
+            except DestinationFailed as exc:
+                # The configuration is wrong, or DNS is: not a reason to return mail.
+                failure = DestinationFailed(0, "4.4.4", f"smarthost {smarthost}: {exc.text}")
+                continue
+            found += [(*pair, smarthost.port) for pair in order(hosts, self._rng)]
+        if not found and failure is not None:
+            raise failure
+        return found
+
+    async def _smarthost(self, smarthost: Smarthost) -> tuple[Host, ...]:
+        host = smarthost.host
+        if not smarthost.port:
+            return (Host(0, host, (host,)),)
         if ":" in host or host.replace(".", "").isdigit():
-            resolved = await self._resolver.resolve(literal)
+            resolved = await self._resolver.resolve(f"[ipv6:{host}]" if ":" in host else f"[{host}]")
             return tuple(item._replace(name=host) for item in resolved)
-        return await self._resolver.addresses_of(host)
+        return await (self._resolver.resolve if smarthost.by_mx else self._resolver.addresses_of)(host)
+
+
+def _security(zone: Zone) -> str:
+    if not zone.destinations:
+        return ""
+    return f"{zone.tls} {zone.tls_ca_file} {zone.smarthost_auth.username}"
+
+
+def _listens_on(host: str, ip: str) -> bool:
+    """Whether a listener on ``host`` accepts connections to ``ip``."""
+    if host == "localhost":
+        return ip in ("127.0.0.1", "::1")
+    if host == ip:
+        return True
+    return host in ("0.0.0.0", "::") and _is_local(ip)
+
+
+@lru_cache(maxsize=4096)
+def _is_local(ip: str) -> bool:
+    """Whether ``ip`` is an address of this machine: only those can be bound."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((ip, 0))
+        except OSError:
+            return False
+    return True
 
 
 def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> PoolAddress | None:
@@ -113,6 +171,8 @@ def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> 
     come from the address of the first attempt. Weighted rendezvous hashing: an address that is added
     takes its share from the others, one that is removed gives up its own, and no other message moves.
     """
+    if target_ip.startswith("/"):
+        return NO_SOURCE
     version = 6 if ":" in target_ip else 4
     fitting = [
         entry
@@ -130,7 +190,7 @@ def _draw(message: str, address: str) -> float:
     return (int.from_bytes(digest, "big") + 0.5) / 2**48
 
 
-def credentials(zone: Zone) -> tuple[str, str] | None:
+def credentials(zone: DeliverySettings) -> tuple[str, str] | None:
     """Name and password for the zone's smarthost. Raises DestinationFailed when the file cannot be read."""
     auth = zone.smarthost_auth
     if auth.username is None or auth.password_file is None:
@@ -141,7 +201,7 @@ def credentials(zone: Zone) -> tuple[str, str] | None:
         raise DestinationFailed(0, "4.7.0", str(exc)) from exc
 
 
-def read_password(zone: Zone) -> str:
+def read_password(zone: DeliverySettings) -> str:
     """The first line of the smarthost's password file. Raises ConfigError."""
     path = zone.smarthost_auth.password_file
     assert path is not None

@@ -54,7 +54,8 @@ def _longest_delay_ms(config: Config) -> int:
 
     A function may ask for any delay.
     """
-    if any(zone.retry.policy in ("function", "backoff") for zone in config.zones.values()):
+    retries = [part.retry for zone in config.zones.values() for _, part in zone.parts()]
+    if any(retry.policy in ("function", "backoff") for retry in retries):
         return LONGEST_DELAY_MS
-    longest_s = max((zone.retry.give_up_after for zone in config.zones.values()), default=0.0)
+    longest_s = max((retry.give_up_after for retry in retries), default=0.0)
     return round((longest_s + DAY) * 1000)

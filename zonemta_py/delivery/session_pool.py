@@ -9,10 +9,16 @@ from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.transports.pipelining import SmtpSession
 
 OnClosed = Callable[[str, int], None]
+_Key = tuple[str, int, str | None, str]
 
 
 def ignore_closed(destination: str, idle: int) -> None:
     """The ``on_closed`` of a pool in the process that counts its sessions."""
+
+
+def _key(endpoint: Endpoint) -> _Key:
+    """What sessions must have in common: not the name of the host, because several lead to the same address."""
+    return (endpoint.ip, endpoint.port, endpoint.source, endpoint.security)
 
 
 @dataclass(slots=True)
@@ -34,7 +40,7 @@ class SessionPool:
 
     def __init__(self, on_closed: OnClosed = ignore_closed) -> None:
         self._loop = asyncio.get_running_loop()
-        self._idle: dict[tuple[str, int, str | None], deque[_IdleSession]] = {}  # oldest first
+        self._idle: dict[_Key, deque[_IdleSession]] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
         self._by_destination: Counter[str] = Counter()
         self._on_closed = on_closed
@@ -50,7 +56,7 @@ class SessionPool:
 
     def take(self, endpoint: Endpoint) -> SmtpSession | None:
         """The most recently used usable session with ``endpoint``, removed from the pool, or None."""
-        key = (endpoint.ip, endpoint.port, endpoint.source)
+        key = _key(endpoint)
         entries = self._idle.get(key)
         while entries:
             entry = entries.pop()
@@ -64,13 +70,13 @@ class SessionPool:
 
     def has_idle(self, endpoint: Endpoint) -> bool:
         """Whether ``take`` would return a session with ``endpoint``."""
-        key = (endpoint.ip, endpoint.port, endpoint.source)
+        key = _key(endpoint)
         return any(entry.session.usable for entry in self._idle.get(key, ()))
 
     def put(self, endpoint: Endpoint, destination: str, session: SmtpSession, idle_s: float) -> None:
         """Keep ``session`` for at most ``idle_s``."""
         entry = _IdleSession(endpoint, destination, session, self._loop.time() + idle_s)
-        key = (endpoint.ip, endpoint.port, endpoint.source)
+        key = _key(endpoint)
         self._idle.setdefault(key, deque()).append(entry)
         self._add_to_count(destination, 1)
         if self._timer is None:
@@ -90,7 +96,7 @@ class SessionPool:
             self._close(entry)
 
     def _close(self, entry: _IdleSession) -> None:
-        key = (entry.endpoint.ip, entry.endpoint.port, entry.endpoint.source)
+        key = _key(entry.endpoint)
         queue = self._idle[key]
         queue.remove(entry)
         if not queue:

@@ -7,24 +7,24 @@ queue's process or in another one.
 import asyncio
 import dataclasses
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
+from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
-from zonemta_py.core.codec import replace
-from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, SessionLost
-from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.attempts import all_unreachable, attempts_of, no_session
+from zonemta_py.core.errors import DestinationFailed, SessionLost
+from zonemta_py.delivery.attempts import all_unreachable, no_session
 from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
+from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.delivery.request_progress import RequestProgress
 from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
-from zonemta_py.smtp.address import needs_smtputf8
-from zonemta_py.smtp.classify import LOST, Phase, is_closed, is_unserved
-from zonemta_py.smtp.dkim import BodyHash
+from zonemta_py.smtp.classify import LOST, Phase
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.connect import (
     LoopsBack,
@@ -33,8 +33,12 @@ from zonemta_py.transports.connect import (
     TlsFailed,
     open_session,
 )
-from zonemta_py.transports.pipelining import DsnOptions, SmtpSession, Transaction, TransactionResult
+from zonemta_py.transports.pipelining import SmtpSession, TransactionResult
 
+OpenSession = tuple[SmtpSession, Endpoint, bool]  # the last: it was idle
+
+AVOIDED_S = 60.0  # how long idle sessions with other hosts are preferred to one that opened none
+FAILED_MAX = 10_000
 HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
 SESSIONS_MAX = 3  # of one request, with different endpoints or after an idle one
 
@@ -47,6 +51,7 @@ class SmtpResources:
 
     hostname: str
     endpoints: EndpointResolver
+    peers: Peers
     signer: Signer
     unreachable: UnreachableHosts
     rng: Random
@@ -56,10 +61,10 @@ class SmtpAgent:
     """The ``DeliveryAgent`` of a zone that delivers over sessions, which it keeps in ``pool``."""
 
     def __init__(self, zone: Zone, resources: SmtpResources, pool: SessionPool) -> None:
-        self._zone = zone
+        self._table = DestinationTable(zone)
         self._resources = resources
-        self._skip_times_s = skip_times_s(zone.retry)
         self.pool = pool
+        self._failed: dict[AddressPair, float] = {}  # when a host last opened no session
         self._closed = False
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
@@ -68,50 +73,58 @@ class SmtpAgent:
         Recipients that a session has not served, because the peer closed it or refused MAIL for now, are
         sent to the next endpoint (RFC 5321 section 5.1).
         """
-        course = _Course(request, clock.monotonic_s())
+        zone = self._table.settings(request.destination)
+        progress = RequestProgress(request, clock.monotonic_s())
+        forms = MessageForms(request, context, self._resources.signer)
         endpoints: Candidates = ()
         try:
-            endpoints = await self._resources.endpoints.find(self._zone, request.domain, request.message)
-            session, endpoint, reused = await self._session(endpoints, request)
+            endpoints = await self._resources.endpoints.find(zone, request.domain, request.message)
+            session, endpoint, reused = await self._session(endpoints, request, zone)
         except DestinationFailed as exc:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
-            return no_session(request, exc, course.began_s, has_idle=has_idle)
+            return no_session(request, exc, progress.began_s, has_idle=has_idle)
         context.session_opened()
-        if self._resources.signer.signs:
-            course.request = await self._signed(request, context)
+        if forms.converts(session) and len(endpoints) > 1:
+            endpoints, session, endpoint, reused = await self._with_8bitmime(
+                endpoints, (session, endpoint, reused), request, zone
+            )
         while True:
-            closed = await self._serve(course, session, endpoint, context)
-            # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it
-            # one to close it at a certain number of recipients.
+            form = await forms.get(seven_bit=forms.converts(session))
+            closed = await self._serve(progress, session, endpoint, form)
+            # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it one
+            # to close it at a certain number of recipients, or when it gets pipelined commands.
             expired = reused and closed
             same = expired or (closed and session.recipients_max is not None)
-            if not course.unserved or (course.sessions == SESSIONS_MAX and not expired):
-                return course.result()
+            if session.broke_pipelining:
+                self._resources.peers.pipelining_broke(endpoint.ip, clock.monotonic_s())
+                same = True
+            if not progress.unserved or (progress.sessions == SESSIONS_MAX and not expired):
+                return progress.result()
             if not same:
-                endpoints = [pair for pair in endpoints if pair[0].ip != endpoint.ip]
+                endpoints = _without(endpoints, endpoint)
             try:
-                session, endpoint = await self._new_session(endpoints, request)
+                session, endpoint = await self._new_session(endpoints, request, zone)
             except DestinationFailed as exc:
-                return course.result(exc if expired else None)
+                return progress.result(exc if expired else None)
             reused = False
 
     async def _serve(
-        self, course: "_Course", session: SmtpSession, endpoint: Endpoint, context: RequestContext
+        self, progress: RequestProgress, session: SmtpSession, endpoint: Endpoint, form: MessageForm
     ) -> bool:
         """Send to the recipients that are not served. Returns whether the peer closed the session on some of them."""
-        if course.recipients_max:
-            session.recipients_max = course.recipients_max
+        if progress.recipients_max:
+            session.recipients_max = progress.recipients_max
         try:
-            result = await _transact(session, course.part(), context)
+            result = await transact(session, progress.part(form.request), form)
             faults.reach("dot.answered")
         except SessionLost as exc:
             lost = (Phase.DATA, Reply(0, LOST, str(exc)))
-            result = TransactionResult([lost] * len(course.unserved))
-        closed = course.add(result, endpoint, session)
+            result = TransactionResult([lost] * len(progress.unserved))
+        closed = progress.add(result, endpoint, session)
         if closed:
             session.close()
         else:
-            self._keep(session, endpoint, course.request.destination)
+            self._keep(session, endpoint, progress.request.destination)
         return closed
 
     def close(self) -> None:
@@ -121,19 +134,50 @@ class SmtpAgent:
 
     # ---- sessions
 
-    async def _session(
-        self, endpoints: Candidates, request: DeliveryRequest
-    ) -> tuple[SmtpSession, Endpoint, bool]:
-        """An idle session (then the last value is true) or a new one. Raises DestinationFailed."""
-        for endpoint, _ in endpoints:
+    async def _session(self, endpoints: Candidates, request: DeliveryRequest, zone: Zone) -> OpenSession:
+        """An idle session or a new one, with the first endpoint if the destination has room for another session.
+
+        So mail that comes in ones is spread over hosts of equal preference. Raises DestinationFailed.
+        """
+        first = endpoints[0][0]
+        session = self.pool.take(first)
+        if session is not None:
+            return session, first, True
+        if self._may_add(first, request):
+            with suppress(DestinationFailed):
+                return (*await self._new_session(endpoints[:1], request, zone), False)
+        for endpoint, _ in endpoints[1:]:
             session = self.pool.take(endpoint)
             if session is not None:
                 return session, endpoint, True
-        session, endpoint = await self._new_session(endpoints, request)
-        return session, endpoint, False
+        return (*await self._new_session(endpoints, request, zone), False)
+
+    def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
+        """Whether a session with ``endpoint`` is worth more than an idle one with another host."""
+        idle = self.pool.count(request.destination)
+        if not idle or idle >= min(request.idle_limits):
+            return False
+        failed_s = self._failed.get(_addresses(endpoint))
+        return failed_s is None or clock.monotonic_s() - failed_s > AVOIDED_S
+
+    async def _with_8bitmime(
+        self, endpoints: Candidates, current: OpenSession, request: DeliveryRequest, zone: Zone
+    ) -> tuple[Candidates, SmtpSession, Endpoint, bool]:
+        """A session with another host that takes 8-bit mail, else ``current``."""
+        others = _without(endpoints, current[1])
+        for endpoint, source in others[: SESSIONS_MAX - 1]:
+            try:
+                session, _, reused = await self._session([(endpoint, source)], request, zone)
+            except DestinationFailed:
+                continue
+            if session.offers("8bitmime"):
+                self._keep(*current[:2], request.destination)
+                return others, session, endpoint, reused
+            self._keep(session, endpoint, request.destination)
+        return endpoints, *current
 
     async def _new_session(
-        self, endpoints: Candidates, request: DeliveryRequest
+        self, endpoints: Candidates, request: DeliveryRequest, zone: Zone
     ) -> tuple[SmtpSession, Endpoint]:
         """Connect to the first endpoint that accepts a session. Raises DestinationFailed.
 
@@ -143,13 +187,13 @@ class SmtpAgent:
         unreachable, now_s = resources.unreachable, clock.monotonic_s()
         failure = DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
         reachable = [e for e in endpoints if not unreachable.skipped_s(_addresses(e[0]), now_s)]
-        if not reachable and self._zone.smarthost is not None:
+        if not reachable and zone.smarthost:
             reachable = list(endpoints)
         for endpoint, source in reachable:
             self.pool.trim(request.destination, *request.idle_limits)
             try:
                 async with asyncio.timeout(HURRIED_S if request.hurried else None):
-                    session = await self._open(endpoint, source.ehlo or resources.hostname)
+                    session = await self._open(endpoint, source.ehlo or resources.hostname, zone)
             except TimeoutError:
                 where = f"{endpoint.host}[{endpoint.ip}]"
                 text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
@@ -159,12 +203,13 @@ class SmtpAgent:
                 raise exc if endpoint is endpoints[0][0] else failure from exc
             except DestinationFailed as exc:
                 failure = exc
+                self._avoid(endpoint)
                 if exc.timed_out:
                     unreachable.timed_out(
                         _addresses(endpoint),
                         request.destination,
                         clock.monotonic_s(),
-                        self._skip_times_s,
+                        skip_times_s(zone.retry),
                         resources.rng.random(),
                     )
                 else:
@@ -174,161 +219,41 @@ class SmtpAgent:
                 return session, endpoint
         raise failure
 
-    async def _open(self, endpoint: Endpoint, ehlo: str) -> SmtpSession:
-        zone = self._zone
+    def _avoid(self, endpoint: Endpoint) -> None:
+        if len(self._failed) >= FAILED_MAX:
+            self._failed.clear()
+        self._failed[_addresses(endpoint)] = clock.monotonic_s()
+
+    async def _open(self, endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
-        lmtp = zone.transport == "lmtp"
+        lmtp, peers = zone.transport == "lmtp", self._resources.peers
+        starttls = endpoint.port and peers.settings(endpoint.host, endpoint.ip).starttls
         options = SessionOptions(
-            ehlo, endpoint.source, zone.tls, zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
-            detects_loop=zone.smarthost is None,
+            ehlo, endpoint.source, zone.tls if starttls or zone.tls != "opportunistic" else "off",
+            zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
+            detects_loop=not zone.smarthost,
+            pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, clock.monotonic_s()),
         )  # fmt: skip
         try:
             return await open_session(target, options)
         except TlsFailed as exc:
-            if zone.tls != "opportunistic" or options.credentials is not None:
+            if options.tls != "opportunistic" or options.credentials is not None:
                 raise
             log.info("%s; continuing without TLS", exc.text)
             return await open_session(target, dataclasses.replace(options, tls="off"))
 
     def _keep(self, session: SmtpSession, endpoint: Endpoint, destination: str) -> None:
-        if not self._closed and session.usable and session.messages < self._zone.messages_per_connection:
-            self.pool.put(endpoint, destination, session, self._zone.timeouts.idle)
+        zone = self._table.settings(destination)
+        if not self._closed and session.usable and session.messages < zone.messages_per_connection:
+            self.pool.put(endpoint, destination, session, zone.timeouts.idle)
         else:
             session.close()
-
-    async def _signed(self, request: DeliveryRequest, context: RequestContext) -> DeliveryRequest:
-        """``request`` with the DKIM signatures of its author's domain in front of its header."""
-        try:
-            fields = await self._resources.signer.signatures(
-                request.message, request.header, partial(_body_hash, request, context)
-            )
-        except QueueCorrupt:
-            return request  # reported when the body is read to be sent
-        if not fields:
-            return request
-        size_bytes = request.size_bytes + len(fields)
-        return replace(request, header=fields + request.header, size_bytes=size_bytes)
 
 
 def _addresses(endpoint: Endpoint) -> AddressPair:
     return AddressPair(endpoint.source or "", endpoint.ip)
 
 
-# ---- the transaction
-
-
-async def _transact(
-    session: SmtpSession, request: DeliveryRequest, context: RequestContext
-) -> TransactionResult:
-    """Send the message. Raises SessionLost, and what ``context`` raises except QueueCorrupt."""
-    recipients = request.recipients
-    ascii_header = request.header.isascii()
-    smtputf8 = (
-        (request.smtputf8 and not ascii_header)
-        or needs_smtputf8(request.sender)
-        or any(map(needs_smtputf8, recipients))
-    )
-    eight_bit = request.eight_bit or not ascii_header
-    refusal = _refusal(session, request.size_bytes, eight_bit, smtputf8)
-    if refusal is not None:
-        return TransactionResult([(Phase.MAIL, refusal)] * len(recipients))
-    if session.recipients_max is not None:
-        recipients = recipients[: session.recipients_max]
-    dsn = request.dsn if request.dsn is not None and session.offers("dsn") else None
-    try:
-        transaction = Transaction(
-            request.sender, recipients, request.header, context.body(), request.size_bytes,
-            eight_bit, smtputf8, dsn,
-        )  # fmt: skip
-        return await session.transact(transaction, context.started)
-    except QueueCorrupt as exc:
-        log.critical("%s is not delivered: %s", request.message, exc)
-        reply = Reply(0, "4.3.0", "the stored message is damaged; see the log of the relay")
-        return TransactionResult([(Phase.DATA, reply)] * len(recipients))
-
-
-async def _body_hash(request: DeliveryRequest, context: RequestContext) -> bytes:
-    """The DKIM body hash from intake, or computed now. Raises QueueCorrupt."""
-    if request.body_hash:
-        return request.body_hash
-    body, body_hash = context.body(), BodyHash()
-    if isinstance(body, bytes):
-        body_hash.feed(body)
-    else:
-        async for chunk in body:
-            body_hash.feed(chunk)
-    return body_hash.digest()
-
-
-def _refusal(session: SmtpSession, size_bytes: int, eight_bit: bool, smtputf8: bool) -> Reply | None:
-    """Why the peer cannot accept the message, known from its extensions; None when it can."""
-    if session.size_max and size_bytes > session.size_max:
-        return Reply(
-            0, "5.3.4", f"the message has {size_bytes} bytes, the peer takes {session.size_max}"
-        )
-    if smtputf8 and not session.offers("smtputf8"):
-        return Reply(0, "5.6.7", "an address or header needs SMTPUTF8, which the peer does not offer")
-    if eight_bit and not session.offers("8bitmime") and not smtputf8:
-        return Reply(0, "5.6.3", "the message has 8-bit content, which the peer does not take")
-    return None
-
-
-# ---- the course of a request
-
-
-class _Course:
-    """What has become of each recipient of a request, over one session or several.
-
-    ``unserved``: the indexes of those that the next session may serve.
-    """
-
-    def __init__(self, request: DeliveryRequest, began_s: float) -> None:
-        self.request = request
-        self.began_s = began_s
-        self.sessions = 0
-        self.unserved = list(range(len(request.recipients)))
-        self.recipients_max = 0  # of a transaction, once it is known
-        self._attempts: list[Attempt | None] = [None] * len(request.recipients)
-        self._answered = False  # a recipient has an answer that is about it
-
-    def part(self) -> DeliveryRequest:
-        """The request for the recipients that are not served."""
-        request, unserved = self.request, self.unserved
-        if len(unserved) == len(request.recipients):
-            return request
-        dsn = request.dsn
-        if dsn is not None:
-            dsn = DsnOptions(dsn.mail, [dsn.rcpts[index] for index in unserved])
-        return replace(request, recipients=[request.recipients[i] for i in unserved], dsn=dsn)
-
-    def add(self, result: TransactionResult, endpoint: Endpoint, session: SmtpSession) -> bool:
-        """Take the answers to ``part``. Returns whether one of them says that the session is closed."""
-        self.sessions += 1
-        self.recipients_max = session.recipients_max or 0
-        indexes, self.unserved = self.unserved, []
-        closed = unserved = False
-        made = attempts_of(result, endpoint, session, self.began_s)
-        known: Attempt | None = None
-        for index in indexes[len(result.answers) :]:
-            self._attempts[index] = None  # beyond the limit of recipients: not tried in this session
-        for index, answer, attempt in zip(indexes, result.answers, made, strict=False):
-            self._attempts[index] = attempt
-            if answer is None:
-                continue
-            if attempt is not known:  # recipients with the same answer share an attempt
-                known, unserved = attempt, is_unserved(*answer)
-                closed = closed or is_closed(*answer)
-            if unserved:
-                self.unserved.append(index)
-            else:
-                self._answered = True
-        return closed
-
-    def result(self, failure: DestinationFailed | None = None) -> DeliveryResult:
-        """The end of the request; ``failure``: no session could be opened after an idle one was closed."""
-        if failure is not None and not self._answered:
-            return no_session(self.request, failure, self.began_s)
-        last = self._attempts[-1]
-        if self._answered or last is None or last.code not in (0, 421):
-            return DeliveryResult(self._attempts, recipients_max=self.recipients_max)
-        return DeliveryResult(self._attempts, last, refuses_sessions=last.code == 421)
+def _without(endpoints: Candidates, endpoint: Endpoint) -> Candidates:
+    """``endpoints`` at other addresses."""
+    return [pair for pair in endpoints if (pair[0].ip, pair[0].port) != (endpoint.ip, endpoint.port)]

@@ -101,9 +101,11 @@ class Worker:
         self._context = context
         self._zone = zone
         self._scheduler = scheduler
-        self._rules = RetryRules(
-            zone.retry, make_policy(zone.retry, log.error, context.hooks.backoff_function)
-        )
+        self._table = scheduler.table
+        self._rules = [
+            RetryRules(each.retry, make_policy(each.retry, log.error, context.hooks.backoff_function))
+            for each in self._table.zones
+        ]
 
     async def deliver(
         self, lease: Lease, idle_limits: tuple[int, int], slot: WorkerSlot, agent: DeliveryAgent
@@ -167,15 +169,16 @@ class Worker:
         text = "internal error of the relay; see its log"
         return await self.fail(lease, Attempt(Phase.CONNECT.value, 0, "4.3.0", text))
 
-    def first_delay_s(self) -> float:
+    def first_delay_s(self, destination: str) -> float:
         """The delay after a message's first failure: also how long a destination that fails is suspended."""
-        now_ms = clock.now_ms()
-        end_ms = now_ms + int(self._zone.retry.give_up_after * 1000)
-        due_ms = next_attempt(self._rules.policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
+        now_ms, rules = clock.now_ms(), self._rules[self._table.number(destination)]
+        end_ms = now_ms + int(rules.settings.give_up_after * 1000)
+        due_ms = next_attempt(rules.policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
         return (due_ms - now_ms) / 1000 if due_ms is not None else SUSPEND_S
 
     async def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> CommitFuture:
-        context, active, rules = self._context, lease.active, self._rules
+        context, active, number = self._context, lease.active, self._table.number(lease.destination)
+        rules = self._rules[number]
         now_ms, priority = clock.now_ms(), requested_priority(active.meta.header, rules.settings.policy)
         outcomes = [
             decide_outcome(
@@ -184,7 +187,7 @@ class Worker:
             for recipient, attempt in zip(lease.recipients, attempts, strict=False)
             if attempt is not None
         ]
-        effects = await settle_effects(context, self._zone, active, outcomes)
+        effects = await settle_effects(context, self._table.zones[number], active, outcomes)
         return context.queue.settle(lease, outcomes, effects)
 
 

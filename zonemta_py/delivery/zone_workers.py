@@ -182,7 +182,6 @@ class ZoneWorkers:
         destination, served = slot.destination, 0
         settled: CommitFuture | None = None
         while not self._stopping and self.scheduler.next_lease(slot, clock.monotonic_s()):
-            zone = self.scheduler.zone
             lease = self._take_lease(slot)
             if lease is NoLease.NO_MAIL:
                 return False
@@ -201,7 +200,7 @@ class ZoneWorkers:
                 case Next.SUSPEND:
                     assert result.failure is not None
                     await result.settled
-                    await self._suspend(destination, result.failure, zone)
+                    await self._suspend(destination, result.failure)
                     return True
                 case Next.RESUME:
                     self._resume(destination)
@@ -218,7 +217,7 @@ class ZoneWorkers:
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
         window = queue.windows.zone(self.name)
         recipients = destination.recipients(
-            scheduler.zone.recipients_per_transaction, clock.monotonic_s()
+            scheduler.table.settings(destination.name).recipients_per_transaction, clock.monotonic_s()
         )
         try:
             lease = queue.lease(self.name, destination.name, recipients)
@@ -239,7 +238,7 @@ class ZoneWorkers:
         scheduler, destination = self.scheduler, slot.destination
         idle_limits = (
             scheduler.zone.connections - scheduler.active,
-            scheduler.per_destination - destination.active,
+            destination.connections_max - destination.active,
         )
         worker = self._worker
         try:
@@ -254,14 +253,16 @@ class ZoneWorkers:
 
     # ---- suspended destinations
 
-    async def _suspend(self, destination: Destination, failure: Attempt, zone: Zone) -> None:
+    async def _suspend(self, destination: Destination, failure: Attempt) -> None:
         """No session could be opened: suspend ``destination``, and free its part of the window.
 
         Its mail stays on disk without an attempt. Messages that are too old expire with ``failure``, and
         those whose sender is to be warned of the delay are deferred with it.
         """
         windows, now_s = self._context.queue.windows, clock.monotonic_s()
-        self.scheduler.failed(destination, self._worker.first_delay_s(), now_s, failure.text)
+        zone = self.scheduler.table.settings(destination.name)
+        delay_s = self._worker.first_delay_s(destination.name)
+        self.scheduler.failed(destination, delay_s, now_s, failure.text)
         windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
         now_ms, warned = clock.now_ms(), 0

@@ -20,6 +20,7 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.processes import sender_protocol as protocol
@@ -76,7 +77,9 @@ class SenderProcess:
             old.close()
         self._signer.configure(config.dkim, load_keys(config.dkim))
         endpoints = EndpointResolver(config, frame.hostname, MxResolver(config.resolver), self._rng)
-        resources = SmtpResources(frame.hostname, endpoints, self._signer, self._unreachable, self._rng)
+        resources = SmtpResources(
+            frame.hostname, endpoints, Peers(config.peers), self._signer, self._unreachable, self._rng
+        )
         self._agents = {
             name: SmtpAgent(zone, resources, SessionPool(partial(self._report_idle, name)))
             for name, zone in config.zones.items()

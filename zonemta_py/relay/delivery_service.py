@@ -11,6 +11,7 @@ from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
+from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
@@ -41,6 +42,7 @@ class DeliveryService:
         self.unreachable = UnreachableHosts(self._clear_unreachable)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
         self._endpoints = self._resolver(config, hostname)
+        self._peers = Peers(config.peers)
         self.senders: SenderPool | None = None
         if senders:
             self.senders = SenderPool(config, hostname, self.unreachable, senders, log_level)
@@ -91,7 +93,7 @@ class DeliveryService:
         if self.senders is not None:
             return RemoteAgent(self.senders, name)
         resources = SmtpResources(
-            context.hostname, self._endpoints, self._signer, self.unreachable, context.rng
+            context.hostname, self._endpoints, self._peers, self._signer, self.unreachable, context.rng
         )
         return SmtpAgent(zone, resources, SessionPool())
 
@@ -118,6 +120,7 @@ class DeliveryService:
         if self.senders is not None:
             self.senders.configure(config, hostname)
         self._endpoints = self._resolver(config, hostname)
+        self._peers = Peers(config.peers)
         for name, zone in config.zones.items():
             if zone.transport == DEQUEUE_TRANSPORT:
                 continue

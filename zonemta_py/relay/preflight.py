@@ -10,6 +10,7 @@ from pathlib import Path
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.schema import Config, Network
+from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.endpoints import read_password
@@ -33,19 +34,14 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
                 f"listeners[{i}].auth.users_file", partial(load_users, listener.auth.users_file)
             )
     for name, zone in config.zones.items():
-        _prefix_errors(
-            f"zones.{name}.retry.function", partial(make_policy, zone.retry, load=hooks.backoff_function)
-        )
+        for prefix, part in zone.parts():
+            _verify_delivery(part, f"zones.{name}.{prefix}", hooks)
         if zone.bounce.function is not None:
             _prefix_errors(
                 f"zones.{name}.bounce.function", partial(plain_function, zone.bounce.function)
             )
         if is_local(zone):
             _prefix_errors(f"zones.{name}.{zone.transport}", partial(make_transport, zone, ""))
-        if zone.tls_ca_file is not None:
-            _prefix_errors(f"zones.{name}.tls_ca_file", partial(_readable_authorities, zone.tls_ca_file))
-        if zone.smarthost_auth.password_file is not None:
-            _prefix_errors(f"zones.{name}.smarthost_auth.password_file", partial(read_password, zone))
     for function in config.policies:
         _prefix_errors("policies", partial(plain_function, function))
     _prefix_errors("admin.token_file", partial(read_token, config.admin.token_file))
@@ -57,6 +53,17 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     check_descriptors(config, hooks)
     _writable("queue.directory", config.queue.directory)
     _writable("events.directory", config.events.directory)
+
+
+def _verify_delivery(settings: DeliverySettings, prefix: str, hooks: Hooks) -> None:
+    """Test what a zone and its ``destinations`` may both name. ``prefix``: in front of its keys."""
+    _prefix_errors(
+        f"{prefix}retry.function", partial(make_policy, settings.retry, load=hooks.backoff_function)
+    )
+    if settings.tls_ca_file is not None:
+        _prefix_errors(f"{prefix}tls_ca_file", partial(_readable_authorities, settings.tls_ca_file))
+    if settings.smarthost_auth.password_file is not None:
+        _prefix_errors(f"{prefix}smarthost_auth.password_file", partial(read_password, settings))
 
 
 def _readable_authorities(path: Path) -> None:

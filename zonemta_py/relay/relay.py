@@ -245,7 +245,7 @@ class Relay:
         changed = list(changed_keys(self._config, config))
         self._config = config
         self._reporter.configure(config, hostname, router)
-        self._destinations.zones = config.zones
+        self._destinations.configure(config.zones)
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")

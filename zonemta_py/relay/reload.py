@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 
 from zonemta_py.config.schema import Config
+from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 
@@ -28,12 +29,22 @@ def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> Non
     fixed.append(("listeners.tls.mode", was_mode, will_mode))
     for name in set(old.zones) & set(new.zones):
         was, will = old.zones[name], new.zones[name]
-        fixed.append((f"zones.{name}.smarthost", was.smarthost, will.smarthost))
+        fixed += _names_of_destinations(f"zones.{name}", was, will)
         if DEQUEUE_TRANSPORT in (was.transport, will.transport):
             fixed.append((f"zones.{name}.transport", was.transport, will.transport))
     for key, was_set, is_set in fixed:
         if was_set != is_set:
             raise ConfigError(f"{key}: a change needs a restart")
+
+
+def _names_of_destinations(key: str, was: Zone, will: Zone) -> Iterator[tuple[str, object, object]]:
+    """What must not change because waiting mail is stored under it: which mail goes to smarthosts, and to which."""
+    yield f"{key}.smarthost (from none, or to none)", bool(was.smarthost), bool(will.smarthost)
+    if any(part.smarthost for zone in (was, will) for _, part in zone.parts()):
+        before, after = (
+            [(item.domains, bool(item.smarthost)) for item in zone.destinations] for zone in (was, will)
+        )
+        yield f"{key}.destinations (their domains, beside a smarthost)", before, after
 
 
 def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:

@@ -9,7 +9,7 @@ RECIPIENTS_LIMIT_S = 600.0  # how long a learned limit of recipients applies
 
 
 class Destination:
-    """The workers of one destination.
+    """The workers of one destination, at most ``connections_max``.
 
     ``active`` workers serve it; ``starting`` of them have had no session yet, ``working`` hold one now.
     Slow start: one worker until its first session, then as many may be starting as have had one, so the
@@ -28,6 +28,7 @@ class Destination:
         "_recipients_until_s",
         "active",
         "blocked",
+        "connections_max",
         "down_until_s",
         "failing",
         "has_newcomer",
@@ -37,8 +38,9 @@ class Destination:
         "working",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, connections_max: int) -> None:
         self.name = name
+        self.connections_max = connections_max
         self.active = 0
         self.starting = 0
         self.working = 0
@@ -57,12 +59,13 @@ class Destination:
         """The workers that have had a session."""
         return self.active - self.starting
 
-    def may_start(self, now_s: float, most: int) -> bool:
-        """Whether another worker may take its mail now. ``most``: workers that the zone allows."""
+    def may_start(self, now_s: float) -> bool:
+        """Whether another worker may take its mail now."""
         if self.failing:
             return self.active == 0 and now_s >= self.down_until_s
         if self.has_newcomer or self.starting >= max(1, self.established):
             return False
+        most = self.connections_max
         if self._limit:
             most = min(most, self._limit + (now_s >= self._limit_until_s))
         return self.active < most
@@ -93,8 +96,7 @@ class Destination:
         self.down_until_s = max(self.down_until_s, until_s)
         self.reason = reason
 
-    def answered(self) -> bool:
-        """A session was opened. Returns whether the destination had been failing."""
-        was_failing, self.failing = self.failing, False
+    def answered(self) -> None:
+        """A session was opened: the destination is not suspended any more."""
+        self.failing = False
         self.reason = ""
-        return was_failing

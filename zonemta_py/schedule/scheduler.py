@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
 
+from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
 from zonemta_py.schedule.token_bucket import TokenBucket
@@ -65,7 +66,8 @@ class WorkerSlot:
 class Scheduler:
     """The destinations of one zone, served in turn.
 
-    ``on_room`` is called with a destination when a session with it makes room for more workers.
+    ``table`` has the settings of each destination. ``on_room`` is called with a destination when a session
+    with it makes room for more workers.
     """
 
     def __init__(self, zone: Zone, now_s: float, on_room: Callable[[Destination], None]) -> None:
@@ -90,9 +92,13 @@ class Scheduler:
             self.bucket = TokenBucket(zone.rate, now_s)
         else:
             self.bucket.configure(zone.rate, now_s)
-        smarthost = zone.smarthost is not None
-        self.per_destination = zone.connections if smarthost else zone.connections_per_domain
+        self.table = DestinationTable(zone)
+        for destination in self._destinations.values():
+            destination.connections_max = self._connections_max(destination.name)
         self.trying_max = max(1, zone.connections // 3)
+
+    def _connections_max(self, name: str) -> int:
+        return self.table.settings(name).connections_per_domain
 
     # ---- destinations with mail
 
@@ -146,8 +152,9 @@ class Scheduler:
                     break
                 destination = self._destinations.get(name)
                 if destination is None:
-                    destination = self._destinations[name] = Destination(name)
-                if destination.may_start(now_s, self.per_destination):
+                    destination = Destination(name, self._connections_max(name))
+                    self._destinations[name] = destination
+                if destination.may_start(now_s):
                     if ring in ORDERS:
                         self._order = ORDERS[ring]
                         waiting[name] = since_s

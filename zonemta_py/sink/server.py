@@ -51,9 +51,13 @@ class Sink:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen; returns the port. Raises OSError when the address is in use."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: SinkSession(self), host, port, backlog=1024)
+        self._server = await loop.create_server(self.session, host, port, backlog=1024)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def session(self) -> "SinkSession":
+        """The protocol of a new connection."""
+        return SinkSession(self)
 
     async def close(self) -> None:
         """Stop listening and abort every connection."""

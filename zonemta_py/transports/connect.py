@@ -24,7 +24,7 @@ from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One address of one host."""
+    """One address of one host; with ``port`` 0, ``ip`` is the path of a Unix socket."""
 
     host: str
     ip: str
@@ -38,6 +38,7 @@ class SessionOptions:
     ``tls``: off, opportunistic (encrypt when offered, without verification), required (encrypt and
     verify, or fail) or implicit (as required, from the first byte). ``ca_file``: the authorities that are
     trusted then; None for those of the system. ``detects_loop``: a peer with this relay's name is refused.
+    ``pipelining``: use it if it is offered.
     ``credentials``: name and password, or None. ``lmtp``: LHLO instead of EHLO.
     """
 
@@ -49,6 +50,7 @@ class SessionOptions:
     lmtp: bool = False
     ca_file: Path | None = None
     detects_loop: bool = False
+    pipelining: bool = True
 
 
 @cache
@@ -116,7 +118,7 @@ async def open_session(
         if transport is None or transport.is_closing():
             raise DestinationFailed(0, "4.4.2", f"{_where(target)} closed the connection")
         kind = LmtpSession if options.lmtp else SmtpSession
-        session = kind(loop, transport, client.esmtp_extensions, options.timeouts)
+        session = kind(loop, transport, _extensions(client, options), options.timeouts)
         transport.set_protocol(session)
         return session
     except aiosmtplib.SMTPResponseException as exc:
@@ -130,6 +132,12 @@ async def open_session(
         client.close()
         sock.close()
         raise
+
+
+def _extensions(client: aiosmtplib.SMTP, options: SessionOptions) -> dict[str, str]:
+    """What the peer offers and is used."""
+    offered = client.esmtp_extensions
+    return {name: offered[name] for name in offered if options.pipelining or name != "pipelining"}
 
 
 def _context(options: SessionOptions) -> ssl.SSLContext | None:
@@ -147,16 +155,18 @@ def _context(options: SessionOptions) -> ssl.SSLContext | None:
 async def _connect(
     loop: asyncio.AbstractEventLoop, target: Target, options: SessionOptions
 ) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in target.ip else socket.AF_INET, socket.SOCK_STREAM)
+    family, address = socket.AF_INET6 if ":" in target.ip else socket.AF_INET, (target.ip, target.port)
+    sock = socket.socket(family if target.port else socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if target.port:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if options.source is not None:
             if hasattr(socket, "IP_BIND_ADDRESS_NO_PORT"):
                 sock.setsockopt(socket.IPPROTO_IP, socket.IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind((options.source, 0))
         async with asyncio.timeout(options.timeouts.connect):
-            await loop.sock_connect(sock, (target.ip, target.port))
+            await loop.sock_connect(sock, address if target.port else target.ip)
     except TimeoutError as exc:
         sock.close()
         text = f"{_where(target)}: connection timed out"
@@ -236,5 +246,7 @@ def _refused(exc: aiosmtplib.SMTPResponseException, target: Target) -> Destinati
 
 
 def _where(target: Target) -> str:
+    if not target.port:
+        return target.ip
     at = f"[{target.ip}]:{target.port}"
     return f"{target.host}{at}" if target.host != target.ip else at

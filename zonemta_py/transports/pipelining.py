@@ -58,8 +58,12 @@ class TransactionResult:
 
 
 class SmtpSession(Dialogue):
-    """An open session. ``recipients_max`` is the limit per transaction that the replies to RCPT revealed."""
+    """An open session. ``recipients_max`` is the limit per transaction that the replies to RCPT revealed.
 
+    ``broke_pipelining``: it was lost, without 421, between the replies to pipelined commands.
+    """
+
+    broke_pipelining = False
     recipients_max: int | None = None
     delivers = False  # a positive answer means delivery, and not only responsibility
     _dirty = False  # the peer holds a transaction that must be reset
@@ -162,6 +166,7 @@ class SmtpSession(Dialogue):
             data = self._next() if self._replies else await self._reply(self._timeouts.command)
             return answers, accepted, data
         except SessionLost as exc:
+            self.broke_pipelining = pipelined and bool(replies) and replies[-1].code != 421
             return self._cut_short(mail, replies, exc), [], None
 
     def _cut_short(self, mail: Transaction, replies: Sequence[Reply], lost: SessionLost) -> _Answers:

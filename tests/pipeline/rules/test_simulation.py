@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import Zone
-from zonemta_py.pipeline.rules.simulation import PeerModel, Prediction, SimulatedMessage, simulate
+from zonemta_py.pipeline.rules.prediction import PeerModel, Prediction, SimulatedMessage
+from zonemta_py.pipeline.rules.simulation import simulate
 
 SECOND = PeerModel([1.0])
 

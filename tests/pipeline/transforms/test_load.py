@@ -47,7 +47,7 @@ def test_planned_load(spark: "SparkSession") -> None:
 
 def test_peer_models(spark: "SparkSession", tmp_path: Path) -> None:
     """Shares by attempt; an attempt without data has the shares of the one before it."""
-    from zonemta_py.pipeline.rules.simulation import ATTEMPTS_MAX
+    from zonemta_py.pipeline.rules.prediction import ATTEMPTS_MAX
     from zonemta_py.pipeline.spark.events import read_events
     from zonemta_py.pipeline.transforms.load import peer_answers, peer_model
 

@@ -22,8 +22,9 @@ from pyspark.sql.types import (
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
+from zonemta_py.pipeline.rules.prediction import LIMITS, SHARES, PeerModel, SimulatedMessage
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
-from zonemta_py.pipeline.rules.simulation import LIMITS, SHARES, PeerModel, SimulatedMessage, simulate
+from zonemta_py.pipeline.rules.simulation import simulate
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors

@@ -6,60 +6,25 @@ limits of peers that the relay learns, and the work of the relay itself beyond `
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
+from zonemta_py.pipeline.rules.prediction import (
+    ATTEMPTS_MAX,
+    PeerModel,
+    Prediction,
+    SimulatedMessage,
+    quantiles,
+    share_at,
+)
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 from zonemta_py.schedule.token_bucket import TokenBucket
-
-SMARTHOST = ""  # the only destination of a zone with a smarthost
-ATTEMPTS_MAX = 5  # later attempts are treated as this one
-SHARES = (0.5, 0.95, 0.99)
-LIMITS = ("rate", "connections", "connections_per_domain")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerModel:
-    """How a destination answers.
-
-    ``times_s``: evenly spaced quantiles of the time of a transaction. ``deferred`` and ``bounced``: the share of
-    recipients, by attempt, from the first.
-    """
-
-    times_s: Sequence[float]
-    deferred: Sequence[float] = (0.0,)
-    bounced: Sequence[float] = (0.0,)
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedMessage:
-    """The recipients of one message at one destination."""
-
-    arrival_s: float
-    destination: str
-    recipients: int
-
-
-@dataclass(slots=True)
-class Prediction:
-    """The result; times are from the first arrival. ``limited_s``: how long each limit held mail back."""
-
-    delivered: int = 0
-    bounced: int = 0
-    expired: int = 0
-    deferrals: int = 0
-    transactions: int = 0
-    completed_s: float = 0.0
-    backlog_peak: int = 0
-    quantiles_s: tuple[float, ...] = ()
-    limited_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0.0))
-    backlog: list[int] = field(default_factory=list)  # waiting recipients, maximum of each minute
 
 
 @dataclass(slots=True)
@@ -105,9 +70,10 @@ class _Simulation:
         self._zone = zone
         self._peers = peers
         self._default_peer = default_peer
-        self._policy = make_policy(zone.retry)
         self._random = Random(seed)
         self._scheduler = Scheduler(zone, 0.0, self._on_room)
+        self._table = self._scheduler.table
+        self._policies = [make_policy(each.retry) for each in self._table.zones]
         # The limit of the relay itself is a bucket too, shared by all workers.
         self._relay_bucket = (
             TokenBucket(Rate(max(1, round(relay_limit_per_s * 60)), 60.0), 0.0)
@@ -141,7 +107,7 @@ class _Simulation:
                 self._handle(event)
             while self._starting:
                 self._serve(*self._starting.popleft())
-        self._result.quantiles_s = _quantiles(self._ages)
+        self._result.quantiles_s = quantiles(self._ages)
         return self._result
 
     def _advance_to(self, now_s: float) -> None:
@@ -169,7 +135,7 @@ class _Simulation:
             self._start_workers()
 
     def _arrive(self, waiting: _WaitingMessage, *, again: bool = False) -> None:
-        name = SMARTHOST if self._zone.smarthost else waiting.message.destination
+        name = self._table.name_of(waiting.message.destination)
         self._queues.setdefault(name, deque()).append(waiting)
         self._ready += 1
         if not again:
@@ -232,7 +198,7 @@ class _Simulation:
 
     def _lease(self, name: str) -> "_WaitingMessage | None":
         """The next recipients of one message for a destination, up to the limit of a transaction."""
-        queue, limit = self._queues.get(name), self._zone.recipients_per_transaction
+        queue, limit = self._queues.get(name), self._table.settings(name).recipients_per_transaction
         if not queue:
             return None
         waiting = queue[0]
@@ -256,8 +222,8 @@ class _Simulation:
 
     def _settle(self, waiting: _WaitingMessage, peer: PeerModel) -> None:
         result, attempt = self._result, min(waiting.attempt, ATTEMPTS_MAX)
-        deferred_share = _share(peer.deferred, attempt)
-        bounced_share = _share(peer.bounced, attempt)
+        deferred_share = share_at(peer.deferred, attempt)
+        bounced_share = share_at(peer.bounced, attempt)
         deferred = bounced = 0
         for _ in range(waiting.recipients):
             drawn = self._random.random()
@@ -276,14 +242,17 @@ class _Simulation:
             self._defer(waiting, deferred)
 
     def _defer(self, waiting: _WaitingMessage, recipients: int) -> None:
-        retry, created_ms = self._zone.retry, int(waiting.message.arrival_s * 1000)
+        number = self._table.number(self._table.name_of(waiting.message.destination))
+        retry, created_ms = self._table.zones[number].retry, int(waiting.message.arrival_s * 1000)
         context = RetryContext(
             created_ms=created_ms,
             attempts=waiting.attempt,
             now_ms=int(self._now_s * 1000),
             end_ms=created_ms + int(retry.give_up_after * 1000),
         )
-        due_ms = next_attempt(self._policy, context, self._random.random() * retry.jitter / 100)
+        due_ms = next_attempt(
+            self._policies[number], context, self._random.random() * retry.jitter / 100
+        )
         if due_ms is None:
             self._result.expired += recipients
             self._result.completed_s = self._now_s
@@ -291,19 +260,3 @@ class _Simulation:
             return
         again = _WaitingMessage(waiting.message, recipients, waiting.attempt + 1)
         self._schedule(due_ms / 1000, again)
-
-
-def _share(shares: Sequence[float], attempt: int) -> float:
-    return shares[min(attempt, len(shares)) - 1] if shares else 0.0
-
-
-def _quantiles(ages: list[tuple[float, int]]) -> tuple[float, ...]:
-    """The quantiles SHARES of ``ages``: pairs of age and number of recipients."""
-    total, seen = sum(count for _, count in ages), 0
-    quantiles: list[float] = []
-    ranks = [share * total for share in SHARES]
-    for age_s, count in sorted(ages):
-        seen += count
-        while len(quantiles) < len(ranks) and seen >= ranks[len(quantiles)]:
-            quantiles.append(age_s)
-    return tuple(quantiles)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from zonemta_py.pipeline.rules.simulation import ATTEMPTS_MAX, PeerModel
+from zonemta_py.pipeline.rules.prediction import ATTEMPTS_MAX, PeerModel
 from zonemta_py.pipeline.transforms.pack import TURNS
 from zonemta_py.pipeline.transforms.rates import ATTEMPTS
 

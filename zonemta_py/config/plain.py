@@ -1,0 +1,69 @@
+"""A configuration as plain values, in the words of the file: ``5m``, ``64KiB``, ``100/s``. Pure."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from zonemta_py.config.units import (
+    AUTO,
+    Keep,
+    Percent,
+    ProcessCount,
+    Rate,
+    Seconds,
+    Size,
+    without_user_info,
+)
+
+_UNITS_S = (("w", 604800.0), ("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
+_UNITS_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def plain_values(value: Any, kind: Any = None) -> Any:
+    """``value``, of the type ``kind``, as mappings, lists, texts and numbers. Passwords in URLs are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        hints = typing.get_type_hints(type(value))
+        shown = (each for each in fields(value) if not each.metadata.get("hidden"))
+        return {
+            each.name.rstrip("_"): plain_values(getattr(value, each.name), hints[each.name])
+            for each in shown
+        }
+    if isinstance(value, Mapping):
+        return {name: plain_values(item) for name, item in value.items()}
+    if isinstance(value, Keep):
+        parts = (value.age_s, Seconds), (value.size_bytes, Size)
+        return " | ".join(_scalar(part, unit) for part, unit in parts if part is not None)
+    if type(value) is tuple:
+        item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
+        return [plain_values(each, item) for each in value]
+    if value is None or isinstance(value, bool):
+        return value
+    kinds = [each for each in typing.get_args(kind) if each is not type(None)]
+    return _scalar(value, kinds[0] if kinds else kind)
+
+
+def _scalar(value: Any, kind: Any) -> Any:
+    if isinstance(value, Rate):
+        return f"{value.events}/{_scalar(value.per_s, Seconds)}"
+    if kind is Seconds:
+        return _counted(round(value, 3), _UNITS_S) or "0s"
+    if kind is Size:
+        return _counted(value, _UNITS_BYTES) or value
+    if kind is Percent:
+        return f"{value}%"
+    if kind is ProcessCount and value == AUTO:
+        return "auto"
+    if isinstance(value, (int, float)):
+        return value
+    text = str(value)
+    return without_user_info(text) if "://" in text else text
+
+
+def _counted(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    """``value`` in the largest unit of which it is a whole number; empty without one."""
+    for unit, size in units:
+        count = value / size
+        if count >= 1 and abs(count - round(count)) < 1e-6:
+            return f"{round(count)}{unit}"
+    return ""
