@@ -23,8 +23,9 @@ from zonemta_py.config.zones import Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
-from zonemta_py.delivery.worker import SUSPEND_S, LeaseContext, LeaseResult, Worker
+from zonemta_py.delivery.worker import SUSPEND_S, LeaseResult, Worker
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS

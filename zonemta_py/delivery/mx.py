@@ -22,6 +22,7 @@ import dns.resolver
 from zonemta_py.config.schema import Resolver
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.smtp.classify import NO_ADDRESS
 from zonemta_py.smtp.mx_order import Host
 
 TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
@@ -126,7 +127,7 @@ class MxResolver:
             return tuple(hosts), ttl_s
         if failure is not None:
             raise failure
-        raise DestinationFailed(0, "4.4.4", f"no mail exchanger of {domain} has an address")
+        raise DestinationFailed(0, NO_ADDRESS, f"no mail exchanger of {domain} has an address")
 
     async def _mx(self, domain: str) -> tuple[list[tuple[int, str]], float]:
         answer = await self._query(domain, "MX")

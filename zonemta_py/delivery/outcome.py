@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zonemta_py.config.zones import Retry
+from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, born
 from zonemta_py.queue.outcome import Outcome
@@ -18,10 +19,12 @@ from zonemta_py.schedule.retry import (
     priority_of,
     warning_is_due,
 )
-from zonemta_py.smtp.classify import Phase, Verdict, verdict
+from zonemta_py.smtp.classify import NO_ADDRESS, Phase, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
+
+NO_ADDRESS_MS = 86_400_000  # after a day, DNS will not be corrected for this message
 
 
 class RetryRules(NamedTuple):
@@ -51,6 +54,9 @@ def decide_outcome(
     if meaning is Verdict.FAILED:
         return Outcome(recipient, OutcomeKind.BOUNCED, attempt)
     born_ms = born(meta, recipient.message)
+    if has_no_address(attempt) and born_ms <= now_ms - NO_ADDRESS_MS:
+        text = f"{attempt.text}, not within a day"
+        return Outcome(recipient, OutcomeKind.BOUNCED, replace(attempt, status="5.1.2", text=text))
     context = RetryContext(
         created_ms=born_ms,
         attempts=recipient.record.attempts + 1,
@@ -77,6 +83,11 @@ def verdict_of(attempt: Attempt) -> Verdict:
     if attempt.code:
         return verdict(Reply(attempt.code, attempt.status, attempt.text), Phase(attempt.phase))
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
+
+
+def has_no_address(attempt: Attempt) -> bool:
+    """Whether the domain has exchangers, of which none has an address."""
+    return attempt.code == 0 and attempt.status == NO_ADDRESS
 
 
 def requested_priority(header: bytes, policy: str) -> str:

@@ -1,21 +1,20 @@
 """One lease: its recipients become a request, the result of the request becomes a settle."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Sequence
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
-from zonemta_py.core.errors import AgentLost, QueueUnavailable
+from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.outcome import RetryRules, decide_outcome, requested_priority
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
@@ -41,57 +40,6 @@ class LeaseResult(Struct, frozen=True):
     failure: Attempt | None = None
     at_connection_limit: bool = False
     recipients_max: int = 0
-
-
-class LeaseContext:
-    """The ``RequestContext`` of a lease in this process. ``slot``: its worker, in ``scheduler``."""
-
-    __slots__ = ("_active", "_lease", "_queue", "_scheduler", "_slot", "has_session", "started")
-
-    def __init__(self, queue: Queue, lease: Lease, scheduler: Scheduler, slot: WorkerSlot) -> None:
-        self._queue = queue
-        self._lease = lease
-        self._active = lease.active
-        self._scheduler = scheduler
-        self._slot = slot
-        self.started: Awaitable[None] = CommitFuture()
-        self.has_session = False
-
-    def body(self) -> bytes | AsyncIterator[bytes]:
-        """The body, whole when it is small. Raises QueueCorrupt."""
-        small = self._queue.bodies.small(self._active)
-        return small if small is not None else self._queue.bodies.stream(self._active)
-
-    def session_opened(self) -> None:
-        """Count the session with the destination, and record the start of the transaction.
-
-        The message waits for its token with the final dot.
-        """
-        self.has_session = True
-        wait_s = self._scheduler.session_opened(self._slot, clock.monotonic_s())
-        started = self._queue.start(self._lease)
-        self.started = _later(started, wait_s) if wait_s else started
-
-    def close(self) -> None:
-        """The request has ended, and with it the use of the session."""
-        if self.has_session:
-            self._scheduler.session_ended(self._slot)
-
-
-def _later(started: CommitFuture, wait_s: float) -> CommitFuture:
-    """Done ``wait_s`` from now if ``started`` is; a failure is passed on at once."""
-    later = CommitFuture()
-    loop = asyncio.get_running_loop()
-    due_s = loop.time() + wait_s
-
-    def written(failure: QueueUnavailable | None) -> None:
-        if failure is not None:
-            later.set_exception(failure)
-        else:
-            loop.call_at(due_s, later.set_result)
-
-    started.add_done_callback(written)
-    return later
 
 
 class Worker:

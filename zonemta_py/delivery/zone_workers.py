@@ -10,6 +10,8 @@ from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.lease_context import next_token_in_s
+from zonemta_py.delivery.outcome import NO_ADDRESS_MS, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
@@ -67,7 +69,8 @@ class ZoneWorkers:
         self.name = name
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self.scheduler = Scheduler(zone, clock.monotonic_s(), self._on_room)
+        due_in_s = next_token_in_s(context.queue, name)
+        self.scheduler = Scheduler(zone, clock.monotonic_s(), self._on_room, due_in_s)
         self._make_agent = make_agent
         self._agent = make_agent(name, zone)
         self._worker = Worker(context, zone, self.scheduler)
@@ -266,11 +269,14 @@ class ZoneWorkers:
         windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
         now_ms, warned = clock.now_ms(), 0
+        give_up_after_s: float = zone.retry.give_up_after
+        if has_no_address(failure):
+            give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
         while lease := self._context.queue.lease(
             self.name, destination.name, zone.recipients_per_transaction
         ):
             created_ms = born(lease.active.meta, lease.active.id)
-            if not is_expired(created_ms, now_ms, zone.retry.give_up_after):
+            if not is_expired(created_ms, now_ms, give_up_after_s):
                 warned += 1
                 if warned > WARNED_MAX or not warning_is_due(zone.retry, created_ms, now_ms):
                     self._context.queue.release(lease)

@@ -70,11 +70,18 @@ class Scheduler:
     with it makes room for more workers.
     """
 
-    def __init__(self, zone: Zone, now_s: float, on_room: Callable[[Destination], None]) -> None:
+    def __init__(
+        self,
+        zone: Zone,
+        now_s: float,
+        on_room: Callable[[Destination], None],
+        next_token_in_s: float = 0.0,
+    ) -> None:
         self.active = 0  # workers, on all destinations
         self.unpaid = 0  # of them: workers whose lease has no token yet
         self.bucket: TokenBucket | None = None
         self._on_room = on_room
+        self._next_token_in_s = next_token_in_s  # of a life before this one
         self._destinations: dict[str, Destination] = {}
         # The values are used in FRESH only: when the mail came.
         self._rings: tuple[OrderedDict[str, float], ...] = tuple(OrderedDict() for _ in Ring)
@@ -89,7 +96,7 @@ class Scheduler:
         if zone.rate is None:
             self.bucket = None
         elif self.bucket is None:
-            self.bucket = TokenBucket(zone.rate, now_s)
+            self.bucket = TokenBucket(zone.rate, now_s, self._next_token_in_s)
         else:
             self.bucket.configure(zone.rate, now_s)
         self.table = DestinationTable(zone)

@@ -3,6 +3,7 @@
 from zonemta_py.config.units import Rate
 
 BURST_S = 0.1
+LONG_S = 3600.0  # rates for periods from here on are kept over a restart
 AHEAD_S = 10.0  # how long a message that has a session may wait for its token
 
 
@@ -13,15 +14,22 @@ class TokenBucket:
     lower the rate.
     """
 
-    def __init__(self, rate: Rate, now_s: float) -> None:
-        self._next_s = now_s
+    def __init__(self, rate: Rate, now_s: float, due_in_s: float = 0.0) -> None:
+        """``due_in_s``: when the first token is due, at most one interval from now."""
+        self._next_s = now_s + due_in_s
         self.configure(rate, now_s)
 
     def configure(self, rate: Rate, now_s: float) -> None:
         """Use another rate from now on. A token that was taken stays taken."""
+        self.is_long = rate.per_s >= LONG_S
         self._interval_s = rate.per_s / rate.events
         self._burst_s = max(BURST_S, self._interval_s)
         self._next_s = min(self._next_s, now_s + self._interval_s)
+
+    @property
+    def due_s(self) -> float:
+        """When the next token is due."""
+        return self._next_s
 
     @property
     def ahead_max(self) -> int:

@@ -14,6 +14,7 @@
     submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the events of one group commit
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
+    meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
 part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
@@ -39,6 +40,7 @@ META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
+META_RATE = b"meta/rate/"
 
 MESSAGE_ID_LENGTH = 24
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE
@@ -151,6 +153,11 @@ def bounce_prefix(message: str) -> bytes:
 def submitted_key(digest: str) -> bytes:
     """A submission key, by its digest (hex)."""
     return b"submitted/" + digest.encode()
+
+
+def rate_key(zone: str) -> bytes:
+    """When the next token of a zone's rate is due."""
+    return META_RATE + zone.encode()
 
 
 def outbox_key(seq: int) -> bytes:
