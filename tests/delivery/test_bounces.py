@@ -304,11 +304,16 @@ async def test_a_bounce_function_that_discards(reporting: Reporting) -> None:
 async def test_a_defect_does_not_stop_a_settle(
     reporting: Reporting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The outcome counts, and the defect is in the log."""
+    """The outcome counts; the defect is in the log, and the report that is missing in the event log."""
     reporting.with_bounce(BounceSettings(format=cast(str, None)))
     reporting.router = cast(Router, None)
     held = await reporting.lease("no1@a.example")
-    assert await reporting.effects(held, BOUNCED) == SettleEffects()
+    effects = await reporting.effects(held, BOUNCED)
+    assert effects.reports == ()
+    [discarded] = effects.events
+    assert isinstance(discarded, Discarded)
+    assert discarded.recipients == (0,)
+    assert discarded.reason.startswith("not composed: AttributeError")
     assert "could be composed" in caplog.text
 
 

@@ -19,7 +19,7 @@ from tests.delivery.agents import (
 from tests.kit.queue import HEADER, ORIGIN, accept, events, everything, lease, opened, write
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.units import Percent, Seconds
-from zonemta_py.config.zones import Retry, Zone
+from zonemta_py.config.zones import BounceSettings, Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.delivery.context import DeliveryContext
@@ -36,6 +36,7 @@ from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
 from zonemta_py.transports.pipelining import DsnOptions
 
+AT_ONCE = BounceSettings(aggregate="attempt")
 ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=Percent(0)))
 
 
@@ -143,7 +144,7 @@ async def test_every_recipient_has_its_own_outcome(queue: Queue) -> None:
     held = [f"{name}@a.example" for name in ("delivered", "deferred", "refused", "untried")]
     await accept(queue, *held)
     agent = ScriptedAgent(lambda request: DeliveryResult([DELIVERED, DEFERRED, REFUSED, None]))
-    await deliver(queue, lease(queue, "a.example"), agent)
+    await deliver(queue, lease(queue, "a.example"), agent, replace(ZONE, bounce=AT_ONCE))
     assert sorted(addresses(queue, WAITING)) == ["s@sender.example", "untried@a.example"]
     assert addresses(queue, DEFERRED_KEYS) == ["deferred@a.example"]
     assert names(queue)[-1] == "accepted", "the report"

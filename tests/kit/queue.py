@@ -26,7 +26,7 @@ from zonemta_py.queue.format.keys import (
     owner_of,
 )
 from zonemta_py.queue.format.records import Origin
-from zonemta_py.queue.options import QueueOptions
+from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_queue
@@ -74,12 +74,14 @@ def make_queue(
     store: str = "",
     poison_after: int = 3,
     on_ready: OnReady = ignore_ready,
+    reports: Reports | None = None,
 ) -> Queue:
     """A queue whose destinations are recipient domains."""
     return Queue(
         make_store(directory, store or kind),
         QueueOptions(window=window, body_cache_bytes=cache, poison_after=poison_after),
         lambda zone, domain: domain,
+        reports=reports,
         on_ready=on_ready,
         now=clock,
     )

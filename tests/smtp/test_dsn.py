@@ -4,6 +4,8 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage, Message
 from typing import cast
 
+import pytest
+
 from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
 
 FAILED = RecipientReport(
@@ -27,9 +29,12 @@ DELAYED = RecipientReport(
 )
 
 
+HEAD = ReportHead("relay.example", "r1", "me@here.example", "Sat, 21 Nov 2026 08:00:00 +0000")
+
+
 def _report(*failures: RecipientReport, body: bytes | None = b"hello\r\n") -> EmailMessage:
     report = status_report(
-        ReportHead("relay.example", "r1", "me@here.example", "Sat, 21 Nov 2026 08:00:00 +0000"),
+        HEAD,
         ReportedMessage("m1", "Sat, 21 Nov 2026 07:00:00 +0000", b"Subject: original\r\n", body),
         failures,
     )
@@ -79,11 +84,27 @@ def test_delayed_and_mixed() -> None:
 
 
 def test_hostile_text_stays_in_its_field() -> None:
-    """A reply cannot write fields of its own, and UTF-8 addresses get their own type."""
+    """A reply cannot write fields of its own."""
     evil = FAILED._replace(
         diagnostic="550 x\r\nAction: delivered", recipient="zoë@b.example", explanation="é" * 3000
     )
     report = _report(evil)
     groups = report.as_bytes().decode()
     assert "\nAction: delivered" not in groups
-    assert "utf-8; zoë@b.example" in groups or "utf-8;" in groups
+    assert r"Final-Recipient: utf-8; zo\x{EB}@b.example" in groups.replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("to", ["s@x.example", "sü@x.example"])
+def test_an_address_in_utf8(to: str) -> None:
+    """To an ASCII sender the report is ASCII, so that every server takes it. Source: RFC 6533 section 3."""
+    message = ReportedMessage("m1", "Sat, 21 Nov 2026 07:00:00 +0000", b"Subject: x\r\n", None)
+    failed = FAILED._replace(recipient="a+b=zoë@b.example")
+    report = status_report(HEAD._replace(to=to), message, [failed])
+    if to.isascii():
+        assert report.header.isascii()
+        assert report.body.isascii()
+        assert rb"Final-Recipient: utf-8; a\x{2B}b\x{3D}zo\x{EB}@b.example" in report.body
+        assert b"Content-Type: message/delivery-status" in report.body
+    else:
+        assert "Final-Recipient: utf-8; a+b=zoë@b.example".encode() in report.body
+        assert b"Content-Type: message/global-delivery-status" in report.body

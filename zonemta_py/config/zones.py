@@ -121,7 +121,8 @@ class BounceSettings:
     """Reports to the sender about failed and delayed recipients. ``return_`` is the key ``return``."""
 
     format: str = choice("rfc3464", "qsbmf")
-    aggregate: str = choice("attempt", "message")
+    aggregate: str = choice("minute", "attempt", "message")
+    reports_per_hour: int | None = number(100, 1, 1_000_000)
     return_: str = choice("full", "headers")
     max_bytes: Size = Size(64 << 10)
     double_bounce_to: str | None = None

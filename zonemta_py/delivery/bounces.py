@@ -1,40 +1,32 @@
-"""Reports to the envelope sender, composed for the batch that settles the recipients they are about.
-
-A report has the null sender. If its delivery fails, a double bounce is sent from ``#@[]`` to the zone's
-``double_bounce_to``. If that fails too, or the key is not set, the report is discarded, by an event.
-"""
+"""Reports to the envelope sender: which are due in the batch that settles the recipients they are about."""
 
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
-from zonemta_py.config.zones import BounceSettings, Retry, Zone
+from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
-from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.outcome import delayed_note, report_notes
+from zonemta_py.delivery.pending_reports import PendingReports
+from zonemta_py.delivery.report_composer import ReportComposer, is_headers_only
 from zonemta_py.events.schema import Discarded
-from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import DEFERRED, HELD_MS, end_of, parse_recipient, zone_prefix
-from zonemta_py.queue.format.records import Note, Origin, born, read_waiting
-from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
+from zonemta_py.queue.format.records import Note, read_waiting
+from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
-from zonemta_py.smtp import qsbmf, verp
-from zonemta_py.smtp.address import domain_of
-from zonemta_py.smtp.dsn import RecipientReport, Report, ReportedMessage, ReportHead, status_report
-from zonemta_py.smtp.dsn_params import decode_xtext
+from zonemta_py.smtp import verp
 
+REASON_MAX = 200  # characters, of the reason for which no report could be composed
 ALSO_DELAYED_MAX = 50  # further recipients that a warning names
 
 _FAILURES = (OutcomeKind.BOUNCED, OutcomeKind.EXPIRED)
-_LOCAL_ORIGIN = Origin("", "", "", "", "")
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +41,25 @@ async def settle_effects(
     """
     try:
         failed = active.notes or any(outcome.kind in _FAILURES for outcome in outcomes)
-        if failed and not _headers_only(active, zone.bounce):
+        if failed and not is_headers_only(active, zone.bounce):
             with suppress(QueueCorrupt):  # then the report does not contain the body
                 await context.queue.bodies.prefetch(active, zone.bounce.max_bytes)
         return _settle_effects(context, zone, active, outcomes)
-    except Exception:
+    except Exception as exc:
         log.exception("no report about %s could be composed", active.id)
-        return NO_EFFECTS
+        return SettleEffects(events=[_not_composed(active, outcomes, exc)])
+
+
+def _not_composed(active: ActiveMessage, outcomes: Sequence[Outcome], exc: Exception) -> Discarded:
+    """The event of a report that could not be made."""
+    failed = [
+        outcome.recipient.record.recipient_index for outcome in outcomes if outcome.kind in _FAILURES
+    ]
+    noted = [note.recipient_index for note in active.notes]
+    return Discarded(
+        time_ms=clock.now_ms(), message=active.id, sender=active.meta.sender,
+        recipients=(*noted, *failed), reason=f"not composed: {exc!r}"[:REASON_MAX],
+    )  # fmt: skip
 
 
 def _settle_effects(
@@ -70,15 +74,17 @@ def _settle_effects(
     kept: list[Note] = []
     if ends:
         failed = [*active.notes, *failed]
-    elif zone.bounce.aggregate == "message":
+    elif zone.bounce.aggregate != "attempt":
         kept, failed = failed, []
+        if kept and zone.bounce.aggregate == "minute":
+            context.pending.add_notes(active.id, clock.monotonic_s())
     warned = any(note.action == "delayed" for note in others) and active.meta.sender not in (
         "",
         verp.DOUBLE_BOUNCE,
     )
     if warned:
         others += _also_delayed(context.queue, active, {note.recipient_index for note in others})
-    reports = _ReportComposer(context, zone, active)
+    reports = ReportComposer(context, zone, active)
     if zone.bounce.format == "qsbmf":
         reports.add(failed)
         reports.add(others)
@@ -86,14 +92,22 @@ def _settle_effects(
         reports.add([*failed, *others])
     composed = reports.composed
     failure_report = composed[0].message if failed and composed else ""
-    return SettleEffects(composed, failure_report, kept, reports.discarded, warned)
+    return SettleEffects(composed, failure_report, kept, reports.discarded, warned, reports.digests)
 
 
 class BounceReporter:
     """The queue's ``Reports``: reports when a message ends without a settle, or an operator returns it."""
 
-    def __init__(self, config: Config, hostname: str, router: Router, hooks: Hooks = NO_HOOKS) -> None:
+    def __init__(
+        self,
+        config: Config,
+        hostname: str,
+        router: Router,
+        hooks: Hooks = NO_HOOKS,
+        pending: PendingReports | None = None,
+    ) -> None:
         self._hooks = hooks
+        self._pending = pending or PendingReports()
         self.configure(config, hostname, router)
 
     def configure(self, config: Config, hostname: str, router: Router) -> None:
@@ -108,10 +122,12 @@ class BounceReporter:
     def report(self, queue: Queue, active: ActiveMessage, notes: Sequence[Note]) -> SettleEffects:
         """See ``Reports``."""
         zones = self._config.zones
-        context = DeliveryContext(queue, self._config, self._hostname, self._router, self._hooks)
-        reports = _ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
+        context = DeliveryContext(
+            queue, self._config, self._hostname, self._router, self._hooks, self._pending
+        )
+        reports = ReportComposer(context, zones.get(notes[0].zone, zones["default"]), active)
         reports.add(notes)
-        return SettleEffects(reports.composed, "", (), reports.discarded)
+        return SettleEffects(reports.composed, events=reports.discarded, digests=reports.digests)
 
 
 def _also_delayed(queue: Queue, active: ActiveMessage, named: set[int]) -> list[Note]:
@@ -130,171 +146,3 @@ def _also_delayed(queue: Queue, active: ActiveMessage, named: set[int]) -> list[
     except QueueCorrupt as exc:
         log.critical("%s: a warning does not name every recipient: %s", active.id, exc)
     return found
-
-
-class _ReportComposer:
-    """Composes reports about one message: ``composed`` ones, and events for ``discarded`` ones."""
-
-    def __init__(self, context: DeliveryContext, zone: Zone, active: ActiveMessage) -> None:
-        self._context = context
-        self._zone = zone
-        self._active = active
-        self.composed: list[AcceptedMessage] = []
-        self.discarded: list[Discarded] = []
-
-    def add(self, notes: Sequence[Note]) -> None:
-        """Compose a report on ``notes``, if there are any, to the sender or the zone's ``double_bounce_to``."""
-        sender = verp.base(self._active.meta.sender)
-        bounce = self._zone.bounce
-        if sender in ("", verp.DOUBLE_BOUNCE):
-            notes = [note for note in notes if note.action == "failed"]
-        if not notes:
-            return
-        if sender == verp.DOUBLE_BOUNCE:
-            self._discard(notes, "triple bounce")
-        elif sender:
-            self._compose(notes, sender, "")
-        elif bounce.double_bounce_to:
-            self._compose(notes, bounce.double_bounce_to, verp.DOUBLE_BOUNCE)
-        else:
-            self._discard(notes, "double bounce")
-
-    def _discard(self, notes: Sequence[Note], reason: str) -> None:
-        active = self._active
-        log.warning("%s: discarding the report about %s", reason, active.id)
-        indexes = tuple(note.recipient_index for note in notes)
-        self.discarded.append(
-            Discarded(
-                time_ms=clock.now_ms(), message=active.id, sender=active.meta.sender,
-                recipients=indexes, reason=reason,
-            )
-        )  # fmt: skip
-
-    def _compose(self, notes: Sequence[Note], to: str, envelope_sender: str) -> None:
-        context, active = self._context, self._active
-        report_id = context.queue.ids.next(clock.now_ms())
-        born_ms = born(active.meta, active.id)
-        failures = [_failure(note, self._zone.retry, born_ms) for note in notes]
-        qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
-        report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
-        bounce = Bounce(active.id, to, failures, active.meta.header, report.header, report.body)
-        changed = apply_bounce_function(
-            partial(self._context.hooks.bounce_function, self._zone.bounce.function), bounce
-        )
-        if changed is None:
-            self._discard(notes, "bounce function")
-            return
-        to = changed.to
-        domain = domain_of(to)
-        zone = self._zone.bounce.zone or context.router.route(domain, "", "", {})
-        new = NewMessage(
-            sender=envelope_sender,
-            header=changed.header,
-            recipients=[NewRecipient(to, domain, zone)],
-            origin=_LOCAL_ORIGIN,
-            message_id=f"<{report_id}@{context.hostname}>",
-            eight_bit=not (changed.body.isascii() and changed.header.isascii()),
-            smtputf8=not to.isascii(),
-            report_for=active.id,
-        )
-        self.composed.append(compose_report(report_id, new, changed.body, clock.now_ms()))
-
-    def _rfc3464(self, report_id: str, to: str, recipients: Sequence[RecipientReport]) -> Report:
-        active, bounce = self._active, self._zone.bounce
-        # RET applies to reports of failures only (RFC 3461 section 4.3).
-        failed = any(each.action == "failed" for each in recipients)
-        full = failed and not _headers_only(active, bounce)
-        original = _original(self._context.queue, active, bounce) if full else None
-        message = ReportedMessage(
-            message_id=active.id,
-            arrival_date=clock.mail_date(born(active.meta, active.id)),
-            header=_header(active.meta.header, bounce.max_bytes),
-            body=original,
-            envelope_id=decode_xtext(active.meta.envid),
-        )
-        return status_report(self._head(report_id, to), message, recipients)
-
-    def _qsbmf(self, report_id: str, to: str, recipients: Sequence[RecipientReport]) -> Report:
-        active, bounce = self._active, self._zone.bounce
-        copy = active.meta.header + b"\r\n"
-        if not _headers_only(active, bounce):
-            copy += _beginning(self._context.queue, active, bounce.max_bytes)
-        stripped = len(copy) > bounce.max_bytes
-        return qsbmf.bounce_report(
-            self._head(report_id, to),
-            recipients,
-            sender=verp.base(active.meta.sender),
-            original=copy[: bounce.max_bytes],
-            stripped=stripped,
-        )
-
-    def _head(self, report_id: str, to: str) -> ReportHead:
-        return ReportHead(self._context.hostname, report_id, to, clock.mail_date(clock.now_ms()))
-
-
-def _headers_only(active: ActiveMessage, bounce: BounceSettings) -> bool:
-    """Whether a report returns the header only: the sender's RET precedes the zone's setting."""
-    return active.meta.ret == "HDRS" or (bounce.return_ == "headers" and active.meta.ret != "FULL")
-
-
-def _header(block: bytes, max_bytes: int) -> bytes:
-    """The header block, cut at the end of a line when it is longer than ``max_bytes``."""
-    if len(block) <= max_bytes:
-        return block
-    return block[: block.rfind(b"\r\n", 0, max_bytes) + 2]
-
-
-def _original(queue: Queue, active: ActiveMessage, bounce: BounceSettings) -> bytes | None:
-    """The body; None when it is larger than the zone's limit or damaged."""
-    if active.mark.size + len(active.meta.header) > bounce.max_bytes:
-        return None
-    try:
-        return b"".join(queue.bodies.read(active))
-    except QueueCorrupt:
-        return None  # a report without the body is better than none
-
-
-def _beginning(queue: Queue, active: ActiveMessage, max_bytes: int) -> bytes:
-    """The first chunks of the body, until they exceed ``max_bytes`` or a damaged one."""
-    found = b""
-    try:
-        for chunk in queue.bodies.read(active):
-            found += chunk
-            if len(found) > max_bytes:
-                break
-    except QueueCorrupt:
-        pass  # see _original
-    return found
-
-
-def _failure(note: Note, retry: Retry, born_ms: int) -> RecipientReport:
-    default = {"failed": "5.0.0", "delayed": "4.0.0"}.get(note.action, "2.0.0")
-    until_ms = born_ms + int(retry.give_up_after * 1000)
-    return RecipientReport(
-        action=note.action,
-        recipient=note.recipient,
-        status="4.4.7" if note.expired else note.status or default,
-        explanation=_explain(note),
-        diagnostic=_diagnostic(note),
-        remote_mta=note.mx,
-        last_attempt=clock.mail_date(note.time_ms),
-        retry_until=clock.mail_date(until_ms) if note.action == "delayed" else "",
-        original=decode_xtext(note.orcpt),
-    )
-
-
-def _explain(note: Note) -> str:
-    if note.expired:
-        return (
-            "I'm not going to try again; this message has been in the queue too long. "
-            f"Attempts: {note.attempts}. Last: {note.text}"
-        )
-    if note.code and note.phase:
-        return f"The receiving server answered in the step '{note.phase}'."
-    return note.text
-
-
-def _diagnostic(note: Note) -> str:
-    if not note.code:
-        return ""
-    return " ".join(part for part in (str(note.code), note.status, note.text) if part)

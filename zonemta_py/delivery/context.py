@@ -5,6 +5,7 @@ from random import Random
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
+from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
 
@@ -18,4 +19,5 @@ class DeliveryContext:
     hostname: str
     router: Router
     hooks: Hooks = NO_HOOKS
+    pending: PendingReports = field(default_factory=PendingReports)
     rng: Random = field(default_factory=Random)

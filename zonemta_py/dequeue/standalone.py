@@ -9,8 +9,11 @@ from typing import Unpack
 
 from zonemta_py.config.schema import Config, Events, QueueSettings
 from zonemta_py.core.errors import LocalError
+from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.delivery.pending_reports import PendingReports
+from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.dequeue.outgoing import AsyncOutgoing
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, Injector, enqueue
@@ -31,23 +34,27 @@ class Queue:
         self._queue: StoredQueue | None = None
         self._channels: Channels | None = None
         self._exporter: Exporter | None = None
+        self._reports: ReportSender | None = None
 
     async def __aenter__(self) -> "Queue":
         config = self.config
+        hostname, router = config.hostname or socket.getfqdn(), make_router(config)
+        pending = PendingReports()
         self._queue = queue = open_queue(
             config,
+            reports=BounceReporter(config, hostname, router, pending=pending),
             standby=config.queue.shared.take_over,
             destination_of=lambda zone, domain: DEQUEUE_DESTINATION,
             on_ready=self._on_ready,
         )
         try:
             await queue.recover()
-            context = DeliveryContext(
-                queue, config, config.hostname or socket.getfqdn(), make_router(config)
-            )
+            context = DeliveryContext(queue, config, hostname, router, pending=pending)
             self._channels = Channels(context, asyncio.get_running_loop(), all_zones=True)
             self._exporter = Exporter(queue, config.events)
             await self._exporter.start()
+            self._reports = ReportSender(context)
+            await self._reports.start()
             await queue.begin()
         except BaseException:
             await self._close()
@@ -63,6 +70,8 @@ class Queue:
             await channels.close(self.config.shutdown_grace)
         queue, self._queue = self._queue, None
         try:
+            if self._reports is not None:
+                await self._reports.close()
             if self._exporter is not None:
                 await self._exporter.close()
         finally:

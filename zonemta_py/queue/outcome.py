@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
-from zonemta_py.queue.format.records import IdempotencyRecord, Mark, Meta, Note
+from zonemta_py.queue.format.records import DigestEntry, IdempotencyRecord, Mark, Meta, Note
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 
@@ -43,9 +43,9 @@ class AcceptedMessage(Struct, frozen=True):
 class SettleEffects(Struct, frozen=True):
     """What else a settle writes in its batch.
 
-    ``reports`` are accepted, ``notes`` kept until their message ends, ``events`` recorded; ``warned``: a
-    warning of delay is among the reports, and no other will follow. ``failure_report``: the id of the
-    report on the failed recipients, or empty.
+    ``reports`` are accepted, ``notes`` kept for a later report on their message, ``events`` recorded, ``digests``
+    written under their keys; ``warned``: a warning of delay is among the reports, and no other will follow.
+    ``failure_report``: the id of the report on the failed recipients, or empty.
     """
 
     reports: Sequence[AcceptedMessage] = ()
@@ -53,6 +53,7 @@ class SettleEffects(Struct, frozen=True):
     notes: Sequence[Note] = ()
     events: Sequence[Event] = ()
     warned: bool = False
+    digests: Sequence[tuple[bytes, DigestEntry]] = ()
 
 
 NO_EFFECTS = SettleEffects()

@@ -21,16 +21,16 @@ from zonemta_py.events.schema import Event, first_seq
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
-from zonemta_py.queue.batch import CommitFuture, DoneCallback, GroupCommit, WriteBatch
+from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
 from zonemta_py.queue.bodies import Bodies
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
-from zonemta_py.queue.format.records import Note
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
+from zonemta_py.queue.report_writer import ReportWriter
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
@@ -76,7 +76,7 @@ class Queue:
         self._active = ActiveMessages(options.body_cache_bytes)
         self.bodies = Bodies(store, self._active)
         self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
-        self._reports = reports
+        self.reporting = ReportWriter(self, reports, self._acceptor)
         self.operator = Operator(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
         self._accepting: set[str] = set()  # messages of several chunks whose batch is not yet on disk
@@ -236,8 +236,6 @@ class Queue:
             )
         elif lease.number is not None:
             batch.delete(keys.inflight_key(active.id, lease.number))
-        for event in effects.events:
-            batch.record(event)
         if effects.warned:
             active.meta = transitions.warn(batch, active.id, active.meta)
         if self.is_last(active, outcomes):
@@ -248,7 +246,7 @@ class Queue:
             active.notes += effects.notes
             for note in effects.notes:
                 transitions.note(batch, active.id, note)
-        accepted = [self._acceptor.add(batch, report) for report in effects.reports]
+        accepted = self.reporting.add_effects(batch, effects)
         settled = {outcome.recipient.key for outcome in outcomes}
         untried = [recipient for recipient in lease.recipients if recipient.key not in settled]
         if untried:
@@ -284,38 +282,6 @@ class Queue:
             if active.mark.chunks > 1:
                 self.cleanup.add(active.id)
             self.cleanup.removed(active.mark.size + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
-
-    def end_message(self, batch: WriteBatch, active: ActiveMessage) -> list[DoneCallback]:
-        """End ``active`` by ``batch`` without a settle; failures that were noted are reported.
-
-        Returns the callbacks for the end of the batch. Raises LocalError.
-        """
-        callbacks = self.add_report(batch, active, active.notes)
-        transitions.last(batch, active.id, active.mark.chunks, ())
-        return callbacks
-
-    def add_report(
-        self, batch: WriteBatch, active: ActiveMessage, notes: Sequence[Note]
-    ) -> list[DoneCallback]:
-        """Accept the report on ``notes``, if there are any, and remove them, by ``batch``.
-
-        Returns the callbacks for the end of the batch. Raises LocalError.
-        """
-        if not notes:
-            return []
-        effects = self.reports.report(self, active, notes)
-        for event in effects.events:
-            batch.record(event)
-        for note in notes:
-            batch.delete(keys.bounce_key(active.id, note.recipient_index))
-        return [self._acceptor.add(batch, report) for report in effects.reports]
-
-    @property
-    def reports(self) -> Reports:
-        """The composer of reports. Raises LocalError when the queue was opened without one."""
-        if self._reports is None:
-            raise LocalError("the queue was opened without a composer of reports")
-        return self._reports
 
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""

@@ -3,7 +3,6 @@
 from asyncio import gather, get_running_loop
 from collections.abc import Mapping
 
-from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.context import DeliveryContext
@@ -12,33 +11,25 @@ from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
+from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
-from zonemta_py.queue.queue import Queue
 from zonemta_py.relay.parts import Part
 from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 
 class DeliveryService:
-    """Delivers the mail of ``queue``, by ``senders`` processes, or in this one if that is 0."""
+    """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        config: Config,
-        hostname: str,
-        router: Router,
-        hooks: Hooks,
-        *,
-        senders: int,
-        log_level: str,
-    ) -> None:
-        self._context = DeliveryContext(queue, config, hostname, router, hooks)
+    def __init__(self, context: DeliveryContext, *, senders: int, log_level: str) -> None:
+        self._context = context
+        config, hostname = context.config, context.hostname
+        self._reports = ReportSender(context)
         self.unreachable = UnreachableHosts(self._clear_unreachable)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
         self._endpoints = self._resolver(config, hostname)
@@ -59,6 +50,7 @@ class DeliveryService:
         return [
             Part("DKIM", close=self._close_signer),
             Part("the sender processes", self._start_senders, close=self._close_senders),
+            Part("reports", self._reports.start, close=self._reports.close),
             Part("delivery", self._start_workers, drain=self._drain),
         ]
 

@@ -17,8 +17,10 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
+from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.policies import EnvelopePolicy
@@ -67,7 +69,8 @@ class Relay:
         hostname, router = config.hostname or socket.getfqdn(), make_router(config)
         verify(config, hooks)
         self._stopped = False
-        self._reporter = BounceReporter(config, hostname, router, hooks)
+        pending = PendingReports()
+        self._reporter = BounceReporter(config, hostname, router, hooks, pending)
         self._destinations = Destinations(config.zones)
         self._queue = open_queue(
             config,
@@ -79,7 +82,9 @@ class Relay:
         )
         try:
             self._delivery = DeliveryService(
-                self._queue, config, hostname, router, hooks, senders=senders, log_level=log_level
+                DeliveryContext(self._queue, config, hostname, router, hooks, pending),
+                senders=senders,
+                log_level=log_level,
             )
             self._intake = IntakeService(
                 self._queue, config, hostname, router, hooks, receivers=receivers, log_level=log_level

@@ -129,8 +129,10 @@ class OrphanRecovery:
             await relay.stop(self._grace_s)
 
     def _has_work(self, store: Store) -> bool:
-        event = next(store.keys(keys.OUTBOX, keys.end_of(keys.OUTBOX)), None)
-        return event is not None or bool(zones_on_disk(store) - self._dequeue_zones)
+        for space in (keys.OUTBOX, keys.DIGEST):
+            if next(store.keys(space, keys.end_of(space)), None) is not None:
+                return True
+        return bool(zones_on_disk(store) - self._dequeue_zones)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Stop the search and the takeover relays; their transactions get ``grace_s`` to finish."""

@@ -77,10 +77,10 @@ def status_report(
 ) -> Report:
     """A multipart/report about ``recipients``, 1 or more; their actions may differ.
 
-    The report is 7-bit unless an address needs UTF-8, so a message with 8-bit bytes is returned as its
-    header only.
+    The report is 7-bit unless it is sent to an address in UTF-8, so a message with 8-bit bytes is returned as its
+    header only. Other addresses in UTF-8 are in the form utf-8-addr-xtext (RFC 6533 section 3).
     """
-    utf8 = not all(each.recipient.isascii() for each in recipients) or not head.to.isascii()
+    utf8 = not head.to.isascii()
     boundary = f"{head.report_id}.report"
     actions = {each.action for each in recipients}
     subject = next(text for action, text in SUBJECTS.items() if action in actions)
@@ -126,6 +126,14 @@ def _original(header: bytes, body: bytes | None) -> bytes:
     return part if part.endswith(b"\r\n") else part + b"\r\n"
 
 
+def _xtext(address: str) -> str:
+    r"""``address`` with ``\x{…}`` for each character that is not printable ASCII, and for ``+``, ``=`` and ``\``."""
+    return "".join(
+        char if "!" <= char <= "~" and char not in "+=\\" else f"\\x{{{ord(char):02X}}}"
+        for char in address
+    )
+
+
 def _ascii(text: str) -> bytes:
     """``text`` with a question mark for each character that is not ASCII."""
     return text.encode("ascii", "replace")
@@ -158,10 +166,11 @@ def _machine(
     ]
     groups = [per_message]
     for each in recipients:
-        kind = "utf-8" if utf8 and not each.recipient.isascii() else "rfc822"
+        kind = "rfc822" if each.recipient.isascii() else "utf-8"
+        address = each.recipient if utf8 or kind == "rfc822" else _xtext(each.recipient)
         fields = [f"Original-Recipient: {each.original}"] if each.original else []
         fields += [
-            f"Final-Recipient: {kind}; {each.recipient}",
+            f"Final-Recipient: {kind}; {address}",
             f"Action: {each.action}",
             f"Status: {each.status}",
         ]

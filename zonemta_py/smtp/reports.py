@@ -17,6 +17,7 @@ COMPLAINT = "complaint"
 NOT_SPAM = "not-spam"  # the only kind of feedback that is not a complaint
 TEXT_MAX = 1000  # characters kept of a field
 _ENVID_KEY = re.compile(r"submission-key-([\w-]+)")
+_EMBEDDED = re.compile(r"\\x\{([0-9A-Fa-f]{2,6})\}")
 _KEY_FIELD = "X-Submission-Key"
 _TO = ("Delivered-To", "X-Original-To", "To")
 
@@ -130,8 +131,16 @@ def _text(block: Message, name: str) -> str:
 def _typed(block: Message, name: str) -> str:
     """The value in a field ``type; value``; an address without brackets."""
     text = _text(block, name)
-    _, separator, value = text.partition(";")
-    return (value if separator else text).strip().strip("<>")
+    kind, separator, value = text.partition(";")
+    address = (value if separator else text).strip().strip("<>")
+    return _EMBEDDED.sub(_character, address) if kind.strip().lower() == "utf-8" else address
+
+
+def _character(escape: re.Match[str]) -> str:
+    """The character of an escape in utf-8-addr-xtext (RFC 6533 section 3); the escape itself if there is none."""
+    point = int(escape[1], 16)
+    is_character = point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF
+    return chr(point) if is_character else escape[0]
 
 
 def _returned_key(message: Message) -> str:

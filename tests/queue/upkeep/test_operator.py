@@ -133,7 +133,7 @@ async def test_a_return_beside_the_end_of_the_message(
     monkeypatch.setattr(operator, "STEP", 1)
     async with opened(directory) as queue:
         reports = CountedReports()
-        monkeypatch.setattr(queue, "_reports", reports)
+        monkeypatch.setattr(queue.reporting, "_reports", reports)
         message = await accept(queue, "a@x.example", "b@y.example")
         held = lease(queue, "y.example")
         (count, busy), _ = await asyncio.gather(
@@ -149,7 +149,7 @@ async def test_a_return_in_steps(directory: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(operator, "STEP", 1)
     async with opened(directory) as queue:
         reports = CountedReports()
-        monkeypatch.setattr(queue, "_reports", reports)
+        monkeypatch.setattr(queue.reporting, "_reports", reports)
         message = await accept(queue, "a@x.example", "b@y.example", "c@x.example")
         held = lease(queue, "y.example")
         assert await queue.operator.bounce(message) == (2, 1)

@@ -10,7 +10,8 @@
     inflight/MSGID/N                  a transaction under way
     open/MSGID                        a body of more than one chunk is being written
     cleanup/MSGID                     chunks still to be removed
-    bounce/MSGID/INDEX                a failure noted for the report at the message's end
+    bounce/MSGID/INDEX                a failure noted for a later report
+    digest/GROUP/REPORT               a report for the next digest of its receiver
     submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the events of one group commit
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
@@ -32,6 +33,7 @@ INFLIGHT = b"inflight/"
 OPEN = b"open/"
 CLEANUP = b"cleanup/"
 BOUNCE = b"bounce/"
+DIGEST = b"digest/"
 SUBMITTED = b"submitted/"
 OUTBOX = b"outbox/"
 
@@ -153,6 +155,17 @@ def bounce_prefix(message: str) -> bytes:
 def submitted_key(digest: str) -> bytes:
     """A submission key, by its digest (hex)."""
     return b"submitted/" + digest.encode()
+
+
+def digest_key(group: str, report: str) -> bytes:
+    """A report (24 hex digits) that belongs to the digest of a receiver, whose ``group`` is 16 hex digits."""
+    return f"digest/{group}/{report}".encode()
+
+
+def parse_digest(key: bytes) -> tuple[str, str]:
+    """Group and report of a DIGEST key."""
+    _, group, report = key.decode().split("/")
+    return group, report
 
 
 def rate_key(zone: str) -> bytes:

@@ -129,6 +129,20 @@ class Note(NamedTuple):
     mx: str
 
 
+class DigestEntry(NamedTuple):
+    """``digest/GROUP/REPORT``: a report that is not sent by itself, because its receiver gets many.
+
+    ``to`` and ``sender``: of its envelope. ``zone``: that of the first recipient. ``message``: what it is about.
+    """
+
+    version: int
+    to: str
+    sender: str
+    zone: str
+    message: str
+    notes: tuple[Note, ...]
+
+
 class IdempotencyRecord(NamedTuple):
     """``submitted/DIGEST``: what was accepted under a submission key; ``message`` is the first.
 
@@ -199,6 +213,7 @@ def read_waiting(data: bytes) -> Waiting:
 read_mark = _reader(Mark)
 read_meta = _reader(Meta)
 read_note = _reader(Note)
+read_digest_entry = _reader(DigestEntry)
 read_submitted = _reader(IdempotencyRecord)
 _read_waiting2 = _reader(Waiting)
 _read_waiting1 = _reader(_Waiting1)

@@ -84,7 +84,7 @@ class Return(Change):
         recipient = QueuedRecipient(key, zone, message, address, record)
         outcome = Outcome(recipient, OutcomeKind.BOUNCED, self._attempt)
         transitions.settle(batch, active.meta, None, [outcome], "", self._now_ms)
-        for note in self._queue.reports.notes(active, [outcome]):
+        for note in self._queue.reporting.composer.notes(active, [outcome]):
             transitions.note(batch, message, note)
             active.notes.append(note)
             self._notes.append(note)
@@ -93,7 +93,7 @@ class Return(Change):
     def finish(self, withdrawal: Withdrawal) -> None:
         """Report now: other recipients of the message may wait for days."""
         active = withdrawal.active
-        withdrawal.callbacks += self._queue.add_report(withdrawal.batch, active, self._notes)
+        withdrawal.callbacks += self._queue.reporting.add_report(withdrawal.batch, active, self._notes)
         reported = {note.recipient_index for note in self._notes}
         active.notes = [note for note in active.notes if note.recipient_index not in reported]
 

@@ -16,6 +16,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     Mark,
     Meta,
+    read_digest_entry,
     read_inflight,
     read_mark,
     read_meta,
@@ -233,6 +234,11 @@ def _note(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
             problems.append(f"{message}: a noted failure without a message")
 
 
+def _digest_entry(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
+    keys.parse_digest(key)
+    read_digest_entry(value)
+
+
 def _submitted(store: Store, key: bytes, value: bytes, problems: list[str]) -> None:
     read_submitted(value)
 
@@ -247,6 +253,7 @@ _OTHERS = {
     keys.SPILL: _spill,
     keys.INFLIGHT: _inflight,
     keys.BOUNCE: _note,
+    keys.DIGEST: _digest_entry,
     keys.SUBMITTED: _submitted,
     keys.OUTBOX: _outbox,
 }

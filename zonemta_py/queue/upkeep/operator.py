@@ -176,7 +176,7 @@ class Operator:
             if is_last:
                 gone.delete_unused(withdrawal.batch, {*withdrawal.waiting, *withdrawal.deferred})
             if active.remaining == 0 < remaining:
-                withdrawal.callbacks += queue.end_message(withdrawal.batch, active)
+                withdrawal.callbacks += queue.reporting.end_message(withdrawal.batch, active)
             elif is_last and active.remaining:
                 change.finish(withdrawal)
         except BaseException:

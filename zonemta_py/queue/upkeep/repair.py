@@ -19,6 +19,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     Waiting,
     new_waiting,
+    read_digest_entry,
     read_inflight,
     read_mark,
     read_meta,
@@ -241,7 +242,9 @@ class _Repair:
         kept = self._kept.get(message)
         if not kept:
             active = self._queue.acquire_message(message)
-            callbacks = self._queue.end_message(batch, active)  # with the report on noted failures
+            callbacks = self._queue.reporting.end_message(
+                batch, active
+            )  # with the report on noted failures
             self._row("removed", message, "", "it has no recipient left")
             for callback in callbacks:
                 batch.future.add_done_callback(callback)
@@ -261,6 +264,7 @@ class _Repair:
         readers: dict[bytes, Callable[[bytes], object]] = {
             keys.INFLIGHT: read_inflight,
             keys.BOUNCE: read_note,
+            keys.DIGEST: read_digest_entry,
             keys.SUBMITTED: read_submitted,
         }
         for space, read in readers.items():
@@ -269,7 +273,7 @@ class _Repair:
                 try:
                     read(value)
                     if (
-                        space != keys.SUBMITTED
+                        space not in (keys.SUBMITTED, keys.DIGEST)
                         and self._store.get(keys.mark_key(keys.owner_of(key))) is None
                     ):
                         raise QueueCorrupt("its message is gone")
