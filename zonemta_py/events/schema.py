@@ -195,7 +195,7 @@ class Released(_OfRecipient, frozen=True, kw_only=True):
 
 
 class Discarded(Struct, frozen=True, kw_only=True):
-    """A report was not sent: ``reason`` is double bounce, triple bounce or bounce function.
+    """A report was not sent: ``reason`` is double bounce, triple bounce, bounce function, or ``not composed: …``.
 
     ``recipients``: the indexes of the recipients it was about. Their outcomes are events of their own.
     """

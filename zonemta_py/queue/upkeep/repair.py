@@ -6,7 +6,7 @@ the event log names. No settled recipient is sent to again, and no damaged body 
 cannot be kept becomes a ``lost`` event.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from zonemta_py.core.codec import pack
@@ -19,16 +19,13 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     Waiting,
     new_waiting,
-    read_digest_entry,
-    read_inflight,
     read_mark,
     read_meta,
-    read_note,
-    read_submitted,
     read_waiting,
 )
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.transitions import event_fields
+from zonemta_py.queue.upkeep.repair_keys import remove_other_keys, scan_space
 from zonemta_py.smtp.address import domain_of
 
 Row = dict[str, Any]
@@ -44,7 +41,7 @@ async def repair_contents(queue: Queue, history: RecipientHistory, zones: Iterab
     await repair.recipients()
     await repair.messages()
     await repair.restore()
-    await repair.other_keys()
+    await remove_other_keys(queue, repair.add_row)
     return repair.rows
 
 
@@ -81,14 +78,14 @@ class _Repair:
         self._kept: dict[str, dict[int, bytes]] = {}
         self.rows: list[Row] = []
 
-    def _row(self, what: str, message: str, recipient: str, reason: str) -> None:
+    def add_row(self, what: str, message: str, recipient: str, reason: str) -> None:
         self.rows.append({"what": what, "message": message, "recipient": recipient, "reason": reason})
 
     def _lose(
         self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, reason: str
     ) -> None:
         message, index = recipient_id
-        self._row("lost", message, address, reason)
+        self.add_row("lost", message, address, reason)
         self._open.pop(recipient_id, None)
         batch.record(
             Lost(
@@ -122,7 +119,7 @@ class _Repair:
         """Keep each recipient of a whole message once; remove the settled and the lost."""
         # Deferred first: of two places, the one that is due later, or held, is kept.
         for space in (keys.DEFERRED, keys.WAITING):
-            for key, value in self._scan(space):
+            for key, value in scan_space(self._store, space):
                 batch = WriteBatch()
                 self._recipient(batch, key, value)
                 await self._write(batch)
@@ -132,14 +129,14 @@ class _Repair:
             zone, message, address = keys.parse_recipient(key)
         except ValueError:
             batch.delete(key)
-            self._row("removed", "", repr(key), "not the key of a recipient")
+            self.add_row("removed", "", repr(key), "not the key of a recipient")
             return
         record, found = self._record(key, value), self._message(message)
         if record is None:
             # The event log does not have its acceptance either, so there is no event to balance.
             batch.delete(key)
             reason = "its record is damaged, and the event log does not have it"
-            self._row(
+            self.add_row(
                 "lost", message, address, found.reason if isinstance(found, _DamagedMessage) else reason
             )
             return
@@ -151,15 +148,15 @@ class _Repair:
                 self._lose(batch, recipient_id, zone, address, found.reason)
         elif recipient_id in self._settled:
             batch.delete(key)
-            self._row("removed", message, address, "the event log has its outcome")
+            self.add_row("removed", message, address, "the event log has its outcome")
         elif index in self._kept.setdefault(message, {}):
             batch.delete(key)
-            self._row("removed", message, address, "it was in two places")
+            self.add_row("removed", message, address, "it was in two places")
         else:
             self._kept[message][index] = key
             if pack(record) != value:
                 batch.put(key, pack(record))
-                self._row("restored", message, address, "its record was damaged")
+                self.add_row("restored", message, address, "its record was damaged")
             if key.startswith(keys.DEFERRED):
                 batch.put(keys.due_key(record.due_ms, zone, message), b"")
 
@@ -192,13 +189,13 @@ class _Repair:
                 for marker in (keys.mark_key(message), keys.meta_key(message)):
                     if self._store.get(marker) is not None:
                         batch.delete(marker)
-                        self._row("removed", message, "", found.reason)
+                        self.add_row("removed", message, "", found.reason)
                 batch.put(keys.cleanup_key(message), b"")
             else:
                 for other in (keys.open_key(message), keys.cleanup_key(message)):
                     if self._store.get(other) is not None:
                         batch.delete(other)
-                        self._row("removed", message, "", f"{other.decode()} of a whole message")
+                        self.add_row("removed", message, "", f"{other.decode()} of a whole message")
             await self._write(batch)
 
     async def restore(self) -> None:
@@ -234,7 +231,7 @@ class _Repair:
         fields = event_fields(meta, key, record, self._queue.now())
         batch.record(Uncertain(**{**fields, "attempt": record.attempts + 1}))
         self._kept.setdefault(message, {})[index] = key
-        self._row("restored", message, address, "open in the event log, missing in the queue")
+        self.add_row("restored", message, address, "open in the event log, missing in the queue")
 
     async def _finish(self, message: str, found: _WholeMessage) -> None:
         """End a message without recipients; else make its envelope name their zones."""
@@ -245,7 +242,7 @@ class _Repair:
             callbacks = self._queue.reporting.end_message(
                 batch, active
             )  # with the report on noted failures
-            self._row("removed", message, "", "it has no recipient left")
+            self.add_row("removed", message, "", "it has no recipient left")
             for callback in callbacks:
                 batch.future.add_done_callback(callback)
             await self._queue.commits.submit(batch)
@@ -256,61 +253,6 @@ class _Repair:
             meta = read_meta(self._store.get(keys.meta_key(message)) or b"")
             batch.put(keys.meta_key(message), pack(meta._replace(zones=tuple(sorted(zones)))))
             await self._write(batch)
-
-    # ---- other keys
-
-    async def other_keys(self) -> None:
-        """Remove keys without a message, and values that cannot be read."""
-        readers: dict[bytes, Callable[[bytes], object]] = {
-            keys.INFLIGHT: read_inflight,
-            keys.BOUNCE: read_note,
-            keys.DIGEST: read_digest_entry,
-            keys.SUBMITTED: read_submitted,
-        }
-        for space, read in readers.items():
-            for key, value in self._scan(space):
-                batch = WriteBatch()
-                try:
-                    read(value)
-                    if (
-                        space not in (keys.SUBMITTED, keys.DIGEST)
-                        and self._store.get(keys.mark_key(keys.owner_of(key))) is None
-                    ):
-                        raise QueueCorrupt("its message is gone")
-                except QueueCorrupt as exc:
-                    batch.delete(key)
-                    self._row("removed", "", key.decode("utf-8", "replace"), str(exc))
-                await self._write(batch)
-        for key, _ in self._scan(keys.DUE):
-            if not self._is_needed(key):
-                await self._delete(key)
-        for key, _ in self._scan(keys.SPILL):  # the start-up scan writes the ones that are needed
-            await self._delete(key)
-
-    def _is_needed(self, due: bytes) -> bool:
-        """Whether a ``due/`` key wakes any recipient."""
-        try:
-            due_ms, zone, message = keys.parse_due(due)
-        except ValueError:
-            return False
-        prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
-        rows = self._store.scan(prefix, keys.end_of(prefix))
-        return any(read_waiting(value).due_ms == due_ms for _, value in rows)
-
-    def _scan(self, space: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys of a space, each read when the previous one was handled."""
-        cursor = space
-        while True:
-            pair = next(self._store.scan(cursor, keys.end_of(space)), None)
-            if pair is None:
-                return
-            yield pair
-            cursor = pair[0] + b"\x00"
-
-    async def _delete(self, key: bytes) -> None:
-        batch = WriteBatch()
-        batch.delete(key)
-        await self._write(batch)
 
     async def _write(self, batch: WriteBatch) -> None:
         if batch.ops or batch.events:
