@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.requests import SummaryRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.cli.common import EXIT_FAILED, print_table, reports_errors
+from zonemta_py.cli.demo_result import checks, history_table, receivers_table
 from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.progress import progress_bar
 from zonemta_py.config.units import HostPort
@@ -246,62 +246,10 @@ async def _drain(testbed: Testbed, accepted: int) -> None:
 
 def _report(testbed: Testbed, history: RecipientHistory, submitted: int) -> bool:
     """Print the event log's counts, the receivers' counts and their comparison; returns whether they agree."""
-    print_table(_history_table(history), TABLE_WIDTH)
-    print_table(_receivers_table(testbed), TABLE_WIDTH)
-    checks = _checks(testbed, history, submitted)
-    for text, good in checks:
+    print_table(history_table(history), TABLE_WIDTH)
+    print_table(receivers_table(testbed.sinks), TABLE_WIDTH)
+    found = checks(testbed.sinks, history, submitted, set(POOLS.values()))
+    for text, good in found:
         mark = click.style("ok  ", fg="green") if good else click.style("BAD ", fg="red")
         click.echo(mark + text)
-    return all(good for _, good in checks)
-
-
-def _history_table(history: RecipientHistory) -> Table:
-    table = Table(box=None, pad_edge=False, title="event log, in recipients", title_justify="left")
-    columns = ("zone", "accepted", "delivered", "bounced", "expired", "deleted", "queued", "deferrals")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "zone" else "right")
-    for zone, counts in sorted(history.counts.items()):
-        if any(counts.values()):
-            values = [counts[column] for column in columns[1:6]]
-            table.add_row(zone, *map(str, values), str(history.queued(zone)), str(counts["deferred"]))
-    return table
-
-
-def _receivers_table(testbed: Testbed) -> Table:
-    table = Table(box=None, pad_edge=False, title="receivers, in recipients", title_justify="left")
-    for column in ("domain", "delivered", "refused or deferred", "from"):
-        table.add_column(column, justify="left" if column in ("domain", "from") else "right")
-    for domain, sink in testbed.sinks.items():
-        tally = sink.tally
-        table.add_row(
-            domain, str(tally.recipients), str(tally.refused), ", ".join(sorted(tally.by_peer))
-        )
-    return table
-
-
-def _checks(testbed: Testbed, history: RecipientHistory, submitted: int) -> list[tuple[str, bool]]:
-    """What must agree, in words, and whether it does."""
-    tallies = {domain: sink.tally for domain, sink in testbed.sinks.items()}
-    received = sum(tally.recipients for tally in tallies.values())
-    repeated = sum(
-        count - 1
-        for domain, tally in tallies.items()
-        if domain != "sender.example"
-        for count in tally.by_recipient.values()
-    )
-    sources = {peer for tally in tallies.values() for peer in tally.by_peer}
-    delivered, reports = history.total("delivered"), history.total("reports")
-    accepted = history.total("accepted")
-    return [
-        (f"event log: {delivered:,} delivered; receivers: {received:,}", delivered == received),
-        (
-            f"submitted {submitted:,} + reports {reports:,} = accepted {accepted:,}",
-            submitted + reports == accepted,
-        ),
-        (
-            "accepted = delivered + bounced, nothing queued",
-            all(history.queued(zone) == 0 for zone in history.counts),
-        ),
-        ("no recipient got a message twice", repeated == 0),
-        (f"mail left from {', '.join(sorted(sources))}", sources == set(POOLS.values())),
-    ]
+    return all(good for _, good in found)

@@ -87,6 +87,6 @@ def _key_of(campaign: str) -> Callable[[Column], Column]:
     def keys(addresses: pa.Array) -> pa.Array:
         return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
 
-    # The stubs ask for a function type, but pyspark warns when it is given in addition to the annotations of ``keys``.
-    udf: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # see above
+    # Without a function type, because pyspark warns when one is given beside the annotations of ``keys``.
+    udf: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # the stubs demand it
     return udf
