@@ -1,4 +1,4 @@
-"""From a domain to the hosts that accept its mail. The only importer of dnspython besides the test sink.
+"""From a domain to the hosts that accept its mail.
 
 Answers are cached for their TTL, within bounds; "no such domain" for NEGATIVE_TTL_S. A name server that
 does not answer is a temporary failure, cached for FAILURE_TTL_S.
@@ -9,19 +9,11 @@ Source: RFC 5321 section 5.1, RFC 7505 (null MX), RFC 2308 (negative answers).
 import asyncio
 from collections import OrderedDict
 from ipaddress import ip_address
-from itertools import islice
-
-import dns.asyncresolver
-import dns.exception
-import dns.flags
-import dns.name
-import dns.nameserver
-import dns.rdatatype
-import dns.resolver
 
 from zonemta_py.config.schema import Resolver
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed, Records
 from zonemta_py.smtp.classify import NO_ADDRESS
 from zonemta_py.smtp.mx_order import Host
 
@@ -41,19 +33,22 @@ class MxResolver:
     def __init__(self, settings: Resolver) -> None:
         self._cache: OrderedDict[str, tuple[float, Answer]] = OrderedDict()
         self._pending: dict[str, asyncio.Future[Answer]] = {}
+        self._channel: DnsChannel | None = None  # opened by the first question
         self.configure(settings)
 
     def configure(self, settings: Resolver) -> None:
-        """Use new settings; answers from other servers are dropped."""
-        self._resolver = dns.asyncresolver.Resolver(configure=settings.nameservers is None)
-        if settings.nameservers is not None:
-            self._resolver.nameservers = [
-                dns.nameserver.Do53Nameserver(server.host, server.port)
-                for server in settings.nameservers
-            ]
-        self._resolver.lifetime = settings.timeout
-        self._resolver.timeout = settings.timeout / 2
+        """Use new settings; answers from other servers are dropped. Look-ups that run have their answer."""
+        self._settings = settings
+        if self._channel is not None:
+            self._channel.retire()
+            self._channel = None
         self._cache.clear()
+
+    def close(self) -> None:
+        """End the look-ups that run; they fail."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     async def resolve(self, domain: str) -> tuple[Host, ...]:
         """The hosts of ``domain``, at least one. Raises DestinationFailed."""
@@ -130,14 +125,13 @@ class MxResolver:
         raise DestinationFailed(0, NO_ADDRESS, f"no mail exchanger of {domain} has an address")
 
     async def _mx(self, domain: str) -> tuple[list[tuple[int, str]], float]:
-        answer = await self._query(domain, "MX")
-        if answer is None:
+        records = await self._query(domain, "MX")
+        if not records:
             return [], TTL_MAX_S
-        records = sorted((record.preference, record.exchange) for record in answer)
-        if len(records) == 1 and records[0][1] == dns.name.root:
+        found = sorted((record.data.priority, record.data.exchange.lower()) for record in records)
+        if len(found) == 1 and not found[0][1]:
             raise DestinationFailed(556, "5.1.10", f"{domain} accepts no mail (null MX)", permanent=True)
-        names = [(preference, _text(name)) for preference, name in records if name != dns.name.root]
-        return names, float(answer.rrset.ttl if answer.rrset is not None else TTL_MIN_S)
+        return [(preference, name) for preference, name in found if name], _ttl_s(records)
 
     async def _addresses(self, name: str) -> tuple[tuple[str, ...], float]:
         """IPv4 and IPv6 addresses of a host, CNAMEs followed.
@@ -152,41 +146,36 @@ class MxResolver:
         ips: list[str] = []
         ttl_s = TTL_MAX_S
         for result in results:
-            if isinstance(result, BaseException):
-                continue
-            if result is not None:
-                ips.extend(record.address for record in islice(result, ADDRESSES_MAX))
-                ttl_s = min(ttl_s, float(result.rrset.ttl if result.rrset is not None else TTL_MIN_S))
+            if not isinstance(result, BaseException):
+                ips.extend(record.data.addr for record in result[:ADDRESSES_MAX])
+                ttl_s = min(ttl_s, _ttl_s(result))
         for result in results:
             if not ips and isinstance(result, BaseException):
                 raise result
         return tuple(ips), ttl_s
 
-    async def _query(
-        self, name: str, rdtype: str, *, missing_domain_ok: bool = False
-    ) -> dns.resolver.Answer | None:
-        """The answer, or None when there is no record of this type. Raises DestinationFailed."""
+    async def _query(self, name: str, rdtype: str, *, missing_domain_ok: bool = False) -> Records:
+        """The records of this type; none if there are none. Raises DestinationFailed."""
+        if self._channel is None:
+            self._channel = DnsChannel(self._settings.nameservers, self._settings.timeout)
         try:
-            return await self._resolver.resolve(f"{name}.", rdtype, search=False)
-        except dns.resolver.NoAnswer as exc:
-            if exc.kwargs["response"].flags & dns.flags.TC:
-                raise DestinationFailed(
-                    0, "4.4.3", f"the answer for {rdtype} of {name} is truncated"
-                ) from exc
-            return None
-        except dns.resolver.NXDOMAIN as exc:
+            return await self._channel.query(name, rdtype)
+        except NameNotFound as exc:
             if missing_domain_ok:
-                return None
+                return ()
             raise DestinationFailed(
                 550, "5.1.2", f"the domain {name} does not exist", permanent=True
             ) from exc
-        except dns.exception.DNSException as exc:
-            text = " ".join(str(exc).split())[:200]
-            raise DestinationFailed(0, "4.4.3", f"looking up {rdtype} of {name} failed: {text}") from exc
+        except QueryFailed as exc:
+            raise _failed(rdtype, name, str(exc)) from exc
 
 
-def _text(name: dns.name.Name) -> str:
-    return name.to_text(omit_final_dot=True).lower()
+def _failed(rdtype: str, name: str, text: str) -> DestinationFailed:
+    return DestinationFailed(0, "4.4.3", f"looking up {rdtype} of {name} failed: {text}")
+
+
+def _ttl_s(records: Records) -> float:
+    return float(min((record.ttl for record in records), default=TTL_MAX_S))
 
 
 def _literal(domain: str) -> str:

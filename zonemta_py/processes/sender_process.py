@@ -43,6 +43,7 @@ class SenderProcess:
         self._unreachable = SharedUnreachableHosts(self.link)
         self._rng = Random()
         self._signer = Signer(Dkim(), {})
+        self.look_ups: MxResolver | None = None
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
@@ -76,7 +77,11 @@ class SenderProcess:
         for old in self._agents.values():
             old.close()
         self._signer.configure(config.dkim, load_keys(config.dkim))
-        endpoints = EndpointResolver(config, frame.hostname, MxResolver(config.resolver), self._rng)
+        if self.look_ups is None:
+            self.look_ups = MxResolver(config.resolver)
+        else:
+            self.look_ups.configure(config.resolver)
+        endpoints = EndpointResolver(config, frame.hostname, self.look_ups, self._rng)
         resources = SmtpResources(
             frame.hostname, endpoints, Peers(config.peers), self._signer, self._unreachable, self._rng
         )
@@ -199,6 +204,8 @@ async def run(beat_s: float, link_fd: int) -> None:
     process = SenderProcess()
     await process.link.connect(link_fd, beat_s)
     await process.link_lost.wait()
+    if process.look_ups is not None:
+        process.look_ups.close()
 
 
 if __name__ == "__main__":

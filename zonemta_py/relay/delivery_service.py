@@ -32,6 +32,7 @@ class DeliveryService:
         self._reports = ReportSender(context)
         self.unreachable = UnreachableHosts(self._clear_unreachable)
         self._signer = Signer(config.dkim, load_keys(config.dkim))
+        self._look_ups = MxResolver(config.resolver)
         self._endpoints = self._resolver(config, hostname)
         self._peers = Peers(config.peers)
         self.senders: SenderPool | None = None
@@ -48,7 +49,7 @@ class DeliveryService:
     def parts(self) -> list[Part]:
         """What the relay starts and stops."""
         return [
-            Part("DKIM", close=self._close_signer),
+            Part("DKIM and look-ups", close=self._close),
             Part("the sender processes", self._start_senders, close=self._close_senders),
             Part("reports", self._reports.start, close=self._reports.close),
             Part("delivery", self._start_workers, drain=self._drain),
@@ -62,8 +63,9 @@ class DeliveryService:
         if self.senders is not None:
             await self.senders.close()
 
-    async def _close_signer(self) -> None:
+    async def _close(self) -> None:
         self._signer.close()
+        self._look_ups.close()
 
     async def _start_workers(self) -> None:
         for name, zone in self._context.config.zones.items():
@@ -90,7 +92,7 @@ class DeliveryService:
         return SmtpAgent(zone, resources, SessionPool())
 
     def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
-        return EndpointResolver(config, hostname, MxResolver(config.resolver), self._context.rng)
+        return EndpointResolver(config, hostname, self._look_ups, self._context.rng)
 
     def _clear_unreachable(self, ip: str | None, destination: str | None) -> None:
         if self.senders is not None:
@@ -111,6 +113,7 @@ class DeliveryService:
         self._signer.configure(config.dkim, dkim_keys)
         if self.senders is not None:
             self.senders.configure(config, hostname)
+        self._look_ups.configure(config.resolver)
         self._endpoints = self._resolver(config, hostname)
         self._peers = Peers(config.peers)
         for name, zone in config.zones.items():

@@ -1,0 +1,143 @@
+"""Questions to name servers, by c-ares: one UDP socket for each server, TCP for truncated answers.
+
+The only importer of pycares. All of it runs in the loop's thread (decision 67): the loop watches the sockets of
+c-ares, and after ``close`` its callbacks do nothing.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pycares
+
+from zonemta_py.config.units import HostPort
+
+TYPES = {"A": 1, "AAAA": 28, "MX": 15}  # numbers of record types (RFC 1035, RFC 3596)
+TRIES = 2
+TIMER_MAX_S = 1.0  # between two looks of c-ares at the age of its questions
+
+Records = Sequence[Any]  # with ``ttl`` and ``data``: ``addr``, or ``priority`` and ``exchange``
+
+
+class NameNotFound(Exception):
+    """There is no such domain."""
+
+
+class QueryFailed(Exception):
+    """No answer, or none that can be used."""
+
+
+class DnsChannel:
+    """Questions to ``servers``, or to those of the system (None); needs a running loop."""
+
+    def __init__(self, servers: Sequence[HostPort] | None, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read: set[int] = set()
+        self._written: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked = 0  # questions without an answer
+        self._is_closed = self._is_retired = False
+        # The second try takes twice as long as the first.
+        self._channel = pycares.Channel(
+            servers=[_at(server) for server in servers] if servers is not None else None,
+            timeout=timeout_s / (2**TRIES - 1),
+            tries=TRIES,
+            sock_state_cb=self._socket_changed,
+        )
+
+    async def query(self, name: str, rdtype: str) -> Records:
+        """The records of type ``rdtype`` of ``name``, behind a CNAME too; none if there are none.
+
+        Raises NameNotFound, QueryFailed.
+        """
+        future: asyncio.Future[Records] = self._loop.create_future()
+        kind = TYPES[rdtype]
+        self._asked += 1
+        try:
+            self._channel.query(name, kind, callback=partial(self._answered, future, kind))
+        except (pycares.AresError, ValueError) as exc:  # such as a name that cannot be asked for
+            if not future.done():
+                self._asked -= 1
+                future.set_exception(QueryFailed(str(exc.args[-1])))
+        self._set_timer()
+        return await future
+
+    def _answered(
+        self, future: asyncio.Future[Records], kind: int, result: Any, error: int | None
+    ) -> None:
+        if self._is_closed:
+            return
+        self._asked -= 1
+        if future.done():
+            pass  # its look-up has ended
+        elif error is None:
+            future.set_result([record for record in result.answer if record.type == kind])
+        elif error == pycares.errno.ARES_ENODATA:
+            future.set_result(())
+        elif error == pycares.errno.ARES_ENOTFOUND:
+            future.set_exception(NameNotFound())
+        else:
+            future.set_exception(QueryFailed(pycares.errno.strerror(error)))
+        if self._is_retired and not self._asked:
+            self._loop.call_soon(self.close)  # not inside a callback of the channel
+
+    # ---- sockets and time
+
+    def _socket_changed(self, fd: int, readable: bool, writable: bool) -> None:
+        if self._is_closed:
+            return  # c-ares closes its sockets, in a thread of its own
+        if readable:
+            self._loop.add_reader(fd, self._process, fd, pycares.ARES_SOCKET_BAD)
+            self._read.add(fd)
+        elif fd in self._read:
+            self._loop.remove_reader(fd)
+            self._read.discard(fd)
+        if writable:
+            self._loop.add_writer(fd, self._process, pycares.ARES_SOCKET_BAD, fd)
+            self._written.add(fd)
+        elif fd in self._written:
+            self._loop.remove_writer(fd)
+            self._written.discard(fd)
+
+    def _process(self, readable: int, writable: int) -> None:
+        if not self._is_closed:
+            self._channel.process_fd(readable, writable)
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._asked and not self._is_closed:
+            timeout_s: float = self._channel.timeout()  # type: ignore[no-untyped-call]  # it has no annotations
+            wait_s = min(timeout_s or TIMER_MAX_S, TIMER_MAX_S)
+            self._timer = self._loop.call_later(wait_s, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        self._timer = None
+        self._process(pycares.ARES_SOCKET_BAD, pycares.ARES_SOCKET_BAD)
+
+    # ---- the end
+
+    def retire(self) -> None:
+        """No question follows: close when all that were asked have their answer."""
+        self._is_retired = True
+        if not self._asked:
+            self.close()
+
+    def close(self) -> None:
+        """Close the sockets. Questions without an answer fail."""
+        if self._is_closed:
+            return
+        self._channel.cancel()  # calls ``_answered`` for each
+        self._is_closed = True
+        for fd in self._read:
+            self._loop.remove_reader(fd)
+        for fd in self._written:
+            self._loop.remove_writer(fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._channel.close()
+
+
+def _at(server: HostPort) -> str:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return f"{host}:{server.port}"
