@@ -110,7 +110,7 @@ async def test_cancelled_before_the_routine(directory: Path) -> None:
     """The routine was not called: the message waits, and no attempt is counted."""
     async with opened(directory) as queue:
         await put(queue)
-        task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.sleep(100)))
+        task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.Event().wait()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()

@@ -32,7 +32,7 @@ def test_callers_of_a_closed_thread() -> None:
 
     def ask() -> None:
         try:
-            thread.run(asyncio.sleep(100))
+            thread.run(asyncio.Event().wait())
         except LocalError as exc:
             problems.append(exc)
 
@@ -49,7 +49,7 @@ def test_callers_of_a_closed_thread() -> None:
 async def test_waiters_of_a_closed_thread() -> None:
     """An awaiting task gets the error too, and is not cancelled."""
     thread = LoopThread("test", "Redis")
-    task = asyncio.create_task(thread.wait(asyncio.sleep(100)))
+    task = asyncio.create_task(thread.wait(asyncio.Event().wait()))
     await until(lambda: asyncio.all_tasks(thread._loop), "the call")
     await asyncio.to_thread(thread.close)
     with pytest.raises(LocalError, match="the store is closed"):
@@ -61,7 +61,7 @@ async def test_waiters_of_a_closed_thread() -> None:
 async def test_a_waiter_that_is_cancelled() -> None:
     """Its work is cancelled in the thread; the thread goes on."""
     thread = LoopThread("test", "Redis")
-    task = asyncio.create_task(thread.wait(asyncio.sleep(100)))
+    task = asyncio.create_task(thread.wait(asyncio.Event().wait()))
     await until(lambda: asyncio.all_tasks(thread._loop), "the call")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
