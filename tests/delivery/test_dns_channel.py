@@ -64,6 +64,15 @@ async def test_what_is_not_there() -> None:
                 await channel.query(name, "A")
 
 
+async def test_an_answer_too_large_for_a_datagram() -> None:
+    """It is asked for again over TCP."""
+    async with asking() as (channel, server):
+        many = [f"10.{n // 250}.{n % 250}.1" for n in range(1500)]
+        server.records = {**server.records, "many.example": {"A": many}}
+        assert len(await channel.query("many.example", "A")) == 1500
+        assert server.queries["many.example", "A"] == 2
+
+
 async def silent() -> tuple[asyncio.DatagramTransport, int]:
     """A name server that does not answer."""
     loop = asyncio.get_running_loop()

@@ -18,7 +18,8 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.events import segments
-from zonemta_py.events.segments import Segment, publish, read_segment, sealed_segments
+from zonemta_py.events.recovery import recover, seal_recovered
+from zonemta_py.events.segments import Segment, read_segment, sealed_segments
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
@@ -232,8 +233,8 @@ def test_a_crash_between_the_two_names(directory: Path, monkeypatch: pytest.Monk
         patch.setattr(Path, "unlink", _die)
         with pytest.raises(OSError, match="ends here"):
             segment.seal(NOW_MS)
-    [hidden] = directory.glob(".*.open")
-    publish(directory, hidden, "abcdef-0000000000000005", NOW_MS)
+    assert recover(directory, "abcdef") == {5}
+    seal_recovered(directory, "abcdef", NOW_MS)
     assert len(sealed_segments(directory)) == 1
     assert list(directory.glob(".*")) == []
     assert segments.read_trailer(sealed_segments(directory)[0]).records == 1

@@ -105,7 +105,9 @@ async def test_mixed_verdicts_and_one_report(directory: Path) -> None:
     ]
     async with staged(directory) as stage:
         a, home = await stage.receiver("a.example", *rules), await stage.receiver("sender.example")
-        async with relaying(stage.config()) as relay:
+        async with relaying(
+            stage.config(zones={"default": {"bounce": {"aggregate": "attempt"}}})
+        ) as relay:
             await send(relay, ["yes@a.example", "no@a.example", "later@a.example"])
             report = (await received(home, 1))[0]
             await empty(relay)

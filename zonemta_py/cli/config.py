@@ -17,7 +17,12 @@ from zonemta_py.smtp.address import AddressError, normalise_domain
 
 @click.group()
 def config() -> None:
-    """Show a configuration as the relay understands it."""
+    """Show a configuration as the relay understands it.
+
+    \b
+    Example:
+      zonemta config show -c config/zonemta.yaml --domain gmail.com
+    """
 
 
 @config.command()

@@ -1,6 +1,7 @@
-"""A small authoritative name server (DNS over UDP) for demonstrations and tests."""
+"""A small authoritative name server (DNS over UDP and TCP) for demonstrations and tests."""
 
 import asyncio
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -35,22 +36,54 @@ class NameServer(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
         bound: int = self._transport.get_extra_info("sockname")[1]
+        try:
+            self._server = await asyncio.start_server(self._serve, host, bound)
+        except OSError:
+            self._transport.close()
+            raise
         return bound
 
     def close(self) -> None:
         """Stop listening."""
         self._transport.close()
+        self._server.close()
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Answer one query; ignore any other datagram."""
+        """Answer one query, with the flag TC if the answer is too large; ignore any other datagram."""
+        answer = self._answered(data)
+        if answer is None:
+            return
+        try:
+            wire = answer.to_wire()
+        except dns.exception.TooBig:
+            answer.answer.clear()
+            answer.flags |= dns.flags.TC
+            wire = answer.to_wire()
+        self._transport.sendto(wire, addr)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the queries of a TCP connection (RFC 7766); one that cannot be read ends it."""
+        try:
+            while True:
+                (size,) = struct.unpack(">H", await reader.readexactly(2))
+                answer = self._answered(await reader.readexactly(size))
+                if answer is None:
+                    break
+                wire = answer.to_wire(max_size=65_535)
+                writer.write(struct.pack(">H", len(wire)) + wire)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError, dns.exception.TooBig):
+            pass
+        finally:
+            writer.close()
+
+    def _answered(self, data: bytes) -> dns.message.Message | None:
         try:
             query = dns.message.from_wire(data)
             question = query.question[0]
         except (dns.exception.DNSException, IndexError):
-            return
-        answer = self._answer(query, question)
-        if answer is not None:
-            self._transport.sendto(answer.to_wire(), addr)
+            return None
+        return self._answer(query, question)
 
     def _answer(
         self, query: dns.message.Message, question: dns.rrset.RRset
