@@ -17,6 +17,7 @@ class DestinationTable:
 
     def __init__(self, zone: Zone) -> None:
         own = replace(zone, connections_per_domain=zone.connections) if zone.smarthost else zone
+        self._own = own
         self.zones = (own, *(_merged(zone, item) for item in zone.destinations))
         self._items = zone.destinations
         self._names = (ALL, *(f"{ALL}:{item.domains[0]}" for item in self._items))
@@ -24,6 +25,8 @@ class DestinationTable:
 
     def name_of(self, domain: str) -> str:
         """The destination at which mail for ``domain`` waits."""
+        if not self._items:
+            return ALL if self._own.smarthost else domain
         number = self.number(domain)
         if not self.zones[number].smarthost:
             return domain
@@ -31,7 +34,7 @@ class DestinationTable:
 
     def settings(self, destination: str) -> Zone:
         """The zone with the settings for one of its destinations; its ``connections_per_domain`` is the limit."""
-        return self.zones[self.number(destination)]
+        return self.zones[self.number(destination)] if self._items else self._own
 
     def number(self, destination: str) -> int:
         """The place of its settings in ``zones``."""

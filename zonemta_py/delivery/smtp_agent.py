@@ -57,6 +57,10 @@ class SmtpResources:
     rng: Random
 
 
+class TooSlow(DestinationFailed):
+    """A host opened no session in the time that it has while mail of others waits."""
+
+
 class SmtpAgent:
     """The ``DeliveryAgent`` of a zone that delivers over sessions, which it keeps in ``pool``."""
 
@@ -185,44 +189,54 @@ class SmtpAgent:
         """
         resources = self._resources
         unreachable, now_s = resources.unreachable, clock.monotonic_s()
-        failure = DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
         reachable = [e for e in endpoints if not unreachable.skipped_s(_addresses(e[0]), now_s)]
         if not reachable and zone.smarthost:
             reachable = list(endpoints)
+        failure: DestinationFailed | None = None
         for endpoint, source in reachable:
             self.pool.trim(request.destination, *request.idle_limits)
+            ehlo = source.ehlo or resources.hostname
             try:
-                async with asyncio.timeout(HURRIED_S if request.hurried else None):
-                    session = await self._open(endpoint, source.ehlo or resources.hostname, zone)
-            except TimeoutError:
-                where = f"{endpoint.host}[{endpoint.ip}]"
-                text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
-                failure = DestinationFailed(0, "4.4.1", text)
+                if request.hurried:
+                    session = await self._open_hurried(endpoint, ehlo, zone)
+                else:
+                    session = await self._open(endpoint, ehlo, zone)
             except LoopsBack as exc:
                 # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
-                raise exc if endpoint is endpoints[0][0] else failure from exc
+                if endpoint is endpoints[0][0]:
+                    raise
+                raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints)) from exc
             except DestinationFailed as exc:
                 failure = exc
-                self._avoid(endpoint)
-                if exc.timed_out:
-                    unreachable.timed_out(
-                        _addresses(endpoint),
-                        request.destination,
-                        clock.monotonic_s(),
-                        skip_times_s(zone.retry),
-                        resources.rng.random(),
-                    )
-                else:
-                    unreachable.answered(_addresses(endpoint))
+                self._failed_to_open(endpoint, request, zone, exc)
             else:
                 unreachable.answered(_addresses(endpoint))
                 return session, endpoint
-        raise failure
+        raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
 
-    def _avoid(self, endpoint: Endpoint) -> None:
+    def _failed_to_open(
+        self, endpoint: Endpoint, request: DeliveryRequest, zone: Zone, failure: DestinationFailed
+    ) -> None:
+        """Prefer other hosts for a while; skip the address if it timed out, and not for the first time."""
+        resources, now_s, pair = self._resources, clock.monotonic_s(), _addresses(endpoint)
         if len(self._failed) >= FAILED_MAX:
             self._failed.clear()
-        self._failed[_addresses(endpoint)] = clock.monotonic_s()
+        self._failed[pair] = now_s
+        if failure.timed_out:
+            times_s, spread = skip_times_s(zone.retry), resources.rng.random()
+            resources.unreachable.timed_out(pair, request.destination, now_s, times_s, spread)
+        elif not isinstance(failure, TooSlow):
+            resources.unreachable.answered(pair)
+
+    async def _open_hurried(self, endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
+        """A session within HURRIED_S. Raises DestinationFailed, TooSlow."""
+        try:
+            async with asyncio.timeout(HURRIED_S):
+                return await self._open(endpoint, ehlo, zone)
+        except TimeoutError as exc:
+            where = f"{endpoint.host}[{endpoint.ip}]"
+            text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
+            raise TooSlow(0, "4.4.1", text) from exc
 
     async def _open(self, endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
         target = Target(endpoint.host, endpoint.ip, endpoint.port)

@@ -142,11 +142,12 @@ class ZoneWorkers:
         """Start as many workers as limits and mail allow; at the zone's rate limit, later."""
         while not self._stopping:
             now_s = clock.monotonic_s()
-            wait_s = self.scheduler.rate_wait_s(now_s)
-            if wait_s > 0:
-                if self._timer is None:
-                    self._timer = self._loop.call_later(wait_s, self._on_timer)
-                return
+            if self.scheduler.bucket is not None:
+                wait_s = self.scheduler.rate_wait_s(now_s)
+                if wait_s > 0:
+                    if self._timer is None:
+                        self._timer = self._loop.call_later(wait_s, self._on_timer)
+                    return
             slot = self.scheduler.next(now_s)
             if slot is None:
                 return
@@ -184,8 +185,11 @@ class ZoneWorkers:
         """Deliver leases of a destination until there is a reason to end; False: it has no more mail."""
         destination, served = slot.destination, 0
         settled: CommitFuture | None = None
-        while not self._stopping and self.scheduler.next_lease(slot, clock.monotonic_s()):
-            lease = self._take_lease(slot)
+        while not self._stopping:
+            now_s = clock.monotonic_s()
+            if not self.scheduler.next_lease(slot, now_s):
+                break
+            lease = self._take_lease(slot, now_s)
             if lease is NoLease.NO_MAIL:
                 return False
             if lease is NoLease.LOOK_AGAIN:
@@ -215,13 +219,12 @@ class ZoneWorkers:
                 break
         return True
 
-    def _take_lease(self, slot: WorkerSlot) -> Lease | NoLease:
+    def _take_lease(self, slot: WorkerSlot, now_s: float) -> Lease | NoLease:
         """The next lease for a worker."""
         scheduler, queue, destination = self.scheduler, self._context.queue, slot.destination
         window = queue.windows.zone(self.name)
-        recipients = destination.recipients(
-            scheduler.table.settings(destination.name).recipients_per_transaction, clock.monotonic_s()
-        )
+        settings = scheduler.table.settings(destination.name)
+        recipients = destination.recipients(settings.recipients_per_transaction, now_s)
         try:
             lease = queue.lease(self.name, destination.name, recipients)
         except QueueCorrupt as exc:
@@ -233,7 +236,7 @@ class ZoneWorkers:
             scheduler.empty(destination.name)
             return NoLease.NO_MAIL
         faults.reach("lease.taken")
-        if scheduler.leased(slot, clock.monotonic_s(), more=window.has_mail(destination.name)):
+        if scheduler.leased(slot, now_s, more=window.has_mail(destination.name)):
             self.start_workers()
         return lease
 

@@ -148,7 +148,9 @@ class Scheduler:
 
     def next(self, now_s: float) -> WorkerSlot | None:
         """A new worker for the destination that is served next, or None."""
-        if self.active >= self.zone.connections or not self.has_token_ahead():
+        if self.active >= self.zone.connections:
+            return None
+        if self.bucket is not None and not self.has_token_ahead():
             return None
         for ring in self._order:
             waiting = self._rings[ring]
@@ -199,11 +201,10 @@ class Scheduler:
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
-        if self.bucket is not None and self.bucket.wait_s(now_s) > 0:
+        bucket = self.bucket
+        if bucket and (bucket.wait_s(now_s) > 0 or not (slot.unpaid or self.has_token_ahead())):
             return False
         if not slot.unpaid:
-            if not self.has_token_ahead():
-                return False
             slot.unpaid = True
             self.unpaid += 1
         return True

@@ -137,6 +137,8 @@ async def open_session(
 def _extensions(client: aiosmtplib.SMTP, options: SessionOptions) -> dict[str, str]:
     """What the peer offers and is used."""
     offered = client.esmtp_extensions
+    if options.pipelining:
+        return offered
     return {name: offered[name] for name in offered if options.pipelining or name != "pipelining"}
 
 
