@@ -32,7 +32,8 @@ from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
 from zonemta_py.queue.format.keys import WAITING, end_of, parse_recipient
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
-from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp.dsn_params import FAILURE, SUCCESS
 from zonemta_py.transports.pipelining import DsnOptions
 

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
-from zonemta_py.schedule.scheduler import FRESH_S, KNOWN_S, Scheduler, WorkerSlot
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import FRESH_S, KNOWN_S, Scheduler
 
 
 def ignore(destination: Destination) -> None:

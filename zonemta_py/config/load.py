@@ -4,14 +4,14 @@ With ``config.reader`` the adapter of PyYAML: documents are composed to nodes, w
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from zonemta_py.config.checks import check
-from zonemta_py.config.reader import Reader, anchored
+from zonemta_py.config.reader import Reader
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 
@@ -75,5 +75,20 @@ def parse_config(text: str, path: Path) -> Config:
     except RecursionError as exc:
         raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
     check(config, reader.complain)
-    absolute: Config = anchored(config, path.parent)
+    absolute: Config = _anchored(config, path.parent)
     return replace(absolute, text=text, path=str(path), deprecated=tuple(reader.deprecated))
+
+
+def _anchored(value: Any, directory: Path) -> Any:
+    """``value`` with every relative path in it put under ``directory``."""
+    if isinstance(value, Path):
+        return directory / value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: _anchored(getattr(value, f.name), directory) for f in fields(value)}
+        )
+    if isinstance(value, dict):
+        return {name: _anchored(item, directory) for name, item in value.items()}
+    if type(value) is tuple:
+        return tuple(_anchored(item, directory) for item in value)
+    return value

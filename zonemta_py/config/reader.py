@@ -244,21 +244,6 @@ class Reader:
             self.fail(node, key, f"found {value}, allowed: {limits['least']} to {limits['most']}")
 
 
-def anchored(value: Any, directory: Path) -> Any:
-    """``value`` with every relative path in it put under ``directory``."""
-    if isinstance(value, Path):
-        return directory / value
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{f.name: anchored(getattr(value, f.name), directory) for f in fields(value)}
-        )
-    if isinstance(value, dict):
-        return {name: anchored(item, directory) for name, item in value.items()}
-    if type(value) is tuple:
-        return tuple(anchored(item, directory) for item in value)
-    return value
-
-
 def _plain(node: yaml.ScalarNode) -> Any:
     """The scalar as YAML resolves it: text, number, boolean or None."""
     return yaml.SafeLoader("").construct_object(node)

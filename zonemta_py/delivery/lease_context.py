@@ -9,7 +9,8 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
 
 
 def next_token_in_s(queue: Queue, zone: str) -> float:

@@ -17,7 +17,8 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
-from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_params import write_notify

@@ -19,12 +19,10 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import born
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import warning_is_due
-from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
 
-DEFECT_PAUSE_S = (
-    1.0  # after an unexpected exception in a worker, so that it does not repeat in a busy loop
-)
-
+DEFECT_PAUSE_S = 1.0  # after an unexpected exception in a worker: it may repeat
 WARNED_MAX = 10_000  # messages behind a suspended destination that are deferred after one failure: seconds of work
 
 log = logging.getLogger(__name__)

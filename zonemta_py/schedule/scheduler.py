@@ -11,11 +11,11 @@ it is for those whose mail has just come, the newest first.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from enum import IntEnum
 
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
+from zonemta_py.schedule.rings import FAILING, FRESH, KNOWN, NEW, ORDERS, URGENT, Ring, WorkerSlot
 from zonemta_py.schedule.token_bucket import TokenBucket
 
 TURN = 10  # leases before a worker checks whether other destinations wait for its connection
@@ -23,44 +23,6 @@ KNOWN_S = 3600.0  # how long a destination that had a session is known to answer
 KNOWN_MAX = 50_000
 REMEMBERED_S = 60.0  # how exactly the time of the last session is remembered
 FRESH_S = 30.0  # how long mail for a destination that has not answered lately has just come
-
-
-class Ring(IntEnum):
-    """The rings of destinations with mail. A destination in one of the first two is in another one as well."""
-
-    URGENT = 0  # has answered lately, and has mail of a low-volume submitter
-    FRESH = 1  # as NEW, and its mail has just come; the newest first
-    KNOWN = 2  # has answered lately
-    NEW = 3  # has not
-    FAILING = 4  # its suspension is over, one worker may probe it
-
-
-# Attributes of an enumeration are slow to read, and each message reads several.
-URGENT, FRESH, KNOWN, NEW, FAILING = Ring
-# The order in which the rings are asked, by the ring that had the last turn.
-ORDERS = {
-    KNOWN: (URGENT, FRESH, NEW, FAILING, KNOWN),
-    NEW: (URGENT, FRESH, FAILING, KNOWN, NEW),
-    FAILING: (URGENT, FRESH, KNOWN, NEW, FAILING),
-}
-
-
-class WorkerSlot:
-    """One worker of a zone: its destination, and what it counts for.
-
-    ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for its current lease. ``ring``:
-    where its destination was when it started. ``hurried``: others wait for its place until it has a session.
-    """
-
-    __slots__ = ("destination", "established", "hurried", "is_newcomer", "ring", "unpaid")
-
-    def __init__(self, destination: Destination, ring: Ring, *, hurried: bool) -> None:
-        self.destination = destination
-        self.ring = ring
-        self.hurried = hurried
-        self.established = False
-        self.is_newcomer = True
-        self.unpaid = True
 
 
 class Scheduler:

@@ -23,7 +23,8 @@ from zonemta_py.pipeline.rules.prediction import (
 )
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
-from zonemta_py.schedule.scheduler import Scheduler, WorkerSlot
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.token_bucket import TokenBucket
 
 
