@@ -15,6 +15,7 @@ import dns.rrset
 
 SERVFAIL = "SERVFAIL"
 SILENT = "SILENT"
+PORTS_TRIED = 50  # until one is free for UDP and for TCP
 
 Records = Mapping[str, Mapping[str, Sequence[str]] | str]
 
@@ -33,6 +34,15 @@ class NameServer(asyncio.DatagramProtocol):
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen; returns the port. Raises OSError when the address is in use."""
+        for remaining in reversed(range(1 if port else PORTS_TRIED)):
+            try:
+                return await self._listen(host, port)
+            except OSError:  # a port that is free for UDP may be in use for TCP
+                if not remaining:
+                    raise
+        raise AssertionError
+
+    async def _listen(self, host: str, port: int) -> int:
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
         bound: int = self._transport.get_extra_info("sockname")[1]
