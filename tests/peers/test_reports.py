@@ -7,9 +7,11 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import problems
-from tests.kit.relay import RecipientHistory, logged_events, read_history, relaying, send, staged
+from tests.kit.relay import empty, read_history, received, relaying, send, staged
+from tests.peers.scripts import SENDERS
 from zonemta_py.delivery import pending_reports
 from zonemta_py.queue.format.keys import DIGEST, end_of
+from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 
 MESSAGES = 40
@@ -20,40 +22,35 @@ def subjects(messages: list[bytes]) -> list[str]:
     return [str(message_from_bytes(message)["Subject"]) for message in messages]
 
 
-async def test_a_storm(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five reports, the others in one digest; the account of the event log is even."""
-    monkeypatch.setattr(pending_reports, "HOUR_S", 2.0)
+def put_off(relay: Relay) -> int:
+    """How many reports wait for a digest."""
+    return len(list(relay.queue.store.keys(DIGEST, end_of(DIGEST))))
+
+
+@SENDERS
+async def test_a_storm(directory: Path, monkeypatch: pytest.MonkeyPatch, senders: int) -> None:
+    """Five reports; the others wait, over a restart too, and are one message. The account of the event log is even."""
     async with staged(directory) as stage:
         await stage.receiver("a.example", REFUSING)
         home = await stage.receiver("sender.example")
-        zones = {"default": {"bounce": {"reports_per_hour": 5}}}
-        async with relaying(stage.config(zones=zones)) as relay:
-            store = relay.queue.store
+        config = stage.config(
+            zones={"default": {"bounce": {"reports_per_hour": 5}}},
+            processes={"receivers": 0, "senders": senders},
+        )
+        async with relaying(config) as relay:
             for number in range(MESSAGES):
                 await send(relay, [f"a{number}@a.example"])
-            reported = "recipients reported"
-            await until(lambda: b"".join(m.data for m in home.messages).count(b"reports.csv"), reported)
-            await until(lambda: not list(store.keys(DIGEST, end_of(DIGEST))), "no report waiting")
-            assert problems(store) == []
-        found = subjects([message.data for message in home.messages])
-        assert found.count("Undelivered mail returned to sender") >= 5
-        assert len(found) < MESSAGES / 2
-    history: RecipientHistory = read_history(directory / "events")
+            await until(lambda: put_off(relay) == MESSAGES - 5, "the others put off")
+            await received(home, 5)
+            assert problems(relay.queue.store) == []
+        monkeypatch.setattr(pending_reports, "HOUR_S", 0.1)
+        async with relaying(config) as relay:
+            await received(home, 6)
+            await empty(relay)
+            assert put_off(relay) == 0
+        assert sorted(subjects([message.data for message in home.messages])) == [
+            f"{MESSAGES - 5} delivery reports", *["Undelivered mail returned to sender"] * 5
+        ]  # fmt: skip
+    history = read_history(directory / "events")
     assert history.total("bounced") == MESSAGES
     assert history.queued("default") == 0
-
-
-async def test_a_restart_sends_what_waits(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with staged(directory) as stage:
-        await stage.receiver("a.example", REFUSING)
-        home = await stage.receiver("sender.example")
-        config = stage.config(zones={"default": {"bounce": {"reports_per_hour": 1}}})
-        async with relaying(config) as relay:
-            for number in range(5):
-                await send(relay, [f"a{number}@a.example"])
-            store = relay.queue.store
-            await until(lambda: len(list(store.keys(DIGEST, end_of(DIGEST)))) == 4, "four put off")
-        monkeypatch.setattr(pending_reports, "HOUR_S", 0.1)
-        async with relaying(config):
-            await until(lambda: "4 delivery reports" in subjects([m.data for m in home.messages]), "it")
-    assert len(logged_events(directory, "bounced")) == 5
