@@ -132,6 +132,7 @@ async def test_a_retry_after_a_lost_250(tmp_path: Path) -> None:
         async with await RawClient.connect(port) as client:
             await client.ehlo()
             assert "duplicate" in await client.message(data, "a@x.example")
-        assert len(list(ask(tmp_path / "queue", ListRequest()))) == 1
+        # its recipient may move from waiting to deferred during the read, and is then listed twice
+        assert len({row["message"] for row in ask(tmp_path / "queue", ListRequest())}) == 1
     finally:
         relay.kill()
