@@ -16,9 +16,8 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def monotonic_s() -> float:
-    """Seconds that never decrease; only differences have a meaning."""
-    return time.monotonic()
+# Seconds that never decrease; only differences have a meaning. Each message reads it a dozen times.
+monotonic_s = time.monotonic
 
 
 def utc(ms: int) -> datetime:

@@ -88,7 +88,7 @@ class SmtpAgent:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
             return no_session(request, exc, progress.began_s, has_idle=has_idle)
         context.session_opened()
-        if forms.converts(session) and len(endpoints) > 1:
+        if len(endpoints) > 1 and forms.converts(session):
             endpoints, session, endpoint, reused = await self._with_8bitmime(
                 endpoints, (session, endpoint, reused), request, zone
             )
