@@ -27,12 +27,13 @@ _FIELD_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 
 
 class Client(NamedTuple):
-    """The client that submitted the message. ``user`` is empty without AUTH."""
+    """The client that submitted the message. ``user`` is empty without AUTH, ``tenant`` without tenants."""
 
     ip: str
     helo: str
     user: str
     protocol: str
+    tenant: str = ""
 
 
 class RcptParameters(Protocol):

@@ -12,10 +12,14 @@ from functools import lru_cache
 from ipaddress import ip_address
 
 from zonemta_py.config.destinations import DestinationTable
-from zonemta_py.config.schema import Config, Network
+from zonemta_py.config.schema import Config
+from zonemta_py.config.tenants import Tenant
+from zonemta_py.config.units import Network
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.errors import NotAccepted
 
 DEFAULT_ZONE = "default"
+ZONE_SHOWN = 64  # characters of an unknown zone in a reply
 DEQUEUE_TRANSPORT = "dequeue"  # of zones whose mail a program dequeues
 DEQUEUE_DESTINATION = "*"  # of all mail in such a zone
 
@@ -31,6 +35,7 @@ class _Rule:
     recipient_domain: re.Pattern[str] | None
     source: Network | None
     zone: str | None
+    is_request: bool = False  # of the submitter, not a rule of the operator
 
     def zone_of(
         self, recipient_domain: str, sender_domain: str, source: str, headers: Mapping[str, str]
@@ -57,18 +62,31 @@ class Router:
     headers: frozenset[bytes]
 
     def route(
-        self, recipient_domain: str, sender_domain: str, source: str, headers: Mapping[str, str]
+        self,
+        recipient_domain: str,
+        sender_domain: str,
+        source: str,
+        headers: Mapping[str, str],
+        tenant: Tenant | None = None,
     ) -> str:
         """The zone of one recipient: that of the first rule that matches and names a known zone.
 
         Domains are normalised. ``source`` is the client's IP address, empty for mail of the relay itself.
-        ``headers`` are the values of routing headers by their lower-case names.
+        ``headers`` are the values of routing headers by their lower-case names. Raises NotAccepted when the
+        submitter asks for a zone that ``tenant`` may not use; other rules that name one are skipped.
         """
         for rule in self.rules:
             zone = rule.zone_of(recipient_domain, sender_domain, source, headers)
-            if zone in self.zones:
+            if zone is None or (tenant is None and zone not in self.zones):
+                continue
+            if tenant is None or (zone in self.zones and tenant.may_use(zone)):
                 return zone
-        return DEFAULT_ZONE
+            if rule.is_request:
+                shown = zone.encode("ascii", "backslashreplace").decode()[:ZONE_SHOWN]
+                raise NotAccepted(f"550 5.7.1 Tenant {tenant.name} may not use zone '{shown}'")
+        if tenant is None or tenant.zones is None or DEFAULT_ZONE in tenant.zones:
+            return DEFAULT_ZONE
+        return tenant.zones[0]
 
 
 def make_router(config: Config) -> Router:
@@ -80,6 +98,7 @@ def make_router(config: Config) -> Router:
             recipient_domain=_glob(rule.recipient_domain),
             source=rule.source,
             zone=rule.zone,
+            is_request=rule.header is not None,
         )
         for rule in config.routing
     )
@@ -89,7 +108,7 @@ def make_router(config: Config) -> Router:
 
 def one_zone(zone: str) -> Router:
     """A router that returns ``zone`` for every recipient."""
-    everything = _Rule(None, None, re.compile(""), None, zone)
+    everything = _Rule(None, None, re.compile(""), None, zone, is_request=True)
     return Router(frozenset((zone,)), (everything,), frozenset())
 
 

@@ -103,7 +103,7 @@ def test_check(directory: Path) -> None:
     )
     assert b"Traceback" not in result.stderr
     bad.write_text(
-        "listeners: [{address: '127.0.0.1:0', auth: {users_file: nope, require_tls: false}}]\n"
+        "listeners: [{address: '127.0.0.1:0', auth: {users_file: nope, require_tls: false}, senders: any}]\n"
     )
     assert zonemta("check", "-c", str(bad)).returncode == 2
     assert zonemta("serve", "-c", str(bad)).returncode == 2
@@ -259,7 +259,7 @@ def test_submit_with_tls_and_password_to_a_relay_of_two_listeners(directory: Pat
     config = directory / "tls.yaml"
     config.write_text(
         "listeners:\n"
-        f"  - {{address: '127.0.0.1:0', trusted_networks: [], tls: {{mode: starttls, certificate: {cert}, key: {key}}}, auth: {{users_file: users}}}}\n"
+        f"  - {{address: '127.0.0.1:0', trusted_networks: [], tls: {{mode: starttls, certificate: {cert}, key: {key}}}, auth: {{users_file: users}}, senders: any}}\n"
         "  - {address: '127.0.0.1:0'}\n"
         "queue: {directory: q2, min_free_disk: 1MiB}\nevents: {directory: e2}\n"
         f"zones: {{default: {{smarthost: '127.0.0.1:{free_port()}'}}}}\n"

@@ -8,6 +8,7 @@ import pytest
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import ledger, received, relaying, send, staged
 from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError, QueueCorrupt
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.smtp.dkim import BodyHash
@@ -21,7 +22,7 @@ async def test_both_kinds_of_key(directory: Path) -> None:
         Key("example.org", "r1", write_key(directory / "r.pem")),
         Key("example.org", "e1", write_key(directory / "e.pem", "ed25519")),
     ]
-    signer = Signer(Dkim(), {"example.org": keys})
+    signer = Signer(Dkim(), {"example.org": keys}, Tenants({}))
     header = b"From: News <news@mail.example.org>\r\nSubject: Hello\r\n\tyou\r\nTo: a@b.example\r\n"
 
     async def hashed() -> bytes:
@@ -29,10 +30,10 @@ async def test_both_kinds_of_key(directory: Path) -> None:
         found.feed(BODY)
         return found.digest()
 
-    fields = await signer.signatures("m1", header, hashed)
+    fields = await signer.signatures("m1", header, hashed, "")
     message = fields + header + b"\r\n" + BODY
     assert verified(message, *keys) == [True, True]
-    assert await signer.signatures("m1", b"", hashed) == fields, "once a message"
+    assert await signer.signatures("m1", b"", hashed, "") == fields, "once a message"
     assert max(map(len, fields.split(b"\r\n"))) < 90
     for wrong in (
         message.replace(b"Hello", b"Hallo"),
@@ -49,17 +50,16 @@ async def test_both_kinds_of_key(directory: Path) -> None:
 
 async def test_an_author_without_a_key_and_a_body_that_cannot_be_read(directory: Path) -> None:
     """Nothing is added; a failure is not remembered."""
-    signer = Signer(
-        Dkim(), {"example.org": [Key("example.org", "e", write_key(directory / "e", "ed25519"))]}
-    )
+    keys = {"example.org": [Key("example.org", "e", write_key(directory / "e", "ed25519"))]}
+    signer = Signer(Dkim(), keys, Tenants({}))
 
     async def damaged() -> bytes:
         raise QueueCorrupt("chunk 2 is missing")
 
-    assert await signer.signatures("m1", b"From: a@other.example\r\n", damaged) == b""
+    assert await signer.signatures("m1", b"From: a@other.example\r\n", damaged, "") == b""
     for _ in range(2):
         with pytest.raises(QueueCorrupt):
-            await signer.signatures("m2", b"From: a@example.org\r\n", damaged)
+            await signer.signatures("m2", b"From: a@example.org\r\n", damaged, "")
     assert "m2" not in signer._signed
     signer.close()
 

@@ -15,6 +15,7 @@ from tests.kit.deadlines import until
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import Stage, staged
 from zonemta_py.config.schema import Dkim, DkimKey
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import Smarthost
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
@@ -60,7 +61,7 @@ class Sending:
 @asynccontextmanager
 async def sending(directory: Path, *rules: Rule, **options: Any) -> AsyncIterator[Sending]:
     """An agent, and a receiver for a.example."""
-    signer = options.pop("signer", None) or Signer(Dkim(), {})
+    signer = options.pop("signer", None) or Signer(Dkim(), {}, Tenants({}))
     async with staged(directory) as stage:
         await stage.receiver("a.example", *rules, **options)
         made = Sending(stage, signer)
@@ -158,7 +159,7 @@ async def test_8_bit_mail_is_converted_and_then_signed(directory: Path) -> None:
     key = DkimKey("sender.example", "s", write_key(directory / "key.pem"))
     settings = Dkim(keys=(key,))
     keys = load_keys(settings)
-    signer = Signer(settings, keys)
+    signer = Signer(settings, keys, Tenants({}))
     async with sending(directory, signer=signer, extensions=("PIPELINING",)) as made:
         header = HEADER + "X: é\r\n".encode()
         context = Context("grün\r\n".encode())
@@ -215,7 +216,7 @@ async def test_an_unanswered_final_dot_is_uncertain(directory: Path) -> None:
 async def test_a_session_is_reused_up_to_the_limit_of_messages(directory: Path) -> None:
     async with sending(directory) as made:
         zone = replace(made.stage.config().zones["default"], messages_per_connection=2)
-        limited = Sending(made.stage, Signer(Dkim(), {}), zone)
+        limited = Sending(made.stage, Signer(Dkim(), {}, Tenants({})), zone)
         sink = made.stage.sinks["a.example"]
         for expected in (1, 1, 2):
             await limited.deliver("x@a.example")
@@ -361,7 +362,9 @@ async def test_the_only_way_of_a_smarthost_is_tried(directory: Path) -> None:
         await stage.receiver("a.example")
         smarthost = (Smarthost("127.0.1.1", stage.config().zones["default"].port),)
         made = Sending(
-            stage, Signer(Dkim(), {}), replace(stage.config().zones["default"], smarthost=smarthost)
+            stage,
+            Signer(Dkim(), {}, Tenants({})),
+            replace(stage.config().zones["default"], smarthost=smarthost),
         )
         for later_s in (-200.0, 0.0):
             pair, now_s = AddressPair("", "127.0.1.1"), clock.monotonic_s() + later_s
@@ -391,7 +394,7 @@ async def test_signatures_are_in_front_of_the_header(directory: Path) -> None:
     """Computed with the body hash of intake, or with one of the body."""
     key = DkimKey("sender.example", "s", write_key(directory / "key.pem", "ed25519"))
     settings = Dkim(keys=(key,))
-    async with sending(directory, signer=Signer(settings, load_keys(settings))) as made:
+    async with sending(directory, signer=Signer(settings, load_keys(settings), Tenants({}))) as made:
         context = Context(b"body\r\n", 3)
         await made.deliver("x@a.example", context=context)
         [message] = made.stage.sinks["a.example"].messages
@@ -402,7 +405,7 @@ async def test_signatures_are_in_front_of_the_header(directory: Path) -> None:
 async def test_a_damaged_body_is_found_while_signing(directory: Path) -> None:
     key = DkimKey("sender.example", "s", write_key(directory / "key.pem", "ed25519"))
     settings = Dkim(keys=(key,))
-    async with sending(directory, signer=Signer(settings, load_keys(settings))) as made:
+    async with sending(directory, signer=Signer(settings, load_keys(settings), Tenants({}))) as made:
         result = await made.deliver("x@a.example", context=Context(QueueCorrupt("damaged")))
         assert result.attempts[0] is not None
         assert result.attempts[0].status == "4.3.0"

@@ -28,7 +28,7 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.storage.disk_space import DiskSpace
 
 EVENT = Rejected(
-    time_ms=1, listener="l", client_ip="192.0.2.1", helo="h", user="", command="MAIL", sender="s@x.example",
+    time_ms=1, listener="l", client_ip="192.0.2.1", helo="h", user="", tenant="", command="MAIL", sender="s@x.example",
     recipient="", code=530, reply="5.7.0 no",
 )  # fmt: skip
 

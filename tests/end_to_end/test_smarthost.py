@@ -34,6 +34,7 @@ async def test_tls_and_auth(directory: Path, trusted: tuple[Path, Path], passwor
             "address": "127.0.0.1:0",
             "trusted_networks": [],
             "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
+            "senders": "any",
             "auth": {"users_file": str(users)},
         }
         front = stage.config(

@@ -35,6 +35,7 @@ def test_an_event_is_one_json_object() -> None:
         client_ip="c",
         helo='h"\n',
         user="",
+        tenant="",
         command="MAIL",
         sender="",
         recipient="",

@@ -283,6 +283,7 @@ async def test_passwords_in_the_clear(tmp_path: Path) -> None:
     cert, key, _ = certificate(tmp_path)
     listener = {
         "tls": {"mode": "starttls", "certificate_file": str(cert), "key_file": str(key)},
+        "senders": "any",
         "auth": {"users_file": str(users_file(tmp_path))},
     }
     async with attacked(tmp_path, listener) as victim, await victim.client() as client:
@@ -292,7 +293,11 @@ async def test_passwords_in_the_clear(tmp_path: Path) -> None:
 
 @item(10, 33)
 async def test_guessing_passwords(tmp_path: Path) -> None:
-    listener = {"auth": {"users_file": str(users_file(tmp_path)), "require_tls": False}, "max_errors": 3}
+    listener = {
+        "senders": "any",
+        "auth": {"users_file": str(users_file(tmp_path)), "require_tls": False},
+        "max_errors": 3,
+    }
     async with attacked(tmp_path, listener) as victim, await victim.client() as client:
         replies = [await client.command("AUTH PLAIN AG5ld3MAZ3Vlc3M=") for _ in range(4)]
         assert [reply[:3] for reply in replies[:2]] == ["535", "535"]

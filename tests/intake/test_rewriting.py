@@ -43,7 +43,7 @@ def test_a_policy_sees_envelope_header_and_client() -> None:
     [envelope] = seen
     assert (envelope.sender, envelope.header) == ("s@s.example", HEADER)
     assert envelope.recipients == ["a@x.example", "b@x.example", "c@y.example"]
-    assert envelope.client == ("192.0.2.1", "client.example", "news", "ESMTPSA")
+    assert envelope.client == ("192.0.2.1", "client.example", "news", "ESMTPSA", "")
 
 
 def test_a_reply_of_a_policy() -> None:

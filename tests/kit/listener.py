@@ -63,6 +63,8 @@ class ListenerUnderTest:
 
 def make_config(directory: Path, listener: str = "", rest: str = "") -> Config:
     """A configuration with one listener on a free port; ``listener`` holds more of its keys."""
+    if "users_file" in listener and "tenants:" not in rest:
+        listener += "\n    senders: any"
     return parse_config(
         f"listeners:\n  - address: 127.0.0.1:0\n{listener}\n{rest}\n", directory / "z.yaml"
     )

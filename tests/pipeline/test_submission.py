@@ -94,7 +94,7 @@ async def test_with_a_password_over_tls(directory: Path, monkeypatch: pytest.Mon
     cert, key, context = certificate(directory)
     monkeypatch.setattr(smtp, "verifying_context", lambda ca_file: context)
     listener = {
-        "address": "127.0.0.1:0", "trusted_networks": [], "auth": {"users_file": str(users_file(directory))},
+        "address": "127.0.0.1:0", "trusted_networks": [], "senders": "any", "auth": {"users_file": str(users_file(directory))},
         "tls": {"mode": "starttls", "certificate": str(cert), "key": str(key)},
     }  # fmt: skip
     async with relay_and_sinks(directory, listeners=[listener]) as here:

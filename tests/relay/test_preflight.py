@@ -23,7 +23,7 @@ from zonemta_py.relay.preflight import verify, warnings
             r"listeners\[0\]\.tls: .*cannot be used for TLS",
         ),
         (
-            "listeners: [{address: 'a:1', auth: {users_file: nope, require_tls: false}}]",
+            "listeners: [{address: 'a:1', auth: {users_file: nope, require_tls: false}, senders: any}]",
             r"listeners\[0\]\.auth\.users_file: .*nope",
         ),
         (

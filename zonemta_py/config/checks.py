@@ -9,9 +9,10 @@ from ipaddress import ip_address
 from typing import NoReturn
 
 from zonemta_py.config.schema import Admin, Config, Dkim, ListenerSettings, QueueSettings
+from zonemta_py.config.tenants import check_tenants
 from zonemta_py.config.units import without_user_info
-from zonemta_py.config.zones import DeliverySettings, DestinationSettings, Retry, Zone
-from zonemta_py.smtp.address import AddressError, is_ip, normalise, normalise_domain
+from zonemta_py.config.zone_checks import check_zone
+from zonemta_py.smtp.address import AddressError, is_ip, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
@@ -19,9 +20,6 @@ HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 PARTITION_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 PREFIX = re.compile(r"[A-Za-z0-9._:/-]{1,255}\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
-
-RECIPIENT_WORDS = ("recipient", "user", "domain", "extension")
-COMMAND_WORDS = (*RECIPIENT_WORDS, "sender", "message")
 
 Complain = Callable[[str, str], NoReturn]
 
@@ -40,6 +38,12 @@ def check(config: Config, complain: Complain) -> None:
     seen = set()
     for i, listener in enumerate(config.listeners):
         _listener(listener, f"listeners[{i}]", complain)
+        if listener.auth.users_file and listener.senders == "tenants" and not config.tenants:
+            complain(
+                f"listeners[{i}].auth",
+                "every user could send as any domain: set tenants (docs/tenants.md), or senders: any if all users "
+                "belong to one organisation",
+            )
         if config.processes.receivers > listener.max_sessions:
             complain(
                 "processes.receivers",
@@ -52,7 +56,8 @@ def check(config: Config, complain: Complain) -> None:
     for name, zone in config.zones.items():
         if not ZONE_NAME.match(name):
             complain(f"zones.{name}", "a zone's name is lower-case letters, digits, '_' and '-'")
-        _zone(zone, name, config, complain)
+        check_zone(zone, name, config, complain)
+    check_tenants(config.tenants, config.zones, complain)
     _routes(config, complain)
     _pools(config, complain)
     for name in config.peers:
@@ -88,72 +93,6 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
         )
 
 
-def _zone(zone: Zone, name: str, config: Config, complain: Complain) -> None:
-    key = f"zones.{name}"
-    seen: set[str] = set()
-    for i, item in enumerate(zone.destinations):
-        _domains(item, seen, f"{key}.destinations[{i}].domains", complain)
-    for prefix, part in zone.parts():
-        _delivery(part, f"{key}.{prefix}", zone.transport == "lmtp", config, complain)
-    _transport(zone, key, complain)
-    if zone.bounce.double_bounce_to is not None:
-        try:
-            normalise(zone.bounce.double_bounce_to)
-        except AddressError as exc:
-            complain(f"{key}.bounce.double_bounce_to", f"found '{zone.bounce.double_bounce_to}': {exc}")
-    if zone.bounce.zone is not None and zone.bounce.zone not in config.zones:
-        complain(
-            f"{key}.bounce.zone",
-            f"no zone '{zone.bounce.zone}'; zones: {', '.join(sorted(config.zones))}",
-        )
-
-
-def _domains(item: DestinationSettings, seen: set[str], key: str, complain: Complain) -> None:
-    if not item.domains:
-        complain(key, "at least one domain is needed, such as gmail.com, '*.example' or '*'")
-    for domain in item.domains:
-        name = domain.removeprefix("*.") if domain != "*" else "any.example"
-        try:
-            known = name.startswith("[") or normalise_domain(name) == name
-        except AddressError:
-            known = False
-        if not known:
-            complain(key, f"found '{domain}', expected a domain in lower-case A-labels, *.domain or *")
-        if domain in seen:
-            complain(key, f"'{domain}' appears twice")
-        seen.add(domain)
-
-
-def _delivery(
-    settings: DeliverySettings, prefix: str, lmtp: bool, config: Config, complain: Complain
-) -> None:
-    """Check what a zone and its ``destinations`` may both set. ``prefix``: in front of its keys."""
-    if settings.pool not in config.pools:
-        complain(f"{prefix}pool", f"no pool '{settings.pool}'; pools: {', '.join(sorted(config.pools))}")
-    for step in ("connect", "command", "data", "dot"):
-        if getattr(settings.timeouts, step) <= 0:
-            complain(f"{prefix}timeouts.{step}", "must be longer than 0s")
-    _retry(settings.retry, f"{prefix}retry", complain)
-    auth = settings.smarthost_auth
-    if auth.username is not None and not settings.smarthost:
-        complain(f"{prefix}smarthost_auth", "needs a smarthost")
-    if (auth.username is None) != (auth.password_file is None):
-        complain(f"{prefix}smarthost_auth", "needs both username and password_file")
-    if any(not host.port for host in settings.smarthost) and not lmtp:
-        complain(f"{prefix}smarthost", "a Unix socket needs transport: lmtp")
-    if lmtp and not settings.smarthost:
-        complain(f"{prefix}smarthost", "transport: lmtp needs a smarthost: host:port or unix:/path")
-    if settings.tls_ca_file is not None and settings.tls not in ("required", "implicit"):
-        complain(f"{prefix}tls_ca_file", "no certificate is verified with tls: " + settings.tls)
-    if settings.tls == "implicit" and not settings.smarthost:
-        complain(f"{prefix}tls", "implicit needs a smarthost: mail hosts on the Internet offer STARTTLS")
-    if auth.username is not None and settings.tls == "opportunistic":
-        complain(
-            f"{prefix}tls",
-            "a password needs tls: required, or tls: off on a network you trust",
-        )
-
-
 def _admin(admin: Admin, complain: Complain) -> None:
     if admin.mail and admin.token_file is None and not _is_loopback(admin.address.host):
         complain("admin.token_file", f"other hosts can reach {admin.address}: a token is required")
@@ -185,61 +124,6 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
     for key, seconds in (("lease", queue.shared.lease), ("poll", queue.shared.poll)):
         if seconds <= 0:
             complain(f"queue.shared.{key}", "must be longer than 0s")
-
-
-def _transport(zone: Zone, key: str, complain: Complain) -> None:
-    """Check the section of the zone's transport; sections of other transports do not apply."""
-    if zone.transport == "maildir":
-        if zone.maildir.path is None:
-            complain(f"{key}.maildir", "needs a path, such as /var/mail/{domain}/{user}")
-        else:
-            _pattern(str(zone.maildir.path), RECIPIENT_WORDS, f"{key}.maildir.path", complain)
-    if zone.transport == "pipe":
-        if bool(zone.pipe.command) == (zone.pipe.preset != "none"):
-            complain(f"{key}.pipe", "needs either a command or a preset")
-        for word in zone.pipe.command:
-            _pattern(word, COMMAND_WORDS, f"{key}.pipe.command", complain)
-    if zone.transport == "http" and not (zone.http.url or "").startswith(("http://", "https://")):
-        complain(
-            f"{key}.http.url",
-            f"found '{without_user_info(zone.http.url or '')}', expected http:// or https://…",
-        )
-    if zone.transport == "python" and zone.python.function is None:
-        complain(f"{key}.python", "needs a function: package.module.function")
-
-
-def _pattern(text: str, words: tuple[str, ...], key: str, complain: Complain) -> None:
-    try:
-        text.format(**dict.fromkeys(words, "x"))
-    except (KeyError, IndexError, ValueError, AttributeError):
-        allowed = ", ".join(f"{{{word}}}" for word in words)
-        complain(
-            key,
-            f"found '{text}'; placeholders: {allowed}; a literal brace is doubled",
-        )
-
-
-def _retry(retry: Retry, key: str, complain: Complain) -> None:
-    own = retry.priority
-    lists = {"delays": retry.delays, "priority.normal": own.normal}
-    for name, delays in lists.items():
-        if not delays:
-            complain(f"{key}.{name}", "at least one delay is needed")
-    lists |= {"priority.urgent": own.urgent, "priority.nonurgent": own.nonurgent}
-    lists |= {
-        "exponential.first": (retry.exponential.first,),
-        "exponential.longest": (retry.exponential.longest,),
-    }
-    for name, delays in lists.items():
-        if any(delay <= 0 for delay in delays):
-            complain(f"{key}.{name}", "a delay must be longer than 0s")
-    if (retry.policy in ("function", "backoff")) != (retry.function is not None):
-        complain(
-            f"{key}.function",
-            f"policy: {retry.policy} uses no function"
-            if retry.function
-            else f"policy: {retry.policy} needs a function: package.module.function",
-        )
 
 
 def _routes(config: Config, complain: Complain) -> None:

@@ -4,7 +4,9 @@ With ``config.reader`` the adapter of PyYAML: documents are composed to nodes, w
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,11 @@ import yaml
 from zonemta_py.config.checks import check
 from zonemta_py.config.reader import Reader
 from zonemta_py.config.schema import Config
+from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.core.errors import ConfigError
+
+# libyaml's composer, which most builds of PyYAML have, takes a tenth of the time.
+_LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 log = logging.getLogger(__name__)
 
@@ -56,27 +62,92 @@ def to_yaml(values: Any) -> str:
     return str(yaml.safe_dump(values, sort_keys=False, default_flow_style=False, allow_unicode=True))
 
 
-def parse_config(text: str, path: Path) -> Config:
+def parse_config(text: str, path: Path, included: Sequence[tuple[str, str]] | None = None) -> Config:
     """The configuration in ``text``; ``path`` names it in errors and is the start of relative paths.
 
-    ``Config.deprecated`` has a warning for each deprecated key. Raises ConfigError.
+    ``included``: paths and texts of the files that it includes; None to read them. ``Config.deprecated`` has a
+    warning for each deprecated key. Raises ConfigError.
     """
+    reader = Reader(path)
+    node = _composed(text, path)
+    patterns = _take_includes(reader, node)
+    if included is None:
+        included = _read_included(patterns, path.parent)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        config = Config() if node is None else reader.read(node, Config, Config(), "")
+        tenants = dict(config.tenants)
+        for name, content in included:
+            _add_tenants(tenants, reader, content, Path(name))
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
+    config = replace(config, tenants=tenants)
+    check(config, reader.complain)
+    absolute: Config = _anchored(config, path.parent)
+    return replace(
+        absolute, text=text, path=str(path), included=tuple(included),
+        deprecated=tuple(reader.deprecated),
+    )  # fmt: skip
+
+
+def _composed(text: str, path: Path, loader: type = _LOADER) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=loader)
     except yaml.YAMLError as exc:
+        if loader is not yaml.SafeLoader:
+            return _composed(text, path, yaml.SafeLoader)  # its errors name the place better
         mark = getattr(exc, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: not YAML: {getattr(exc, 'problem', exc)}") from exc
     except RecursionError as exc:
         raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
+
+
+def _take_includes(reader: Reader, document: yaml.Node | None) -> tuple[str, ...]:
+    """Remove ``tenants.include`` from ``document``; returns its patterns of paths, of which one needs no list."""
+    patterns: tuple[str, ...] = ()
+    for name, tenants in _items(document):
+        for key, value in _items(tenants) if name.value == "tenants" else ():
+            if key.value == "include":
+                tenants.value.remove((key, value))
+                kind = tuple[str, ...] if isinstance(value, yaml.SequenceNode) else str
+                found = reader.read(value, kind, (), "tenants.include")
+                patterns += found if isinstance(found, tuple) else (found,)
+    return patterns
+
+
+def _items(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The pairs of a mapping; empty for other nodes."""
+    return list(node.value) if isinstance(node, yaml.MappingNode) else []
+
+
+def _read_included(patterns: Sequence[str], directory: Path) -> list[tuple[str, str]]:
+    """Path and text of each file that ``patterns`` match, in order. Raises ConfigError."""
+    found: list[tuple[str, str]] = []
+    for pattern in patterns:
+        paths = sorted(glob(pattern, root_dir=directory))  # noqa: PTH207 - it may be absolute
+        if not paths and not has_magic(pattern):
+            raise ConfigError(f"{directory / pattern}: no such file")
+        for each in paths:
+            path = directory / each
+            try:
+                found.append((str(path), path.read_text(encoding="utf-8")))
+            except (OSError, UnicodeDecodeError) as exc:
+                raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    return found
+
+
+def _add_tenants(tenants: dict[str, TenantSettings], main: Reader, text: str, path: Path) -> None:
+    """Add the tenants in an included file."""
+    node = _composed(text, path)
+    if node is None:
+        return
     reader = Reader(path)
-    try:
-        config = Config() if node is None else reader.read(node, Config, Config(), "")
-    except RecursionError as exc:
-        raise ConfigError(f"{path}: nested too deeply to be a configuration") from exc
-    check(config, reader.complain)
-    absolute: Config = _anchored(config, path.parent)
-    return replace(absolute, text=text, path=str(path), deprecated=tuple(reader.deprecated))
+    added = reader.read(node, dict[str, TenantSettings], {}, "tenants")
+    for name in added:
+        if name in tenants:
+            reader.complain(f"tenants.{name}", f"appears in {main.file_of(f'tenants.{name}')} too")
+    main.adopt(reader, (f"tenants.{name}" for name in added))
+    tenants.update(added)
 
 
 def _anchored(value: Any, directory: Path) -> Any:

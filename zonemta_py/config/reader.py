@@ -64,6 +64,15 @@ class Reader:
         self.deprecated: list[str] = []
         self._lines: dict[str, int] = {}
         self._old_names: dict[str, str] = {}  # keys by their new name, where the file has the old one
+        self._others: dict[str, Reader] = {}  # of included files, by the keys that come from there
+
+    def adopt(self, other: "Reader", keys: Iterable[str]) -> None:
+        """``keys`` come from the file of ``other``."""
+        self._others |= dict.fromkeys(keys, other)
+
+    def file_of(self, key: str) -> Path:
+        """The file that has ``key``."""
+        return self._others[key].path if key in self._others else self.path
 
     def fail(self, node: yaml.Node, key: str, text: str) -> NoReturn:
         """Refuse ``key`` because of its value, ``node``. Raises ConfigError."""
@@ -72,6 +81,9 @@ class Reader:
     def complain(self, key: str, text: str) -> NoReturn:
         """Refuse ``key`` for a reason that involves other keys. Raises ConfigError."""
         line, parent = 1, key
+        owner = self._others.get(".".join(key.split(".")[:2]))
+        if owner is not None:
+            owner.complain(key, text)
         while parent:
             if parent in self._lines:
                 line = self._lines[parent]
@@ -214,12 +226,7 @@ class Reader:
             self.fail(node, key, f"found {_shown(node)}, expected {_expected(kind)}")
         try:
             value = _plain(node)
-        except (
-            yaml.YAMLError,
-            ValueError,
-            LookupError,
-            AttributeError,
-        ):  # what PyYAML raises for odd tags
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # PyYAML's, for odd tags
             self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_expected(kind)}")
         if kind in _PARSERS:
             try:
@@ -246,6 +253,8 @@ class Reader:
 
 def _plain(node: yaml.ScalarNode) -> Any:
     """The scalar as YAML resolves it: text, number, boolean or None."""
+    if node.tag == _STR:
+        return node.value
     return yaml.SafeLoader("").construct_object(node)
 
 

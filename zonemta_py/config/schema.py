@@ -7,10 +7,11 @@ with a warning.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 from pathlib import Path
 from typing import ClassVar
 
+from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.config.units import (
     AUTO,
     DAY,
@@ -18,6 +19,7 @@ from zonemta_py.config.units import (
     HostPort,
     Keep,
     NameServer,
+    Network,
     ProcessCount,
     Seconds,
     Size,
@@ -26,8 +28,6 @@ from zonemta_py.config.units import (
     number,
 )
 from zonemta_py.config.zones import Zone
-
-Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class ListenerSettings:
     max_hops: int = number(50)
     idle_timeout: Seconds = Seconds(5 * MINUTE)
     message_timeout: Seconds = Seconds(60 * MINUTE)
+    senders: str = choice("tenants", "any")
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     proxies: tuple[Network, ...] = ()
     submission_key: SubmissionKey = SubmissionKey()
@@ -233,6 +234,7 @@ class Config:
     listeners: tuple[ListenerSettings, ...] = (ListenerSettings(),)
     queue: QueueSettings = QueueSettings()
     zones: dict[str, Zone] = field(default_factory=lambda: {"default": Zone()})
+    tenants: dict[str, TenantSettings] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
     routing: tuple[Route, ...] = (Route(header="X-Sending-Zone"),)
     pools: dict[str, tuple[PoolAddress, ...]] = field(
@@ -245,5 +247,6 @@ class Config:
     admin: Admin = Admin()
     processes: Processes = Processes()
     text: str = hidden("")  # of the file: the other processes parse it again
+    included: tuple[tuple[str, str], ...] = hidden(())  # path and text of the files that it includes
     path: str = hidden("")  # of the file
     deprecated: tuple[str, ...] = hidden(())  # a warning for each old key in the file

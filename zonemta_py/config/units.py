@@ -6,7 +6,10 @@ a text that says what is allowed.
 
 import re
 from dataclasses import field
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any, NamedTuple, NewType
+
+Network = IPv4Network | IPv6Network
 
 Seconds = NewType("Seconds", float)
 Size = NewType("Size", int)  # bytes

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 
 from zonemta_py.config.schema import Dkim
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.threads import Threads
@@ -99,16 +100,18 @@ class Signer:
         self,
         settings: Dkim,
         keys: Mapping[str, Sequence[Key]],
+        tenants: Tenants,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self.configure(settings, keys)
+        self.configure(settings, keys, tenants)
         self._now_ms = now_ms
         self._threads: Threads | None = None
 
-    def configure(self, settings: Dkim, keys: Mapping[str, Sequence[Key]]) -> None:
-        """Use new settings and keys; cached signatures are dropped."""
+    def configure(self, settings: Dkim, keys: Mapping[str, Sequence[Key]], tenants: Tenants) -> None:
+        """Use new settings, keys and tenants; cached signatures are dropped."""
         self._settings = settings
         self._keys = keys
+        self._tenants = tenants
         self._signed: OrderedDict[str, bytes | asyncio.Future[None]] = OrderedDict()
 
     @property
@@ -117,11 +120,11 @@ class Signer:
         return bool(self._keys)
 
     async def signatures(
-        self, message: str, header: bytes, body_hash: Callable[[], Awaitable[bytes]]
+        self, message: str, header: bytes, body_hash: Callable[[], Awaitable[bytes]], tenant: str
     ) -> bytes:
         """The DKIM-Signature fields of ``message``, empty without a key; cached for its next transactions.
 
-        ``body_hash`` is called when there is a key. Raises what it raises.
+        Mail of a tenant is signed for the tenant's domains only, other mail for those of no tenant. ``body_hash`` is called when there is a key. Raises what it raises.
         """
         signed = self._signed  # a new configuration replaces the cache
         known = signed.get(message)
@@ -132,7 +135,7 @@ class Signer:
             if len(signed) > SIGNED_MAX:
                 signed.popitem(last=False)
             try:
-                fields = await self._sign(header, body_hash)
+                fields = await self._sign(header, body_hash, tenant)
             except BaseException:
                 signed.pop(message, None)
                 known.set_result(None)  # a waiting transaction tries again by itself
@@ -141,13 +144,15 @@ class Signer:
             known.set_result(None)
             return fields
         await asyncio.shield(known)
-        return await self.signatures(message, header, body_hash)
+        return await self.signatures(message, header, body_hash, tenant)
 
-    async def _sign(self, header: bytes, body_hash: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def _sign(
+        self, header: bytes, body_hash: Callable[[], Awaitable[bytes]], tenant: str
+    ) -> bytes:
         fields = scan(header)[0]
         author = dkim.author_domain(header, fields)
         keys = self._keys.get(dkim.signing_domain(author, self._keys.keys()), ())
-        if not keys:
+        if not keys or (self._tenants and not self._tenants.signs_for(tenant, keys[0].domain)):
             return b""
         hashed = await body_hash()
         settings, time_s = self._settings, self._now_ms() // 1000

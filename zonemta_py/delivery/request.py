@@ -17,6 +17,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     ``message`` is the id; ``size_bytes`` counts the header, the empty line and the body. ``dsn`` is
     None when the client asked for nothing. ``idle_limits``: how many idle sessions the zone, and the
     destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
+    ``tenant``: whose mail it is, or empty.
     ``hurried``: mail of other destinations waits until there is a session, so each host has less time for it.
     """
 
@@ -33,6 +34,7 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     idle_limits: tuple[int, int]
     body_hash: bytes = b""
     hurried: bool = False
+    tenant: str = ""
 
     def within(self, idle_limits: tuple[int, int]) -> "DeliveryRequest":
         """The same request with other ``idle_limits``."""

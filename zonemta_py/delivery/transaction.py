@@ -89,7 +89,9 @@ async def _signed(form: MessageForm, signer: Signer) -> MessageForm:
         return form
     request = form.request
     try:
-        fields = await signer.signatures(request.message, request.header, partial(_body_hash, form))
+        fields = await signer.signatures(
+            request.message, request.header, partial(_body_hash, form), request.tenant
+        )
     except QueueCorrupt:
         return form  # reported when the body is read to be sent
     if not fields:

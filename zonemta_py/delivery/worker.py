@@ -107,6 +107,7 @@ class Worker:
             idle_limits,
             meta.body_hash,
             hurried,
+            meta.origin.tenant,
         )
 
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:

@@ -20,8 +20,8 @@ class Recipient(NamedTuple):
 class Info(NamedTuple):
     """The message. ``accepted_ms``: when it was accepted (Unix time in ms).
 
-    ``envid`` (xtext) and ``ret`` are the parameters of RFC 3461; ``user``, ``client_ip`` and ``protocol``
-    describe the submission. ``size_bytes`` includes the header.
+    ``envid`` (xtext) and ``ret`` are the parameters of RFC 3461; ``user``, ``client_ip``, ``protocol``
+    and ``tenant`` describe the submission. ``size_bytes`` includes the header.
     """
 
     id: str
@@ -34,3 +34,4 @@ class Info(NamedTuple):
     user: str
     client_ip: str
     protocol: str
+    tenant: str = ""

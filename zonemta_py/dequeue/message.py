@@ -94,7 +94,7 @@ class _Message:
         self._info = Info(
             active.id, lease.zone, active.meta.sender, active.meta.envid, active.meta.ret,
             len(active.meta.header) + 2 + active.mark.size, born(active.meta, active.id),
-            origin.user, origin.client_ip, origin.protocol,
+            origin.user, origin.client_ip, origin.protocol, origin.tenant,
         )  # fmt: skip
 
     # ---- reading

@@ -132,7 +132,11 @@ class _Outgoing:
     async def _flush(self) -> None:
         if not self._begun:
             self._begun = True
-            await self._injector.begin(self._sender, self._recipients, ret=self._ret, envid=self._envid)
+            tenant = self._original.info.tenant if self._original is not None else ""
+            origin = self._injector.program_origin(tenant=tenant) if tenant else None
+            await self._injector.begin(
+                self._sender, self._recipients, ret=self._ret, envid=self._envid, origin=origin
+            )
         data, self._pieces, self._pending_bytes = b"".join(self._pieces), [], 0
         await self._injector.write(data)
         await asyncio.sleep(0)  # lets other tasks run while a large message is copied

@@ -27,7 +27,7 @@ class Accepted(Struct, frozen=True, kw_only=True):
     """A message is on disk and answered with 250, or is a report of this relay.
 
     ``report_for``: the queue id of the message that a report is about, or empty. ``submitter``: the
-    authenticated user, else the address of the client.
+    authenticated user, else the address of the client. ``campaign`` and ``tags``: what the submitter called it.
     """
 
     name: ClassVar[str] = "accepted"
@@ -42,6 +42,9 @@ class Accepted(Struct, frozen=True, kw_only=True):
     helo: str
     user: str
     submitter: str
+    tenant: str
+    campaign: str
+    tags: tuple[str, ...]
     protocol: str
     report_for: str
 
@@ -55,6 +58,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     client_ip: str
     helo: str
     user: str
+    tenant: str
     command: str
     sender: str
     recipient: str
@@ -76,6 +80,7 @@ class Repeated(Struct, frozen=True, kw_only=True):
     listener: str
     client_ip: str
     user: str
+    tenant: str
 
 
 class _OfRecipient(Struct, frozen=True, kw_only=True):
@@ -89,6 +94,9 @@ class _OfRecipient(Struct, frozen=True, kw_only=True):
     domain: str
     sender: str
     submitter: str
+    tenant: str
+    campaign: str
+    tags: tuple[str, ...]
     attempt: int
     created_ms: int
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from zonemta_py.config.schema import Network
+from zonemta_py.config.units import Network
 from zonemta_py.intake.authentication import network_of
 from zonemta_py.routing import matching_networks
 

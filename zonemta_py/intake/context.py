@@ -92,7 +92,15 @@ class ListenerContext:
 
     def trusts(self, client_ip: str) -> bool:
         """Whether this client may relay without AUTH."""
-        return is_trusted(client_ip, self.settings.trusted_networks)
+        if is_trusted(client_ip, self.settings.trusted_networks):
+            return True
+        return self.rules.senders.trusts(client_ip)
+
+    def check_sender(self, tenant: str, user: str, client_ip: str, sender: str) -> None:
+        """Raises NotAccepted unless a client of ``tenant`` (empty: of none) may have the envelope sender."""
+        if tenant:
+            trusted = self.trusts(client_ip)
+            self.rules.senders.check_sender(tenant, user or client_ip, sender, trusted=trusted)
 
     def is_proxy(self, peer_ip: str) -> bool:
         """Whether this peer names its clients by the PROXY protocol."""

@@ -60,8 +60,15 @@ class Injector:
         envid: str = "",
         origin: Origin | None = None,
     ) -> None:
-        """Set envelope and submission key; ``origin`` when it is not this program. Raises NotAccepted."""
-        origin = origin or Origin("", PROGRAM_IP, self._rules.hostname, user, PROTOCOL)
+        """Set envelope and submission key; ``origin`` when it is not this program. Raises NotAccepted.
+
+        A program without a user is of no tenant: it may send as any address, and its mail is not signed for a
+        tenant's domain.
+        """
+        senders, is_program = self._rules.senders, origin is None
+        origin = origin or self.program_origin(user)
+        if not origin.tenant and (user or not is_program):
+            origin = origin._replace(tenant=senders.tenant_of(origin.user, origin.client_ip))
         try:
             normalised = [replace(rcpt, address=normalise(rcpt.address)) for rcpt in recipients]
             if sender not in ("", verp.DOUBLE_BOUNCE):
@@ -70,6 +77,7 @@ class Injector:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
+        senders.check_sender(origin.tenant, origin.submitter, sender, trusted=True)
         if ret not in ("", "FULL", "HDRS"):
             raise NotAccepted(f"501 5.5.4 RET={ret} is neither FULL nor HDRS")
         if envid and not valid_envid(envid):
@@ -84,6 +92,10 @@ class Injector:
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)
         self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim)
+
+    def program_origin(self, user: str = "", tenant: str = "") -> Origin:
+        """The origin of mail that this program sends for a user, or goes on sending for ``tenant``."""
+        return Origin("", PROGRAM_IP, self._rules.hostname, user, PROTOCOL, tenant)
 
     def _check_room(self, recipients: int) -> None:
         """Raises NotAccepted, as SMTP refuses MAIL or RCPT."""

@@ -6,7 +6,6 @@ commands.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from zonemta_py.core import clock, faults
@@ -16,7 +15,14 @@ from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rewriting import EnvelopeWriters, apply_policies, recipients_of
-from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageRules, first_value, stamp
+from zonemta_py.intake.stamping import (
+    MessageContent,
+    MessageEnvelope,
+    MessageRules,
+    first_value,
+    lower_names,
+    stamp,
+)
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
@@ -147,14 +153,18 @@ class MessageReceiver:
 
     def _on_header_end(self) -> None:
         """Decide what depends on the header: the body's hash and the envelopes. Raises NotAccepted."""
-        rules, splitter = self._rules, self._splitter
+        rules, splitter, origin = self._rules, self._splitter, self._envelope.origin
         if rules.dkim_domains:
             author = author_domain(splitter.header, splitter.fields)
             if signing_domain(author, rules.dkim_domains):
                 self._hash = BodyHash()
+        headers = [(splitter.header, splitter.fields)]
         if rules.policies:
             envelopes = apply_policies(rules.policies, self._envelope, splitter.header)
             self._writers = EnvelopeWriters(self._queue, envelopes, self._writer)
+            headers = [(each.header, scan(each.header)[0]) for each in envelopes]
+        for header, fields in headers:
+            rules.senders.check_header(origin.tenant, origin.submitter, header, fields)
 
     # ---- the end of the data
 
@@ -178,7 +188,7 @@ class MessageReceiver:
         header, fields = self._splitter.header, self._splitter.fields
         present = {field.name for field in fields}
         for names in self._rules.key_headers:
-            lower = _lower(names)
+            lower = lower_names(names)
             if not present.issuperset(lower):
                 continue
             values = [first_value(header, fields, name) for name in lower]
@@ -276,6 +286,7 @@ class MessageReceiver:
             Repeated(
                 time_ms=clock.now_ms(), message=first, recipients=len(envelope.recipients),
                 listener=origin.listener, client_ip=origin.client_ip, user=origin.user,
+                tenant=origin.tenant,
             )
         )  # fmt: skip
         self.result = AcceptResult("", first, 0)
@@ -290,9 +301,3 @@ class MessageReceiver:
 
     def _body_writers(self) -> list[MessageWriter]:
         return [each.writer for each in self._writers.all] if self._writers else [self._writer]
-
-
-@lru_cache(maxsize=256)
-def _lower(names: tuple[str, ...]) -> tuple[bytes, ...]:
-    """Names of header fields as they are in ``Field``."""
-    return tuple(name.lower().encode() for name in names)

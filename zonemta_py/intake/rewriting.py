@@ -30,7 +30,7 @@ def apply_policies(
     Raises NotAccepted with the reply of a policy that refuses, or when one fails or no recipient is left.
     """
     origin = envelope.origin
-    client = Client(origin.client_ip, origin.helo, origin.user, origin.protocol)
+    client = Client(origin.client_ip, origin.helo, origin.user, origin.protocol, origin.tenant)
     try:
         envelopes = run_policies(
             policies, Envelope(envelope.sender, envelope.recipients, header, client)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from zonemta_py.core import clock
+from zonemta_py.core.errors import NotAccepted
 from zonemta_py.events.schema import Rejected
 from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.command_lines import CloseConnection
@@ -42,6 +43,7 @@ class Session(SecureConnection):
 
     def _reset_transaction(self) -> None:
         self._sender: str | None = None  # None: no transaction is open
+        self._tenant = ""
         self._smtputf8 = False
         self._ret = self._envid = ""
         self._excess = 0  # recipients over the limit
@@ -57,7 +59,7 @@ class Session(SecureConnection):
         context = self._context
         event = Rejected(
             time_ms=clock.now_ms(), listener=context.name, client_ip=self._client_ip, helo=self._helo,
-            user=user or self._user, command=command, sender=self._sender or "", recipient="",
+            user=user or self._user, tenant=self._tenant, command=command, sender=self._sender or "", recipient="",
             code=int(reply[:3]), reply=reply[4:],
         )  # fmt: skip
         stranger = not self._user and not context.trusts(self._client_ip)
@@ -115,6 +117,13 @@ class Session(SecureConnection):
         mail = parse_mail(argument, extended=self._extended, max_size=context.settings.max_message_size)
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
+        try:
+            self._tenant = context.rules.senders.tenant_of(self._user, self._client_ip)
+            context.check_sender(self._tenant, self._user, self._client_ip, mail.sender)
+        except NotAccepted as exc:
+            refused = self._rejected("MAIL", str(exc))
+            self._reset_transaction()
+            raise refused from exc
         key = self._envid_key()
         if key:
             lookup = context.queue.idempotency_keys.lookup(digest_of(self._submitter, key))
@@ -188,7 +197,9 @@ class Session(SecureConnection):
         envelope = MessageEnvelope(
             self._sender,
             list(self._recipients.values()),
-            Origin(context.name, self._client_ip, self._helo, self._user, self._protocol()),
+            Origin(
+                context.name, self._client_ip, self._helo, self._user, self._protocol(), self._tenant
+            ),
             self._smtputf8,
             self._ret,
             self._envid,

@@ -5,12 +5,15 @@ Source: RFC 5321 sections 4.4 (trace) and 6.3 (loops), RFC 6409 section 8 (missi
 
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from zonemta_py.config.schema import Config, ListenerSettings
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.senders import SenderRules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import IdempotencyRecord, Origin
@@ -49,6 +52,7 @@ class MessageRules(NamedTuple):
 
     hostname: str
     router: Router
+    senders: SenderRules
     max_size: int
     max_hops: int
     key_headers: Sequence[tuple[str, ...]]
@@ -65,9 +69,11 @@ def make_rules(
     policies: Sequence[EnvelopePolicy],
 ) -> MessageRules:
     """The rules of ``listener``."""
+    tenants = Tenants(config.tenants)
     return MessageRules(
         hostname=hostname,
         router=router,
+        senders=SenderRules(tenants, any_sender=listener.senders == "any"),
         max_size=listener.max_message_size,
         max_hops=listener.max_hops,
         key_headers=listener.submission_key.headers,
@@ -93,7 +99,7 @@ def stamp(
     message: str,
     key: tuple[str, IdempotencyRecord] | None,
 ) -> NewMessage:
-    """The message to store under the id ``message``. Raises NotAccepted for a mail loop.
+    """The message to store under the id ``message``. Raises NotAccepted for a mail loop, or a zone of others.
 
     Received is added always, Message-ID and Date when they are missing. Fields that are not for the
     recipients are removed, and long lines folded.
@@ -127,7 +133,7 @@ def stamp(
     return NewMessage(
         sender=envelope.sender,
         header=b"".join(block),
-        recipients=_route(rules.router, envelope, zone_names),
+        recipients=_route(rules, envelope, zone_names),
         origin=origin,
         message_id=message_id[:MESSAGE_ID_MAX],
         eight_bit=content.eight_bit,
@@ -139,8 +145,11 @@ def stamp(
     )
 
 
-def _route(router: Router, envelope: MessageEnvelope, headers: dict[str, str]) -> list[NewRecipient]:
+def _route(
+    rules: MessageRules, envelope: MessageEnvelope, headers: dict[str, str]
+) -> list[NewRecipient]:
     """The recipients with their zones; ``headers``: values of routing fields by lower-case name."""
+    router, tenant = rules.router, rules.senders.tenants.get(envelope.origin.tenant)
     sender_domain = domain_of(verp.base(envelope.sender))
     source = envelope.origin.client_ip
     zones: dict[str, str] = {}
@@ -149,7 +158,7 @@ def _route(router: Router, envelope: MessageEnvelope, headers: dict[str, str]) -
         domain = domain_of(rcpt.address)
         zone = zones.get(domain)
         if zone is None:
-            zone = zones[domain] = router.route(domain, sender_domain, source, headers)
+            zone = zones[domain] = router.route(domain, sender_domain, source, headers, tenant)
         routed.append(NewRecipient(rcpt.address, domain, zone, rcpt.notify, rcpt.orcpt))
     return routed
 
@@ -160,3 +169,9 @@ def first_value(header: bytes, fields: Sequence[Field], name: bytes) -> str:
         if field.name == name:
             return field_value(header, field)
     return ""
+
+
+@lru_cache(maxsize=256)
+def lower_names(names: tuple[str, ...]) -> tuple[bytes, ...]:
+    """Names of header fields as they are in ``Field``."""
+    return tuple(name.lower().encode() for name in names)

@@ -55,7 +55,7 @@ class ReceiverProcess:
         task.add_done_callback(self._tasks.discard)
 
     def _configure(self, frame: protocol.Configure) -> None:
-        config = parse_config(frame.text, Path(frame.path))
+        config = parse_config(frame.text, Path(frame.path), frame.included)
         router = make_router(config)
         if self._intake is not None:
             self._intake.apply(self._intake.prepare(config, frame.hostname, router))

@@ -24,7 +24,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Configure(Struct, frozen=True, array_like=True, tag=2):
-    """To a receiver, at the start and at a reload: the configuration as text, and its file's path.
+    """To a receiver, at the start and at a reload: text and path of the configuration, and what it includes.
 
     The receiver in ``slot`` of ``receivers`` takes its part of ``max_sessions``. ``sockets``: the number of
     inherited sockets of each listener, in order.
@@ -32,6 +32,7 @@ class Configure(Struct, frozen=True, array_like=True, tag=2):
 
     text: str
     path: str
+    included: tuple[tuple[str, str], ...]
     hostname: str
     slot: int
     receivers: int

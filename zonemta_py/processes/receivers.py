@@ -82,7 +82,9 @@ class ReceiverPool:
     def _configuration(self, slot: int) -> protocol.Configure:
         config, sockets = self._config, self._sockets
         counts = [len(group) for group in sockets[slot]]
-        return protocol.Configure(config.text, config.path, self._hostname, slot, len(sockets), counts)
+        return protocol.Configure(
+            config.text, config.path, config.included, self._hostname, slot, len(sockets), counts
+        )
 
     def configure(self, config: Config, hostname: str) -> None:
         """Use a new configuration."""

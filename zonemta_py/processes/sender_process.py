@@ -14,6 +14,7 @@ from typing import Any
 
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config, Dkim
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
@@ -42,7 +43,7 @@ class SenderProcess:
         self._agents: dict[str, SmtpAgent] = {}
         self._unreachable = SharedUnreachableHosts(self.link)
         self._rng = Random()
-        self._signer = Signer(Dkim(), {})
+        self._signer = Signer(Dkim(), {}, Tenants({}))
         self.look_ups: MxResolver | None = None
 
     def _handle(self, frame: protocol.Frame) -> None:
@@ -73,10 +74,10 @@ class SenderProcess:
                 self._configure(frame)
 
     def _configure(self, frame: protocol.Configure) -> None:
-        config: Config = parse_config(frame.text, Path(frame.path))
+        config: Config = parse_config(frame.text, Path(frame.path), frame.included)
         for old in self._agents.values():
             old.close()
-        self._signer.configure(config.dkim, load_keys(config.dkim))
+        self._signer.configure(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
         if self.look_ups is None:
             self.look_ups = MxResolver(config.resolver)
         else:

@@ -13,10 +13,11 @@ BODY_INLINE_MAX = 65_536  # bytes: a longer body is fetched chunk by chunk
 
 
 class Configure(Struct, frozen=True, array_like=True, tag=1):
-    """To a sender, at the start and at a reload: the configuration as text, and its file's path."""
+    """To a sender, at the start and at a reload: text and path of the configuration, and what it includes."""
 
     text: str
     path: str
+    included: tuple[tuple[str, str], ...]
     hostname: str
 
 

@@ -59,7 +59,8 @@ class SenderPool:
         return child
 
     def _configuration(self) -> protocol.Configure:
-        return protocol.Configure(self._config.text, self._config.path, self._hostname)
+        config = self._config
+        return protocol.Configure(config.text, config.path, config.included, self._hostname)
 
     def configure(self, config: Config, hostname: str) -> None:
         """Use a new configuration; sessions opened under the old one end with their transaction."""

@@ -62,7 +62,7 @@ _parsed = lru_cache(maxsize=1)(parse_config)
 def _is_as_written(config: Config) -> bool:
     """Whether ``config`` is what its text says, but for what only the queue's process uses."""
     written = replace(
-        _parsed(config.text, Path(config.path)),
+        _parsed(config.text, Path(config.path), config.included),
         queue=config.queue,
         events=config.events,
         admin=config.admin,

@@ -15,6 +15,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
     LANE_SEPARATOR,
+    TENANT_LANE,
     IdempotencyRecord,
     Mark,
     Meta,
@@ -58,11 +59,13 @@ class NewMessage(Struct, frozen=True):
     envid: str = ""
     key: tuple[str, IdempotencyRecord] | None = None
     body_hash: bytes = b""
+    campaign: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
     """The records of message id ``message``; ``tail`` are its chunks that are not yet written."""
-    lane = _lane(new)
+    lane = lane_of(new.origin, new.sender)
     recipients = [
         QueuedRecipient(
             keys.waiting_key(to.zone, message, to.address),
@@ -87,6 +90,8 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         new.envid,
         body_hash=new.body_hash,
         born_ms=_born_ms(message, mark),
+        campaign=new.campaign,
+        tags=new.tags,
     )
     return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key)
 
@@ -160,9 +165,12 @@ class Acceptor:
             self._deferral.written(due)
 
 
-def _lane(new: NewMessage) -> str:
-    """The queue of the message among others of its destination: a host without a user has one for each sender's domain."""
-    origin, domain = new.origin, domain_of(new.sender)
+def lane_of(origin: Origin, sender: str) -> str:
+    """The queue of a message among others of its destination; see ``Waiting``."""
+    domain = domain_of(sender)
+    if origin.tenant:
+        within = origin.user or domain
+        return f"{TENANT_LANE}{origin.tenant}{LANE_SEPARATOR}{within}"
     if origin.user or not origin.client_ip or not domain:
         return origin.submitter
     return f"{origin.client_ip}{LANE_SEPARATOR}{domain}"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from zonemta_py.queue.spill import SpillIndex
-from zonemta_py.queue.submitter_queues import QueuedRecipient, SubmitterQueues
+from zonemta_py.queue.submitter_queues import EQUAL, QueuedRecipient, SubmitterQueues, Weights
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for low-volume submitters
@@ -24,8 +24,9 @@ class ReadyWindow:
     ``size`` counts the recipients in it and those reserved for commits under way.
     """
 
-    def __init__(self, zone: str, limit: int) -> None:
+    def __init__(self, zone: str, limit: int, weights: Weights = EQUAL) -> None:
         self.zone = zone
+        self._weights = weights
         self.limit = limit
         self.share = max(1, limit // SHARES)
         self.low_volume = min(LOW_VOLUME, max(1, self.share // 2))
@@ -96,7 +97,7 @@ class ReadyWindow:
         """Queue recipients; those already known are skipped."""
         queues = self._queues.get(destination)
         if queues is None:
-            queues = self._queues[destination] = SubmitterQueues()
+            queues = self._queues[destination] = SubmitterQueues(self._weights)
         for recipient in recipients:
             if recipient.key not in self._known:
                 self._known[recipient.key] = recipient
@@ -129,7 +130,9 @@ class ReadyWindow:
             self._leased.discard(recipient.key)
             self._known[recipient.key] = recipient
             self._by_submitter[recipient.submitter] += 1
-        self._queues.setdefault(destination, SubmitterQueues()).put_back(returned)
+        if destination not in self._queues:
+            self._queues[destination] = SubmitterQueues(self._weights)
+        self._queues[destination].put_back(returned)
         self.size += len(returned)
 
     def forget(self, keys: Iterable[bytes]) -> None:

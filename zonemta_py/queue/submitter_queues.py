@@ -1,11 +1,12 @@
 """The recipients that wait for one destination: a queue for each submitter, served round-robin (decision 29).
 
-A million recipients of one customer do not delay the one message of another. Within a submitter, its lanes
-are served round-robin: a host without a user has one for each domain it sends from.
+A million recipients of one customer do not delay the one message of another. A tenant with a weight has as
+many turns in a row. Within a submitter, its lanes are served round-robin: those of the users of a tenant, and
+of the domains from which a host without a user sends.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from zonemta_py.queue.format.records import Waiting
 
@@ -28,15 +29,21 @@ class QueuedRecipient:
         self.withdrawn = False
 
 
+Weights = Mapping[str, int]  # by ``Waiting.submitter``; 1 for those that it lacks
+EQUAL: Weights = {}
+
 Lanes = OrderedDict[str, deque[QueuedRecipient]]
 
 
 class SubmitterQueues:
     """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
 
-    __slots__ = ("_submitters", "length")
+    __slots__ = ("_submitters", "_turn_of", "_turns", "_weights", "length")
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._turn_of = ""
+        self._turns = 0  # that it has had in a row
         self._submitters: OrderedDict[str, Lanes] = OrderedDict()  # the next one first, as its lanes
         self.length = 0
 
@@ -81,7 +88,18 @@ class SubmitterQueues:
                 lanes[name] = lane
             if lanes:
                 self._submitters[submitter] = lanes
+                if self._weights and taken and self._has_another_turn(submitter):
+                    self._submitters.move_to_end(submitter, last=False)
         return taken
+
+    def _has_another_turn(self, submitter: str) -> bool:
+        """Whether the submitter, which has just had a turn, has the next one, too."""
+        self._turns = self._turns + 1 if submitter == self._turn_of else 1
+        self._turn_of = submitter
+        if self._turns < self._weights.get(submitter, 1):
+            return True
+        self._turns = 0
+        return False
 
     def __iter__(self) -> Iterator[QueuedRecipient]:
         for lanes in self._submitters.values():

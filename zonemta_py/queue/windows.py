@@ -6,7 +6,7 @@ and taken after it. A refill does not delete a spill key that a commit under way
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
@@ -48,14 +48,20 @@ class ReadyWindows:
         self.destination_of = destination_of
         self.on_ready = on_ready
         self._zones: dict[str, ReadyWindow] = {}
+        self._weights: dict[str, int] = {}
         self.pending: Counter[SpillKey] = Counter()  # that commits under way write
 
     def zone(self, zone: str) -> ReadyWindow:
         """The window of ``zone``."""
         window = self._zones.get(zone)
         if window is None:
-            window = self._zones[zone] = ReadyWindow(zone, self._limit)
+            window = self._zones[zone] = ReadyWindow(zone, self._limit, self._weights)
         return window
+
+    def set_weights(self, weights: Mapping[str, int]) -> None:
+        """Serve these submitters as often as ``weights`` says, and the others once; see ``SubmitterQueues``."""
+        self._weights.clear()  # the windows share it
+        self._weights.update(weights)
 
     # ---- new and woken mail
 

@@ -4,6 +4,7 @@ from asyncio import gather, get_running_loop
 from collections.abc import Mapping
 
 from zonemta_py.config.schema import Config
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
@@ -31,7 +32,7 @@ class DeliveryService:
         config, hostname = context.config, context.hostname
         self._reports = ReportSender(context)
         self.unreachable = UnreachableHosts(self._clear_unreachable)
-        self._signer = Signer(config.dkim, load_keys(config.dkim))
+        self._signer = Signer(config.dkim, load_keys(config.dkim), Tenants(config.tenants))
         self._look_ups = MxResolver(config.resolver)
         self._endpoints = self._resolver(config, hostname)
         self._peers = Peers(config.peers)
@@ -110,7 +111,7 @@ class DeliveryService:
         """Use a new configuration."""
         context = self._context
         context.config, context.router, context.hostname = config, router, hostname
-        self._signer.configure(config.dkim, dkim_keys)
+        self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
         if self.senders is not None:
             self.senders.configure(config, hostname)
         self._look_ups.configure(config.resolver)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
-from zonemta_py.config.schema import Config, Network
+from zonemta_py.config.schema import Config
+from zonemta_py.config.units import Network
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys

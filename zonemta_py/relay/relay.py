@@ -25,6 +25,7 @@ from zonemta_py.dequeue.channel import Channels
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
+from zonemta_py.queue.format.records import TENANT_LANE
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
@@ -80,6 +81,7 @@ class Relay:
             destination_of=self._destinations,
             on_ready=self._on_ready,
         )
+        self._queue.windows.set_weights(_weights_of(config))
         try:
             self._delivery = DeliveryService(
                 DeliveryContext(self._queue, config, hostname, router, hooks, pending),
@@ -251,6 +253,7 @@ class Relay:
         self._config = config
         self._reporter.configure(config, hostname, router)
         self._destinations.configure(config.zones)
+        self._queue.windows.set_weights(_weights_of(config))
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
@@ -273,3 +276,8 @@ class Relay:
             await self._parts.stop(self._config.shutdown_grace if grace_s is None else grace_s)
         finally:
             await self._queue.close()
+
+
+def _weights_of(config: Config) -> dict[str, int]:
+    """The weights of tenants, by the name of their mail in ready windows."""
+    return {TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1}

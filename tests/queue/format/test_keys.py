@@ -58,12 +58,14 @@ def test_records_are_frozen() -> None:
                 True,
                 False,
                 "",
-                Origin("l", "c", "h", "u", "ESMTPSA"),
+                Origin("l", "c", "h", "u", "ESMTPSA", "acme"),
                 "HDRS",
                 "e+3D1",
                 True,
                 b"\x02" * 32,
                 1_700_000_000_000,
+                "spring",
+                ("a", "b"),
             ),
             read_meta,
         ),
@@ -148,6 +150,21 @@ def test_version_3_is_read() -> None:
     assert (read_meta(meta).body_hash, read_meta(meta).born_ms) == (b"\x02" * 32, 0)
     assert born(read_meta(meta), ID) == keys.created_ms(ID)
     assert read_waiting(waiting).orcpt == "rfc822;x"
+
+
+def test_version_4_is_read() -> None:
+    """What the fourth wrote: all but the tenant, and what the submitter called the message."""
+    mark, meta, waiting, *_ = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-4.hex").read_text().split()
+    )
+    assert read_mark(mark).version == 4
+    assert (read_meta(meta).born_ms, read_meta(meta).origin.user) == (1_700_000_000_000, "u")
+    assert (read_meta(meta).origin.tenant, read_meta(meta).campaign, read_meta(meta).tags) == (
+        "",
+        "",
+        (),
+    )
+    assert read_waiting(waiting).submitter == "u"
 
 
 def test_order() -> None:

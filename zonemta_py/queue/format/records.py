@@ -11,23 +11,25 @@ from zonemta_py.core.codec import unpacker
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format.keys import created_ms
 
-FORMAT = 4
-READABLE = (1, 2, 3, 4)
-LANE_SEPARATOR = " @"  # between the address of a client and the domain of the sender
+FORMAT = 5
+READABLE = (1, 2, 3, 4, 5)
+LANE_SEPARATOR = " @"  # between the parts of a lane
+TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
 
 
 class Origin(NamedTuple):
-    """Where a message came from. ``protocol`` as in RFC 3848. All empty for reports."""
+    """Where a message came from. ``protocol`` as in RFC 3848. All empty for reports; ``tenant`` also without tenants."""
 
     listener: str
     client_ip: str
     helo: str
     user: str
     protocol: str
+    tenant: str = ""  # since version 5
 
     @property
     def submitter(self) -> str:
-        """The user, else the address of the client, else empty: whose mail it is in fair queuing."""
+        """The user, else the address of the client, else empty."""
         return self.user or self.client_ip
 
 
@@ -48,7 +50,7 @@ class Meta(NamedTuple):
     ``smtputf8``: the client declared it. ``ret`` (FULL, HDRS or empty) and ``envid`` (xtext) as in
     RFC 3461. ``warned``: a warning of delay was sent. ``body_hash`` for DKIM (relaxed, SHA-256); empty
     for a message that is not signed. ``born_ms``: when the mail was first accepted, if that was under
-    another id; else 0.
+    another id; else 0. ``campaign`` and ``tags``: what the submitter called it.
     """
 
     version: int
@@ -64,6 +66,8 @@ class Meta(NamedTuple):
     warned: bool = False
     body_hash: bytes = b""  # since version 3
     born_ms: int = 0  # since version 4
+    campaign: str = ""  # since version 5
+    tags: tuple[str, ...] = ()
 
 
 class Waiting(NamedTuple):
@@ -72,7 +76,9 @@ class Waiting(NamedTuple):
     ``recipient_index``: its 0-based position among the recipients of its message, which never changes.
     ``attempts`` that ended; ``uncertain`` ones in a row that a crash interrupted. ``due_ms`` is 0
     unless deferred, keys.HELD_MS when held. ``last_ms``, ``code``, ``status`` and ``text`` of the last
-    reply. ``lane``: the submitter, or the address of a client, LANE_SEPARATOR and the domain of the sender.
+    reply. ``lane``: the queue among others of its destination; its first part, which LANE_SEPARATOR ends, is
+    TENANT_LANE and the tenant, else the user, else the address of the client; the second is the user in a
+    tenant, or without a user the domain of the sender.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received.
     """
 
@@ -92,7 +98,7 @@ class Waiting(NamedTuple):
 
     @property
     def submitter(self) -> str:
-        """Whose mail it is: the user, or the address of the client."""
+        """Whose turn it is in fair queuing: the tenant's, else the user's, else that of the client's address."""
         return self.lane.partition(LANE_SEPARATOR)[0]
 
 

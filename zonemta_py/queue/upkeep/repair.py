@@ -13,6 +13,7 @@ from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.events.accounting import RecipientHistory, RecipientId
 from zonemta_py.events.schema import Lost, Uncertain
+from zonemta_py.queue.accept import lane_of
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.chunks import read_body
 from zonemta_py.queue.format import keys
@@ -49,7 +50,7 @@ class _WholeMessage(NamedTuple):
     """What later steps need of a message whose body and envelope are whole."""
 
     zones: tuple[str, ...]
-    submitter: str
+    lane: str
 
 
 class _DamagedMessage(NamedTuple):
@@ -111,7 +112,7 @@ class _Repair:
                 pass
         except QueueCorrupt as exc:
             return _DamagedMessage(str(exc))
-        return _WholeMessage(envelope.zones, envelope.origin.submitter)
+        return _WholeMessage(envelope.zones, lane_of(envelope.origin, envelope.sender))
 
     # ---- recipients
 
@@ -209,18 +210,18 @@ class _Repair:
             if isinstance(found, _DamagedMessage):
                 self._lose(batch, recipient_id, zone, address, found.reason)
             else:
-                self._restore(batch, recipient_id, zone, address, found.submitter)
+                self._restore(batch, recipient_id, zone, address, found.lane)
             await self._write(batch)
         for message, found in self._messages.items():
             if isinstance(found, _WholeMessage):
                 await self._finish(message, found)
 
     def _restore(
-        self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, submitter: str
+        self, batch: WriteBatch, recipient_id: RecipientId, zone: str, address: str, lane: str
     ) -> None:
         message, index = recipient_id
         zone = zone if zone in self._zones else "default"
-        record = new_waiting(index, domain_of(address), submitter)
+        record = new_waiting(index, domain_of(address), lane)
         key = keys.waiting_key(zone, message, address)
         if recipient_id in self._held:
             key, record = keys.deferred_key(zone, message, address), record._replace(due_ms=keys.HELD_MS)

@@ -1,0 +1,149 @@
+"""Tenants: whose mail it is, what they may send as, and where. Values are frozen."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import NoReturn
+
+from zonemta_py.config.units import Network, number
+from zonemta_py.smtp.address import AddressError, normalise_domain
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
+RESERVED = ("default", "include")
+
+Complain = Callable[[str, str], NoReturn]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSettings:
+    """A customer, or a part of an organisation, that shares the relay with others.
+
+    ``domains``: names, and ``*.name`` for those below it. ``zones`` None: all. ``weight``: its share of a
+    destination while others wait for the same, relative to theirs.
+    """
+
+    users: tuple[str, ...] = ()
+    networks: tuple[Network, ...] = ()
+    domains: tuple[str, ...] = ()
+    zones: tuple[str, ...] | None = None
+    weight: int = number(1, 1, 1000)
+
+
+def check_tenants(
+    tenants: Mapping[str, TenantSettings], zones: Collection[str], complain: Complain
+) -> None:
+    """Refuse values that are not usable, alone or together."""
+    users: dict[str, str] = {}
+    networks: dict[Network, str] = {}
+    for name, tenant in tenants.items():
+        key = f"tenants.{name}"
+        if not NAME.match(name) or name in RESERVED:
+            complain(key, "a tenant's name is lower-case letters, digits, '_' and '-', and not default")
+        for user in tenant.users:
+            if not user or users.setdefault(user, name) != name:
+                complain(f"{key}.users", f"'{user}' is a user of tenant '{users.get(user)}' too")
+        for network in tenant.networks:
+            if networks.setdefault(network, name) != name:
+                complain(f"{key}.networks", f"{network} is one of tenant '{networks[network]}' too")
+        for domain in tenant.domains:
+            if not is_domain_pattern(domain):
+                complain(
+                    f"{key}.domains",
+                    f"found '{domain}', expected a domain in lower-case A-labels, or *.domain",
+                )
+        _zones(tenant, zones, key, complain)
+
+
+def _zones(tenant: TenantSettings, zones: Collection[str], key: str, complain: Complain) -> None:
+    if tenant.zones == ():
+        complain(f"{key}.zones", "at least one zone is needed; without the key all are allowed")
+    for zone in tenant.zones or ():
+        if zone not in zones:
+            complain(f"{key}.zones", f"no zone '{zone}'; zones: {', '.join(sorted(zones))}")
+
+
+def is_domain_pattern(text: str) -> bool:
+    """Whether ``text`` is a normalised domain, or ``*.`` and one."""
+    name = text.removeprefix("*.")
+    try:
+        return normalise_domain(name) == name and not name.startswith("[")
+    except AddressError:
+        return False
+
+
+class Tenant:
+    """A tenant as mail needs it."""
+
+    __slots__ = ("_above", "_domains", "name", "weight", "zones")
+
+    def __init__(self, name: str, settings: TenantSettings) -> None:
+        self.name = name
+        self.zones = settings.zones
+        self.weight = settings.weight
+        self._domains = frozenset(domain for domain in settings.domains if domain[0] != "*")
+        self._above = frozenset(domain[2:] for domain in settings.domains if domain[0] == "*")
+
+    def has(self, domain: str) -> bool:
+        """Whether ``domain``, which is normalised, is one of the tenant's."""
+        if domain in self._domains:
+            return True
+        while self._above and domain:
+            domain = domain.partition(".")[2]
+            if domain in self._above:
+                return True
+        return False
+
+    def may_use(self, zone: str) -> bool:
+        """Whether the tenant's mail may go through ``zone``."""
+        return self.zones is None or zone in self.zones
+
+
+class Tenants:
+    """The tenants of a configuration, by user and by network."""
+
+    def __init__(self, settings: Mapping[str, TenantSettings]) -> None:
+        self._by_name = {name: Tenant(name, each) for name, each in settings.items()}
+        self._by_user = {
+            user: self._by_name[name] for name, each in settings.items() for user in each.users
+        }
+        self._by_network: dict[Network, Tenant] = {
+            network: self._by_name[name] for name, each in settings.items() for network in each.networks
+        }
+        domains = tuple(domain for each in settings.values() for domain in each.domains)
+        self._of_any = Tenant("", TenantSettings(domains=domains))
+        # The longest prefix first: the most specific network counts.
+        lengths = {(network.version, network.prefixlen) for network in self._by_network}
+        self._prefixes = sorted(lengths, reverse=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def get(self, name: str) -> Tenant | None:
+        """The tenant called ``name``."""
+        return self._by_name.get(name)
+
+    def of(self, user: str, client_ip: str) -> Tenant | None:
+        """Whose mail it is: by the user, else, without AUTH, by the address of the client."""
+        return self._by_user.get(user) if user else self.of_address(client_ip)
+
+    def of_address(self, client_ip: str) -> Tenant | None:
+        """The tenant in whose networks the IP address is; empty: none."""
+        ip = client_ip.removeprefix("::ffff:")
+        version = 6 if ":" in ip else 4
+        for each, length in self._prefixes if ip else ():
+            if each == version:
+                found = self._by_network.get(ip_network((ip, length), strict=False))
+                if found is not None:
+                    return found
+        return None
+
+    def signs_for(self, name: str, domain: str) -> bool:
+        """Whether mail of the tenant ``name`` may bear a signature of ``domain``.
+
+        That of no tenant (empty) may bear those of domains that no tenant has.
+        """
+        if not name:
+            return not self._of_any.has(domain)
+        tenant = self._by_name.get(name)
+        return tenant is not None and tenant.has(domain)
