@@ -78,6 +78,9 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
         complain(f"{key}.submission_key.headers", "expected lists of names of header fields")
     if not all(HEADER_NAME.match(name) for name in listener.drop_headers):
         complain(f"{key}.drop_headers", "expected names of header fields")
+    for option in ("campaign", "tags"):
+        if not HEADER_NAME.match(getattr(listener.options, option) or "x"):
+            complain(f"{key}.options.{option}", "expected the name of a header field")
     tls = listener.tls
     if tls.mode != "none" and (tls.certificate_file is None or tls.key_file is None):
         complain(f"{key}.tls", f"mode '{tls.mode}' needs certificate_file and key_file")

@@ -21,6 +21,8 @@ from zonemta_py.core.errors import ConfigError
 # libyaml's composer, which most builds of PyYAML have, takes a tenth of the time.
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+_WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
+
 log = logging.getLogger(__name__)
 
 
@@ -151,13 +153,16 @@ def _add_tenants(tenants: dict[str, TenantSettings], main: Reader, text: str, pa
 
 
 def _anchored(value: Any, directory: Path) -> Any:
-    """``value`` with every relative path in it put under ``directory``."""
+    """``value`` with every relative path in it put under ``directory``; itself when there is none."""
+    if isinstance(value, _WITHOUT_PATHS):
+        return value
     if isinstance(value, Path):
         return directory / value
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{f.name: _anchored(getattr(value, f.name), directory) for f in fields(value)}
-        )
+        old = {f.name: getattr(value, f.name) for f in fields(value)}
+        new = {name: _anchored(item, directory) for name, item in old.items()}
+        changed = {name: item for name, item in new.items() if item is not old[name]}
+        return replace(value, **changed) if changed else value
     if isinstance(value, dict):
         return {name: _anchored(item, directory) for name, item in value.items()}
     if type(value) is tuple:

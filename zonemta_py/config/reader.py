@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields, is_dataclass, replace
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, NoReturn
@@ -100,6 +101,8 @@ class Reader:
     def read(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         """The value of ``node`` as a ``kind``; keys that a mapping lacks come from ``base``. Raises ConfigError."""
         self._lines.setdefault(key, node.start_mark.line + 1)
+        if kind is str and node.tag == _STR:
+            return node.value
         if is_dataclass(kind):
             return self._dataclass(node, kind, base, key)
         origin = typing.get_origin(kind)
@@ -137,10 +140,7 @@ class Reader:
     def _dataclass(self, node: yaml.Node, kind: Any, base: Any, key: str) -> Any:
         if node.tag == _NULL:
             return base  # `bulk:` without a value inherits everything
-        known: dict[str, Field[Any]] = {
-            f.name.rstrip("_"): f for f in fields(kind) if not f.metadata.get("hidden")
-        }
-        hints = typing.get_type_hints(kind)
+        known, hints = _keys_of(kind)
         changes: dict[str, Any] = {}
         pairs = self._pairs(node, key)
         if hasattr(kind, "RENAMED"):
@@ -256,6 +256,13 @@ def _plain(node: yaml.ScalarNode) -> Any:
     if node.tag == _STR:
         return node.value
     return yaml.SafeLoader("").construct_object(node)
+
+
+@cache
+def _keys_of(kind: Any) -> tuple[dict[str, Field[Any]], dict[str, Any]]:
+    """The fields of a dataclass by their keys, and their types by their names."""
+    known = {f.name.rstrip("_"): f for f in fields(kind) if not f.metadata.get("hidden")}
+    return known, typing.get_type_hints(kind)
 
 
 def _with_overrides(node: yaml.Node, default: yaml.Node, kind: Any) -> yaml.Node:

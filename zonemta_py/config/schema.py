@@ -62,6 +62,14 @@ class SubmissionKey:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageOptions:
+    """Header fields in which a submitter says what a message is. They are removed from it."""
+
+    campaign: str | None = "X-Campaign"
+    tags: str | None = "X-Tags"
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerSettings:
     """One address that accepts mail."""
 
@@ -77,6 +85,7 @@ class ListenerSettings:
     trusted_networks: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     proxies: tuple[Network, ...] = ()
     submission_key: SubmissionKey = SubmissionKey()
+    options: MessageOptions = MessageOptions()
     drop_headers: tuple[str, ...] = (
         "Bcc", "Content-Length", "Resent-Bcc", "Return-Path", "X-Submission-Key",
     )  # fmt: skip

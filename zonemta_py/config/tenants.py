@@ -10,6 +10,7 @@ from zonemta_py.config.units import Network, number
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
+ADDRESSES_MAX = 10_000
 RESERVED = ("default", "include")
 
 Complain = Callable[[str, str], NoReturn]
@@ -110,6 +111,7 @@ class Tenants:
         self._by_network: dict[Network, Tenant] = {
             network: self._by_name[name] for name, each in settings.items() for network in each.networks
         }
+        self._by_address: dict[str, Tenant | None] = {}  # found before
         domains = tuple(domain for each in settings.values() for domain in each.domains)
         self._of_any = Tenant("", TenantSettings(domains=domains))
         # The longest prefix first: the most specific network counts.
@@ -129,6 +131,15 @@ class Tenants:
 
     def of_address(self, client_ip: str) -> Tenant | None:
         """The tenant in whose networks the IP address is; empty: none."""
+        if not self._prefixes:
+            return None
+        if client_ip not in self._by_address:
+            if len(self._by_address) >= ADDRESSES_MAX:
+                self._by_address.clear()
+            self._by_address[client_ip] = self._look_up(client_ip)
+        return self._by_address[client_ip]
+
+    def _look_up(self, client_ip: str) -> Tenant | None:
         ip = client_ip.removeprefix("::ffff:")
         version = 6 if ":" in ip else 4
         for each, length in self._prefixes if ip else ():

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from zonemta_py.config.schema import Config, ListenerSettings
+from zonemta_py.config.schema import Config, ListenerSettings, MessageOptions
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
@@ -23,6 +23,8 @@ from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, fold, received, without
 
+TAGS_MAX = 10  # of a message: they are in each of its events
+LABEL_MAX = 64  # characters of a campaign or a tag
 MESSAGE_ID_MAX = 998  # characters of the field that events hold
 LOOP = "554 5.4.6 Too many Received fields: this looks like a mail loop"
 
@@ -56,6 +58,7 @@ class MessageRules(NamedTuple):
     max_size: int
     max_hops: int
     key_headers: Sequence[tuple[str, ...]]
+    options: MessageOptions
     removed_fields: frozenset[bytes]
     dkim_domains: Collection[str]
     policies: Sequence[EnvelopePolicy]
@@ -69,7 +72,8 @@ def make_rules(
     policies: Sequence[EnvelopePolicy],
 ) -> MessageRules:
     """The rules of ``listener``."""
-    tenants = Tenants(config.tenants)
+    tenants, options = Tenants(config.tenants), listener.options
+    removed = (*listener.drop_headers, options.campaign, options.tags)
     return MessageRules(
         hostname=hostname,
         router=router,
@@ -77,7 +81,8 @@ def make_rules(
         max_size=listener.max_message_size,
         max_hops=listener.max_hops,
         key_headers=listener.submission_key.headers,
-        removed_fields=router.headers | {name.lower().encode() for name in listener.drop_headers},
+        options=listener.options,
+        removed_fields=router.headers | {name.lower().encode() for name in removed if name},
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
         policies=policies,
     )
@@ -129,11 +134,12 @@ def stamp(
         block.append(f"Date: {date}\r\n".encode())
     block.append(fold(without(header, removed) if removed else header))
     # Reversed: of several fields with one name the first counts.
-    zone_names = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
+    values = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
+    campaign, tags = _labels(rules.options, values)
     return NewMessage(
         sender=envelope.sender,
         header=b"".join(block),
-        recipients=_route(rules, envelope, zone_names),
+        recipients=_route(rules, envelope, values),
         origin=origin,
         message_id=message_id[:MESSAGE_ID_MAX],
         eight_bit=content.eight_bit,
@@ -142,7 +148,22 @@ def stamp(
         envid=envelope.envid,
         key=key,
         body_hash=content.body_hash,
+        campaign=campaign,
+        tags=tags,
     )
+
+
+def _labels(options: MessageOptions, values: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Campaign and tags of a message; ``values``: of removed fields by lower-case name. Raises NotAccepted."""
+    campaign = values.get((options.campaign or "").lower(), "")
+    listed = values.get((options.tags or "").lower(), "")
+    tags = tuple(dict.fromkeys(tag.strip() for tag in listed.split(",") if tag.strip()))
+    if len(tags) > TAGS_MAX:
+        raise NotAccepted(f"550 5.6.0 {options.tags} has more than {TAGS_MAX} tags")
+    if any(len(each) > LABEL_MAX or not each.isprintable() for each in (campaign, *tags)):
+        field = f"{options.campaign} or {options.tags}"
+        raise NotAccepted(f"550 5.6.0 {field} is longer than {LABEL_MAX} characters, or not printable")
+    return campaign, tags
 
 
 def _route(

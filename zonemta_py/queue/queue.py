@@ -180,7 +180,6 @@ class Queue:
         if not recipients and window.may_refill(destination):  # the window held withdrawn ones only
             self.windows.refill(zone, destination)
             recipients = window.take(destination, limit)
-        window.note_starved(destination)
         self.windows.feed(zone)
         if not recipients:
             return None

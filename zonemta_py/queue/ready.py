@@ -40,6 +40,9 @@ class ReadyWindow:
         self._leased: set[bytes] = set()
         self._withdrawn: set[bytes] = set()  # taken by an operator
         self._suspended: set[str] = set()  # destinations whose mail stays on disk
+        self._may_be_low: set[str] = (
+            set()
+        )  # destinations where a submitter may have little, and spilled mail
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._known
@@ -112,16 +115,33 @@ class ReadyWindow:
         queues = self._queues.get(destination)
         if queues is None:
             return []
-        taken = queues.take(limit)
+        taken, turns = queues.take(limit)
         for recipient in taken:
             self._known[recipient.key] = None
             self._leased.add(recipient.key)
         if taken:
             self.size -= len(taken)
             self._count(taken[0].submitter, -len(taken))
+        if self.spilled.has(destination):
+            self._note_low(destination, queues, turns)
         if not queues.length:
             del self._queues[destination]
         return taken
+
+    def _note_low(self, destination: str, queues: SubmitterQueues, submitters: Iterable[str]) -> None:
+        """These submitters have less than before."""
+        low = self._low(queues)
+        for submitter in submitters:
+            if queues.count(submitter) <= low and self.spilled.has(destination, submitter):
+                self._may_be_low.add(destination)
+                if not queues.count(submitter):
+                    self.spilled.note_starved(destination, submitter)
+        if queues.length <= self.share // 2:
+            self._may_be_low.add(destination)
+
+    def _low(self, queues: SubmitterQueues) -> int:
+        """Up to how many recipients of a submitter are little: half of what finds room."""
+        return self.low_volume // 2 if queues.length > self.share // 2 else self.share // 2
 
     def put_back(self, destination: str, recipients: Iterable[QueuedRecipient]) -> None:
         """Put leased recipients back at the front, in order."""
@@ -199,10 +219,14 @@ class ReadyWindow:
     def note_spill(self, destination: str, submitter: str, message: str) -> None:
         """``message`` has spilled recipients; the next refill begins there or earlier."""
         self.spilled.note(destination, submitter, message)
-        self.note_starved(destination)
+        self._may_be_low.add(destination)
+        queues = self._queues.get(destination)
+        if queues is None or not queues.count(submitter):
+            self.spilled.note_starved(destination, submitter)
 
-    def note_starved(self, destination: str) -> None:
-        """Remember the starved submitters of the destination, see ``SpillIndex``."""
+    def refilled(self, destination: str) -> None:
+        """A refill has ended: remember the submitters that it did not reach, see ``SpillIndex``."""
+        self._may_be_low.add(destination)
         queues = self._queues.get(destination)
         for submitter in self.spilled.submitters(destination):
             if queues is None or not queues.count(submitter):
@@ -221,16 +245,25 @@ class ReadyWindow:
         return self.has_room(destination, submitter)
 
     def refill_from(self, destination: str) -> str | None:
-        """The message id to resume at, when a submitter with spilled mail has little in the window."""
+        """The message id to resume at, when a submitter with spilled mail has little in the window.
+
+        That is half of what finds room: otherwise each lease would read many keys for one.
+        """
         queues = self._queues.get(destination)
-        return min(
+        if queues is not None and destination not in self._may_be_low:
+            return None
+        low = self._low(queues) if queues is not None else 0
+        found = min(
             (
                 message
                 for submitter, message in self.spilled.submitters(destination).items()
-                if queues is None or queues.count(submitter) <= self.share // 2
+                if queues is None or queues.count(submitter) <= low
             ),
             default=None,
         )
+        if found is None:
+            self._may_be_low.discard(destination)
+        return found
 
     def may_refill(self, destination: str) -> bool:
         """Whether there is spilled mail and room for it."""

@@ -38,18 +38,25 @@ Lanes = OrderedDict[str, deque[QueuedRecipient]]
 class SubmitterQueues:
     """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
 
-    __slots__ = ("_submitters", "_turn_of", "_turns", "_weights", "length")
+    __slots__ = ("_counts", "_submitters", "_turn_of", "_turns", "_weights", "length")
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self._turn_of = ""
         self._turns = 0  # that it has had in a row
         self._submitters: OrderedDict[str, Lanes] = OrderedDict()  # the next one first, as its lanes
+        self._counts: dict[str, int] = {}  # of recipients, by submitter
         self.length = 0
 
     def count(self, submitter: str) -> int:
         """The number of recipients of ``submitter``."""
-        return sum(map(len, self._submitters.get(submitter, {}).values()))
+        return self._counts.get(submitter, 0)
+
+    def _add(self, submitter: str, change: int) -> None:
+        self.length += change
+        count = self._counts[submitter] = self._counts.get(submitter, 0) + change
+        if not count:
+            del self._counts[submitter]
 
     def append(self, recipient: QueuedRecipient) -> None:
         """Put ``recipient`` at the end of its lane."""
@@ -61,7 +68,7 @@ class SubmitterQueues:
         if lane is None:
             lane = lanes[name] = deque()
         lane.append(recipient)
-        self.length += 1
+        self._add(recipient.submitter, 1)
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
         """Put recipients at the front of their lane, in order, and make that lane the next."""
@@ -70,27 +77,32 @@ class SubmitterQueues:
             lanes.setdefault(recipient.record.lane, deque()).appendleft(recipient)
             lanes.move_to_end(recipient.record.lane, last=False)
             self._submitters.move_to_end(recipient.submitter, last=False)
-            self.length += 1
+            self._add(recipient.submitter, 1)
 
-    def take(self, limit: int) -> list[QueuedRecipient]:
-        """Remove up to ``limit`` recipients of the oldest message in the next lane that has any."""
+    def take(self, limit: int) -> tuple[list[QueuedRecipient], list[str]]:
+        """Remove up to ``limit`` recipients of the oldest message in the next lane that has any.
+
+        The second value: the submitters that had a turn, the last one with the recipients.
+        """
         taken: list[QueuedRecipient] = []
+        turns: list[str] = []
         while self._submitters and not taken:
             submitter, lanes = self._submitters.popitem(last=False)
+            turns.append(submitter)
             name, lane = lanes.popitem(last=False)
             before = len(lane)
             while lane and len(taken) < limit and (not taken or lane[0].message == taken[0].message):
                 recipient = lane.popleft()
                 if not recipient.withdrawn:
                     taken.append(recipient)
-            self.length -= before - len(lane)
+            self._add(submitter, len(lane) - before)
             if lane:
                 lanes[name] = lane
             if lanes:
                 self._submitters[submitter] = lanes
                 if self._weights and taken and self._has_another_turn(submitter):
                     self._submitters.move_to_end(submitter, last=False)
-        return taken
+        return taken, turns
 
     def _has_another_turn(self, submitter: str) -> bool:
         """Whether the submitter, which has just had a turn, has the next one, too."""

@@ -151,6 +151,7 @@ class ReadyWindows:
             resume_at = None  # mail behind the damage waits for `zonemta queue repair`
             log.critical("spilled mail of %s in zone %s is not sent: %s", destination, zone, exc)
         window.spilled.refilled(destination, began, resume_at, skipped)
+        window.refilled(destination)
         if batch.ops:
             self._commits.submit(batch)
 
