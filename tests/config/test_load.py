@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from zonemta_py.config.load import load_config, parse_config
 from zonemta_py.config.schema import Config, ListenerTls
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import HostPort, Seconds
 from zonemta_py.config.zones import ExponentialRetry, Retry, Zone
 from zonemta_py.core.errors import ConfigError
@@ -102,6 +103,20 @@ def test_values() -> None:
         ("pools: {default: [{address: here}]}", "pools.default[0].address: found 'here', expected an IP address"),
         ("listeners: [{address: 'a:1', tls: {mode: starttls}}]", "listeners[0].tls: mode 'starttls' needs certificate_file and key_file"),
         ("listeners: [{address: 'a:1', auth: {users_file: u}}]", "passwords would be sent unencrypted"),
+        ("listeners: [{address: 'a:1', auth: {users_file: u, require_tls: false}}]", "listeners[0].auth: every user could send as any domain: set tenants"),
+        ("tenants: {A: {}}", "tenants.A: a tenant's name is lower-case letters"),
+        ("tenants: {default: {}}", "tenants.default: a tenant's name"),
+        ("tenants:\n  a: {users: [u]}\n  b: {users: [u]}\n", "z.yaml:3: tenants.b.users: 'u' is a user of tenant 'a' too"),
+        ("tenants: {a: {networks: [10.0.0.0/8]}, b: {networks: [10.0.0.0/8]}}", "tenants.b.networks: 10.0.0.0/8 is one of tenant 'a' too"),
+        ("tenants: {a: {domains: [Acme.com]}}", "tenants.a.domains: found 'Acme.com', expected a domain"),
+        ("tenants: {a: {domains: ['*']}}", "tenants.a.domains: found '*'"),
+        ("tenants: {a: {zones: [x]}}", "tenants.a.zones: no zone 'x'; zones: default"),
+        ("tenants: {a: {zones: []}}", "tenants.a.zones: at least one zone is needed"),
+        ("tenants: {a: {weight: 0}}", "tenants.a.weight: found 0, allowed: 1 to 1000"),
+        ("tenants: {a: {domain: [x.example]}}", "tenants.a.domain: unknown key; did you mean 'domains'?"),
+        ("tenants: {include: 5}", "tenants.include: found '5', expected text"),
+        ("tenants: {include: none.yaml}", "z.yaml:1: tenants.include: no file /etc/zonemta/none.yaml"),
+        ("listeners: [{address: 'a:1', options: {campaign: 'a b'}}]", "listeners[0].options.campaign: expected the name of a header field"),
         ("listeners: [{address: 'a:1'}, {address: 'a:1'}]", "listeners[1].address: a:1 appears twice"),
         ("zones: {default: {smarthost_auth: {username: u, password_file: p}}}", "needs a smarthost"),
         ("zones: {default: {tls: implicit}}", "zones.default.tls: implicit needs a smarthost"),
@@ -291,3 +306,65 @@ def test_check_names_deprecated_keys(directory: Path) -> None:
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout.split(": ")[1].split()[0]) == (0, "ok")
     assert checked.stderr.count(" is deprecated: use ") == 4
+
+
+def test_included_tenants(tmp_path: Path) -> None:
+    """Errors name the file; the order is that of the names; relays that get the text read no file."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/1.yaml").write_text("a: {domains: [a.example]}\nb: {weight: 3}\n")
+    (tmp_path / "d/2.yaml").write_text("")
+    (tmp_path / "z.yaml").write_text("tenants:\n  include: [d/*.yaml, none/*.yaml]\n  c: {}\n")
+    config = load_config(tmp_path / "z.yaml")
+    assert list(config.tenants) == ["c", "a", "b"]
+    (tmp_path / "d/1.yaml").unlink()
+    assert parse_config(config.text, tmp_path / "z.yaml", config.included) == config
+    for text, expected in (
+        ("a: {}\nc: {}\n", r"d/2\.yaml:2: tenants\.c: appears in .*z\.yaml too"),
+        ("a:\n  zones: [x]\n", r"d/2\.yaml:2: tenants\.a\.zones: no zone 'x'"),
+        ("a: {weigth: 1}", r"d/2\.yaml:1: tenants\.a\.weigth: unknown key"),
+        ("- a", r"d/2\.yaml:1: tenants: found a list"),
+        ("a: [", r"d/2\.yaml:1: not YAML"),
+    ):
+        (tmp_path / "d/2.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=expected):
+            load_config(tmp_path / "z.yaml")
+
+
+def test_a_tenant_is_found() -> None:
+    """By user, else by the most specific network."""
+    tenants = Tenants(
+        parse_config(
+            """
+tenants:
+  a: {users: [ann], networks: [10.0.0.0/8, "2001:db8::/32"], domains: [a.example, "*.a.example"]}
+  b: {users: [bob], networks: [10.1.0.0/16, 10.2.0.1/32], domains: ["*.b.example"]}
+""",
+            HERE,
+        ).tenants
+    )
+
+    def name(user: str, ip: str) -> str:
+        found = tenants.of(user, ip)
+        return found.name if found else ""
+
+    cases = {
+        ("ann", "10.1.0.1"): "a", ("eve", "10.1.0.1"): "", ("", "10.1.0.1"): "b", ("", "10.2.0.1"): "b",
+        ("", "10.2.0.2"): "a", ("", "::ffff:10.2.0.2"): "a", ("", "2001:db8::9"): "a", ("", "192.0.2.1"): "",
+        ("", ""): "",
+    }  # fmt: skip
+    assert {case: name(*case) for case in cases} == cases
+    has = {
+        domain: [tenant for tenant in "ab" if (found := tenants.get(tenant)) and found.has(domain)]
+        for domain in ("a.example", "x.y.a.example", "xa.example", "example", "b.example", "c.b.example")
+    }
+    assert list(has.values()) == [["a"], ["a"], [], [], [], ["b"]]
+    assert [
+        tenants.signs_for(*each)
+        for each in (
+            ("a", "a.example"),
+            ("b", "a.example"),
+            ("", "a.example"),
+            ("", "b.example"),
+            ("gone", "a.example"),
+        )
+    ] == [True, False, False, True, False]

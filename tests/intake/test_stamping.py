@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.schema import ListenerSettings
+from zonemta_py.config.schema import ListenerSettings, MessageOptions
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.stamping import (
@@ -144,3 +144,36 @@ def test_first_value() -> None:
     header = b"X: 1\r\nx: 2\r\nY: a\r\n b\r\n"
     fields, _ = scan(header)
     assert [first_value(header, fields, name) for name in (b"x", b"y", b"z")] == ["1", "a b", ""]
+
+
+def test_campaign_and_tags() -> None:
+    """They are removed from the header, and kept beside it."""
+    new = stamped(b"X-Campaign: spring 2026\r\nX-Tags: a, b,\r\n c ,a,\r\nSubject: x\r\n")
+    assert (new.campaign, new.tags) == ("spring 2026", ("a", "b", "c"))
+    assert b"X-" not in new.header
+    assert (stamped(b"Subject: x\r\n").campaign, stamped(b"X-Tags: ,\r\n").tags) == ("", ())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"X-Campaign: " + b"c" * 65,
+        b"X-Tags: " + b"t" * 65,
+        b"X-Tags: 1,2,3,4,5,6,7,8,9,10,11",
+        b"X-Campaign: a\tb",
+    ],
+)
+def test_labels_that_are_too_long_or_too_many(field: bytes) -> None:
+    with pytest.raises(NotAccepted, match=r"^550 5\.6\.0 X-"):
+        stamped(field + b"\r\n")
+
+
+def test_other_names_and_none() -> None:
+    options = MessageOptions(campaign="X-Mailing", tags=None)
+    rules = make_rules(
+        CONFIG, ListenerSettings(options=options), "relay.example", make_router(CONFIG), []
+    )
+    new = stamped(b"X-Mailing: c\r\nX-Campaign: other\r\nX-Tags: a\r\n", rules=rules)
+    assert (new.campaign, new.tags) == ("c", ())
+    assert b"X-Mailing" not in new.header
+    assert b"X-Campaign: other\r\nX-Tags: a\r\n" in new.header

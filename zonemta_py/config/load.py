@@ -74,7 +74,7 @@ def parse_config(text: str, path: Path, included: Sequence[tuple[str, str]] | No
     node = _composed(text, path)
     patterns = _take_includes(reader, node)
     if included is None:
-        included = _read_included(patterns, path.parent)
+        included = _read_included(reader, patterns, path.parent)
     try:
         config = Config() if node is None else reader.read(node, Config, Config(), "")
         tenants = dict(config.tenants)
@@ -122,19 +122,19 @@ def _items(node: yaml.Node | None) -> list[tuple[yaml.Node, yaml.Node]]:
     return list(node.value) if isinstance(node, yaml.MappingNode) else []
 
 
-def _read_included(patterns: Sequence[str], directory: Path) -> list[tuple[str, str]]:
+def _read_included(reader: Reader, patterns: Sequence[str], directory: Path) -> list[tuple[str, str]]:
     """Path and text of each file that ``patterns`` match, in order. Raises ConfigError."""
     found: list[tuple[str, str]] = []
     for pattern in patterns:
         paths = sorted(glob(pattern, root_dir=directory))  # noqa: PTH207 - it may be absolute
         if not paths and not has_magic(pattern):
-            raise ConfigError(f"{directory / pattern}: no such file")
+            reader.complain("tenants.include", f"no file {directory / pattern}")
         for each in paths:
             path = directory / each
             try:
                 found.append((str(path), path.read_text(encoding="utf-8")))
             except (OSError, UnicodeDecodeError) as exc:
-                raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+                reader.complain("tenants.include", f"{path} cannot be read: {exc}")
     return found
 
 

@@ -1,0 +1,122 @@
+"""Tenants in a whole relay: what reaches the receiver, where its senders are, and after a reload."""
+
+import base64
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deadlines import eventually
+from tests.kit.dkim import verified, write_key
+from tests.kit.relay import empty, logged_events, received, relaying, staged
+from tests.kit.smtp_client import RawClient
+from zonemta_py.config.load import load_config, parse_config
+from zonemta_py.delivery.dkim import Key
+from zonemta_py.intake.users import hash_password
+from zonemta_py.relay.relay import Relay
+
+PAGE = Path(__file__).parents[2] / "docs/tenants.md"
+
+
+async def signed_in(relay: Relay, user: str) -> RawClient:
+    client = await RawClient.connect(relay.addresses[0].port)
+    await client.ehlo()
+    secret = base64.b64encode(f"\0{user}\0secret".encode()).decode()
+    assert (await client.command(f"AUTH PLAIN {secret}")).startswith("235")
+    return client
+
+
+def message(author: str, *fields: str) -> bytes:
+    return "\r\n".join([f"From: {author}", *fields, "Subject: x", "", "hello", ".", ""]).encode()
+
+
+def write_tenants(directory: Path, domains: str) -> None:
+    (directory / "tenants.d").mkdir(exist_ok=True)
+    (directory / "tenants.d/a.yaml").write_text(f"acme: {{users: [ann], domains: {domains}}}\n")
+    (directory / "tenants.d/b.yaml").write_text("globex: {users: [bob], domains: [globex.example]}\n")
+
+
+@pytest.mark.parametrize("processes", [{"receivers": 0, "senders": 0}, {"receivers": 1, "senders": 1}])
+async def test_signatures_events_and_a_reload(directory: Path, processes: dict[str, int]) -> None:
+    """Both tenants are signed by their own keys; a domain that is taken away is refused and not signed."""
+    keys = {name: write_key(directory / f"{name}.pem", "ed25519") for name in ("acme", "globex")}
+    hashed = hash_password("secret")
+    (directory / "users").write_text(f"ann:{hashed}\nbob:{hashed}\n")
+    write_tenants(directory, '[acme.example, "*.acme.example"]')
+    listener = {
+        "address": "127.0.0.1:0", "trusted_networks": [],
+        "auth": {"users_file": str(directory / "users"), "require_tls": False},
+    }  # fmt: skip
+    dkim = {
+        "keys": [
+            {"domain": f"{name}.example", "selector": "s", "key_file": str(path)}
+            for name, path in keys.items()
+        ]
+    }
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example")
+        stage.config(
+            listeners=[listener], dkim=dkim, processes=processes,
+            tenants={"include": "tenants.d/*.yaml"}, routing=[],
+        )  # fmt: skip
+        path = directory / "zonemta.yaml"
+        async with relaying(load_config(path)) as relay:
+            async with await signed_in(relay, "ann") as client:
+                data = message("n@news.acme.example", "X-Campaign: spring", "X-Tags: a, b,a")
+                assert (await client.message(data, "1@a.example", sender="s@acme.example")).startswith(
+                    "250"
+                )
+                reply = await client.message(
+                    message("n@globex.example"), "x@a.example", sender="s@acme.example"
+                )
+                assert reply == "553 5.7.1 ann may not send as n@globex.example"
+            async with await signed_in(relay, "bob") as client:
+                reply = await client.message(
+                    message("n@globex.example"), "2@a.example", sender="s@globex.example"
+                )
+                assert reply.startswith("250")
+            await relay.enqueue("s@acme.example", ["3@a.example"], message("n@acme.example")[:-3])
+            await received(sink, 3)
+            await empty(relay)
+            write_tenants(directory, "[other.example]")
+            relay.reload()
+
+            async def refused() -> bool:
+                async with await signed_in(relay, "ann") as client:
+                    reply = await client.command("MAIL FROM:<s@acme.example>")
+                    return reply == "553 5.7.1 ann may not send as s@acme.example"
+
+            await eventually(refused, "the receivers to know the new tenants")
+    found = {m.recipients[0]: m.data for m in sink.messages}
+    signers = {
+        to: re.findall(rb"DKIM-Signature:[^;]*;[^;]*;[^;]*; d=([^;]*);", data)
+        for to, data in found.items()
+    }
+    assert signers == {
+        "1@a.example": [b"acme.example"],
+        "2@a.example": [b"globex.example"],
+        "3@a.example": [],
+    }
+    for to, name in (("1@a.example", "acme"), ("2@a.example", "globex")):
+        assert verified(found[to], Key(f"{name}.example", "s", keys[name])) == [True]
+    assert b"X-Campaign" not in found["1@a.example"]
+    events = {event["recipient"]: event for event in logged_events(directory, "delivered")}
+    delivered = events["1@a.example"]
+    assert [delivered[name] for name in ("tenant", "campaign", "tags", "submitter")] == [
+        "acme",
+        "spring",
+        ["a", "b"],
+        "ann",
+    ]
+    assert events["3@a.example"]["tenant"] == ""
+    assert {event["tenant"] for event in logged_events(directory, "rejected")} == {"acme"}
+
+
+def test_the_examples_of_the_page(directory: Path) -> None:
+    """Each is a whole configuration."""
+    examples = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (directory / "tenants.d").mkdir()
+    (directory / "tenants.d/a.yaml").write_text("acme: {domains: [acme.com]}")
+    tenants = [parse_config(text, directory / "z.yaml").tenants for text in examples]
+    assert [sorted(each) for each in tenants] == [["acme", "globex"], ["acme"]]
+    assert (tenants[0]["acme"].weight, tenants[0]["globex"].zones) == (2, None)
