@@ -95,6 +95,7 @@ def test_an_item_that_is_not_usable(item: dict[str, Any], expected: str) -> None
         "{}",
         ZONES,
         "zones: {default: {rate: 90/m, transport: lmtp, smarthost: 'unix:/run/lmtp', retry: {delays: [1m30s, 250ms]}}}",
+        "events: {keep: 5000001B}\nzones: {default: {rate: 5/7d, timeouts: {idle: 1.5ms}}}",
         "events: {keep: 90d | 50GiB}\nadmin: {address: '[::1]:8125'}\nprocesses: {senders: 2}\n"
         "peers: {mx.a.example: {starttls: off}, '*.b.example': {pipelining: false}}",
         "listeners: [{max_message_size: 1000001}]\nresolver: {nameservers: [192.0.2.53]}",

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -138,3 +139,16 @@ def test_loops_that_end(capfd: pytest.CaptureFixture[str]) -> None:
         asyncio.run(ask())
     assert threading.active_count() < 10
     assert capfd.readouterr().err == ""
+
+
+async def test_the_time_limit_is_that_of_a_look_up() -> None:
+    """Not of each server: the third is not waited for as well."""
+    servers = [await silent() for _ in range(3)]
+    channel = DnsChannel([HostPort("127.0.0.1", port) for _, port in servers], 0.5)
+    began_s = time.monotonic()
+    with pytest.raises(QueryFailed):
+        await channel.query("a.example", "MX")
+    assert time.monotonic() - began_s < scaled(1.2)
+    channel.close()
+    for transport, _ in servers:
+        transport.close()

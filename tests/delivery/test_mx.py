@@ -168,3 +168,16 @@ def test_public(ip: str, public: bool) -> None:
     assert is_public(ip) is public
     assert bool(allowed([("h", ip)], private=False)) is public
     assert allowed([("h", ip)], private=True) == [("h", ip)]
+
+
+async def test_an_answer_of_old_servers_is_not_kept() -> None:
+    """A look-up that runs during a reload has its answer; the next one asks the new servers."""
+    async with resolving() as (resolver, server):
+        running = asyncio.ensure_future(resolver.resolve("plain.example"))
+        await asyncio.sleep(0)
+        resolver.configure(resolver._settings)
+        again = asyncio.ensure_future(resolver.resolve("plain.example"))
+        assert len(await running) == len(await again) == 2
+        assert server.queries["plain.example", "MX"] == 2
+        await resolver.resolve("plain.example")
+        assert server.queries["plain.example", "MX"] == 2

@@ -18,19 +18,20 @@ from zonemta_py.config.schema import Dkim, DkimKey
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import Smarthost
 from zonemta_py.config.zones import Zone
-from zonemta_py.core import clock
-from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.core import clock, codec
+from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery import smtp_agent
-from zonemta_py.delivery.dkim import Signer, load_keys
-from zonemta_py.delivery.endpoints import EndpointResolver
+from zonemta_py.delivery.dkim import Key, Signer, load_keys
+from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryResult
 from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.transports.pipelining import DsnOptions
+from zonemta_py.transports.pipelining import DsnOptions, SmtpSession
 
 BOUNDARY = 'Content-Type: multipart/mixed; boundary="é"\r\n'.encode()
 PLAIN = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
@@ -409,3 +410,81 @@ async def test_a_damaged_body_is_found_while_signing(directory: Path) -> None:
         result = await made.deliver("x@a.example", context=Context(QueueCorrupt("damaged")))
         assert result.attempts[0] is not None
         assert result.attempts[0].status == "4.3.0"
+
+
+async def test_both_forms_of_a_message_are_signed_by_themselves(directory: Path) -> None:
+    """One goes to a host that takes 8-bit mail, the other to one that does not: each has its own signature."""
+    path = write_key(directory / "key.pem", "ed25519")
+    settings = Dkim(keys=(DkimKey("sender.example", "s", path),))
+    signer, body = Signer(settings, load_keys(settings), Tenants({})), "grün\r\n".encode()
+    header = HEADER + b"Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n"
+    for seven_bit in (False, True, False):
+        forms = MessageForms(
+            request("x@a.example", header=header, eight_bit=True),
+            Context(body),
+            signer,
+            asyncio.Semaphore(),
+        )
+        form = await forms.get(seven_bit=seven_bit)
+        sent = body if form.body is None else form.body
+        assert (sent == body) == (not seven_bit)
+        whole = form.request.header + b"\r\n" + sent
+        assert verified(whole, Key("sender.example", "s", path)) == [True]
+    signer.close()
+
+
+# ---- limits and failures
+
+
+async def test_other_hosts_are_asked_for_8bitmime_within_the_limits(directory: Path) -> None:
+    """With one connection there is no other host; with more, one idle session is left of each."""
+    async with staged(directory) as stage:
+        for domain in ("a.example", "b.example", "c.example"):
+            await stage.receiver(domain, extensions=("PIPELINING",))
+        hosts = tuple(Smarthost(f"127.0.1.{n}", stage.port) for n in (1, 2, 3))
+        for limit, opened in ((0, 1), (3, 3)):
+            zone = replace(stage.config().zones["default"], smarthost=hosts)
+            made = Sending(stage, Signer(Dkim(), {}, Tenants({})), zone)
+            result = await made.deliver(
+                "x@a.example",
+                context=Context("é\r\n".encode()),
+                eight_bit=True,
+                idle_limits=(limit, limit),
+            )
+            assert codes(result) == [250]
+            assert made.pool.count("a.example") == opened
+            made.agent.close()
+
+
+async def test_a_host_that_fails_is_connected_to_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the destination has an idle session of another source address."""
+    async with sending(directory) as made:
+        await made.deliver("x@a.example")
+        [entry] = [each for queue in made.pool._idle.values() for each in queue]
+        other = codec.replace(entry.endpoint, source="127.0.0.9")
+        made.pool.put(other, "a.example", made.pool.take(entry.endpoint), 60)  # type: ignore[arg-type]
+        tried: list[str] = []
+
+        async def refused(endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
+            tried.append(endpoint.ip)
+            raise DestinationFailed(0, "4.4.1", "refused")
+
+        monkeypatch.setattr(made.agent, "_open", refused)
+        result = await made.deliver("x@a.example")
+        assert result.failure is not None
+        assert tried == ["127.0.1.1"]
+
+
+async def test_a_failure_while_the_message_is_prepared_closes_the_session(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(forms: MessageForms, *, seven_bit: bool) -> MessageForm:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(MessageForms, "get", fails)
+    async with sending(directory) as made:
+        with pytest.raises(RuntimeError):
+            await made.deliver("x@a.example")
+        await until(lambda: not made.stage.sinks["a.example"].connections, "the session to end")

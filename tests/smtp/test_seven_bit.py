@@ -103,3 +103,37 @@ def test_any_bytes(header: bytes, body: bytes) -> None:
         return
     assert head.isascii()
     assert converted.isascii()
+
+
+def test_white_space_before_a_colon() -> None:
+    """The email package would take the fields behind it for the body."""
+    header = b"Subject : hi\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=x\r\n"
+    body = "--x\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n\r\né\r\n--x--\r\n"
+    head, converted = to_seven_bit(header, body.encode())
+    assert head == header
+    assert parts_of(head.replace(b" :", b":"), converted) == [("text/plain", "é".encode())]
+
+
+@pytest.mark.parametrize("odd", [b"Subject : x", b"no field"])
+def test_a_part_with_an_odd_header(odd: bytes) -> None:
+    body = b"--x\r\n" + odd + "\r\nContent-Type: text/plain\r\n\r\né\r\n--x--\r\n".encode()
+    with pytest.raises(NotConvertible):
+        to_seven_bit(b"Content-Type: multipart/mixed; boundary=x\r\n", body)
+
+
+@pytest.mark.parametrize("control", [b"\x0b", b"\x0c", b"\x1c", b"\x1d", b"\x1e", b"\x85"])
+def test_what_the_email_package_takes_for_a_line_end(control: bytes) -> None:
+    """It is converted, or there is a reason why not; nothing else is raised."""
+    for header in (b"Subject: x" + control + b"y: z\r\n", b"Subject: \xc3\xa9" + control + b"y: z\r\n"):
+        try:
+            head, body = to_seven_bit(header, "é\r\n".encode())
+        except NotConvertible:
+            continue
+        assert head.isascii()
+        assert body.isascii()
+
+
+def test_a_long_field_takes_no_seconds() -> None:
+    """Beyond a limit each character that is not ASCII becomes a question mark."""
+    head, _ = to_seven_bit("To: é ".encode() + b"a@b.example, " * 8000 + b"c@d.example\r\n", b"x\r\n")
+    assert head.startswith(b"To: ? a@b.example, ")

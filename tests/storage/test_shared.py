@@ -16,6 +16,7 @@ from tests.kit.servers import notice_queue, part_of, queue_settings
 from tests.kit.stores import CHUNK, MARK, content, open_in_time, put, replaced, stop_renewing
 from zonemta_py.config.schema import QueueSettings, RedisSettings, S3Settings
 from zonemta_py.core.errors import LocalError, QueueLocked, QueueUnavailable
+from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_shared_storage, open_store
 from zonemta_py.storage.partitions import SharedStorage
@@ -99,6 +100,14 @@ async def test_partitions_without_a_relay(storage: SharedStorage) -> None:
     stop_renewing(store)
     await until(lambda: storage.orphans() == ["with-mail"], "the lease to expire")
     store.close()
+
+
+def test_a_partition_with_a_digest_only(storage: SharedStorage) -> None:
+    """A report that waits for its hour is mail, too."""
+    store = storage.open("one")
+    put(store, {keys.digest_key("00" * 16, "1" * 24): b"x"})
+    store.close()
+    assert storage.orphans() == ["one"]
 
 
 async def test_notifications(directory: Path, kind: str) -> None:

@@ -33,7 +33,7 @@ def plain_values(value: Any, kind: Any = None) -> Any:
         return {name: plain_values(item) for name, item in value.items()}
     if isinstance(value, Keep):
         parts = (value.age_s, Seconds), (value.size_bytes, Size)
-        return " | ".join(_scalar(part, unit) for part, unit in parts if part is not None)
+        return " | ".join(_with_unit(part, unit) for part, unit in parts if part is not None)
     if type(value) is tuple:
         item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
         return [plain_values(each, item) for each in value]
@@ -47,7 +47,7 @@ def _scalar(value: Any, kind: Any) -> Any:
     if isinstance(value, Rate):
         return f"{value.events}/{_scalar(value.per_s, Seconds)}"
     if kind is Seconds:
-        return _counted(round(value, 3), _UNITS_S) or "0s"
+        return _counted(value, _UNITS_S) or f"{value:.9f}".rstrip("0").rstrip(".") + "s"
     if kind is Size:
         return _counted(value, _UNITS_BYTES) or value
     if kind is Percent:
@@ -58,6 +58,11 @@ def _scalar(value: Any, kind: Any) -> Any:
         return value
     text = str(value)
     return without_user_info(text) if "://" in text else text
+
+
+def _with_unit(value: float, kind: Any) -> str:
+    text = _scalar(value, kind)
+    return text if isinstance(text, str) else f"{text}B"
 
 
 def _counted(value: float, units: tuple[tuple[str, float], ...]) -> str:

@@ -143,7 +143,7 @@ def rate(value: object) -> Rate:
     """Parse ``100/s``, ``6000/m``, ``5/10s``: a whole number per duration. Raises ValueError."""
     allowed = "a rate such as 100/s, 6000/m or 20000/h"
     match = (
-        re.match(r"\s*(\d{1,15})\s*/\s*(\d{0,15}\s*(?:ms|[smhd]))\s*\Z", value)
+        re.match(r"\s*(\d{1,15})\s*/\s*(\d{0,15}\s*(?:ms|[smhdw]))\s*\Z", value)
         if isinstance(value, str)
         else None
     )

@@ -122,7 +122,7 @@ class Signer:
     async def signatures(
         self, message: str, header: bytes, body_hash: Callable[[], Awaitable[bytes]], tenant: str
     ) -> bytes:
-        """The DKIM-Signature fields of ``message``, empty without a key; cached for its next transactions.
+        """The DKIM-Signature fields of a message, empty without a key; cached under ``message`` for its next transactions.
 
         Mail of a tenant is signed for the tenant's domains only, other mail for those of no tenant. ``body_hash`` is called when there is a key. Raises what it raises.
         """

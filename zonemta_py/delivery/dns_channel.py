@@ -33,6 +33,7 @@ class DnsChannel:
 
     def __init__(self, servers: Sequence[HostPort] | None, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
         self._read: set[int] = set()
         self._written: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -61,7 +62,11 @@ class DnsChannel:
                 self._asked -= 1
                 future.set_exception(QueryFailed(str(exc.args[-1])))
         self._set_timer()
-        return await future
+        try:
+            async with asyncio.timeout(self._timeout_s):  # c-ares asks each server for as long
+                return await future
+        except TimeoutError as exc:
+            raise QueryFailed("Timeout while contacting DNS servers") from exc
 
     def _answered(
         self, future: asyncio.Future[Records], kind: int, result: Any, error: int | None

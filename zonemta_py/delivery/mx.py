@@ -31,8 +31,8 @@ class MxResolver:
     """Looks up domains, each once at a time, with a cache."""
 
     def __init__(self, settings: Resolver) -> None:
-        self._cache: OrderedDict[str, tuple[float, Answer]] = OrderedDict()
-        self._pending: dict[str, asyncio.Future[Answer]] = {}
+        self._cache: OrderedDict[str, tuple[float, Answer]]
+        self._pending: dict[str, asyncio.Future[Answer]]
         self._channel: DnsChannel | None = None  # opened by the first question
         self.configure(settings)
 
@@ -42,7 +42,7 @@ class MxResolver:
         if self._channel is not None:
             self._channel.retire()
             self._channel = None
-        self._cache.clear()
+        self._cache, self._pending = OrderedDict(), {}  # look-ups that run keep the old ones
 
     def close(self) -> None:
         """End the look-ups that run; they fail."""
@@ -77,23 +77,25 @@ class MxResolver:
 
     async def _shared(self, domain: str) -> Answer:
         """Join a running look-up or start one; it continues when a caller is cancelled."""
-        pending = self._pending.get(domain)
+        running = self._pending
+        pending = running.get(domain)
         if pending is None:
             pending = asyncio.ensure_future(self._look_up(domain))
-            self._pending[domain] = pending
-            pending.add_done_callback(lambda _: self._pending.pop(domain, None))
+            running[domain] = pending
+            pending.add_done_callback(lambda _: running.pop(domain, None))
         return await asyncio.shield(pending)
 
     async def _look_up(self, domain: str) -> Answer:
         answer: Answer
+        cache = self._cache
         try:
             answer, ttl_s = await self._hosts(domain)
         except DestinationFailed as exc:
             answer, ttl_s = exc, NEGATIVE_TTL_S if exc.permanent else FAILURE_TTL_S
         expires = clock.monotonic_s() + min(max(ttl_s, TTL_MIN_S), TTL_MAX_S)
-        self._cache[domain] = (expires, answer)
-        if len(self._cache) > CACHE_MAX:
-            self._cache.popitem(last=False)
+        cache[domain] = (expires, answer)
+        if len(cache) > CACHE_MAX:
+            cache.popitem(last=False)
         return answer
 
     async def _hosts(self, domain: str) -> tuple[tuple[Host, ...], float]:

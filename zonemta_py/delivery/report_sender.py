@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import islice
 
 from zonemta_py.core import clock
@@ -18,7 +19,7 @@ from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.digest import report_digest
 from zonemta_py.smtp.dsn import ReportHead
 
-DIGEST_MAX = 10_000  # reports in one digest; the others are in a second one
+DIGEST_MAX = 10_000  # recipients in one digest; the reports on others are in a second one
 SCAN_AT_ONCE = 1000  # keys of an earlier life read without a turn of the loop
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,10 @@ class ReportSender:
             else:
                 await clock.wait_event(pending.changed, wait_s)
             for kind, what in pending.take_due(clock.monotonic_s()):
-                await (self._report_now if kind == "message" else self._send_digest)(what)
+                try:
+                    await (self._report_now if kind == "message" else self._send_digest)(what)
+                except Exception:
+                    log.exception("the report or digest %s is not sent before the next start", what)
 
     async def _find(self) -> None:
         """What earlier lives left is due as if it had just come."""
@@ -84,8 +88,11 @@ class ReportSender:
         except QueueCorrupt as exc:
             log.critical("no report is sent about %s, repair the queue: %s", message, exc)
             return
-        notes, batch = active.notes, WriteBatch()
+        batch = WriteBatch()
         try:
+            with suppress(QueueCorrupt):  # the report says so
+                await queue.bodies.prefetch(active, self._quoted_bytes())
+            notes = active.notes  # another report may have had some of them meanwhile
             if notes and active.remaining:
                 callbacks = queue.reporting.add_report(batch, active, notes)
                 active.notes = []
@@ -99,19 +106,24 @@ class ReportSender:
         finally:
             queue.release_message(active)
 
+    def _quoted_bytes(self) -> int:
+        """How much of a message a report may return, in any zone."""
+        return max(zone.bounce.max_bytes for zone in self._context.config.zones.values())
+
     async def _send_digest(self, group: str) -> None:
         """Send what was put off for a receiver, and remove it, in one batch."""
         queue = self._context.queue
         prefix = keys.digest_key(group, "")
         while True:
-            batch, entries = WriteBatch(), []
+            batch, entries, rows = WriteBatch(), [], 0
             for key, value in queue.store.scan(prefix, keys.end_of(prefix)):
                 batch.delete(key)
                 try:
                     entries.append(read_digest_entry(value))
+                    rows += len(entries[-1].notes)
                 except QueueCorrupt as exc:
                     log.critical("%r is not in the digest: %s", key, exc)
-                if len(entries) == DIGEST_MAX:
+                if rows >= DIGEST_MAX:
                     break
             if not batch.ops:
                 return

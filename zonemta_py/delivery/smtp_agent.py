@@ -7,8 +7,7 @@ queue's process or in another one.
 import asyncio
 import dataclasses
 import logging
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from zonemta_py.config.destinations import DestinationTable
@@ -40,6 +39,7 @@ OpenSession = tuple[SmtpSession, Endpoint, bool]  # the last: it was idle
 AVOIDED_S = 60.0  # how long idle sessions with other hosts are preferred to one that opened none
 FAILED_MAX = 10_000
 HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
+CONVERSIONS = 2  # to 7 bits at the same time
 SESSIONS_MAX = 3  # of one request, with different endpoints or after an idle one
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class SmtpResources:
     signer: Signer
     unreachable: UnreachableHosts
     rng: Random
+    conversions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
 
 
 class TooSlow(DestinationFailed):
@@ -79,7 +80,7 @@ class SmtpAgent:
         """
         zone = self._table.settings(request.destination)
         progress = RequestProgress(request, clock.monotonic_s())
-        forms = MessageForms(request, context, self._resources.signer)
+        forms = MessageForms(request, context, self._resources.signer, self._resources.conversions)
         endpoints: Candidates = ()
         try:
             endpoints = await self._resources.endpoints.find(zone, request.domain, request.message)
@@ -93,8 +94,12 @@ class SmtpAgent:
                 endpoints, (session, endpoint, reused), request, zone
             )
         while True:
-            form = await forms.get(seven_bit=forms.converts(session))
-            closed = await self._serve(progress, session, endpoint, form)
+            try:
+                form = await forms.get(seven_bit=forms.converts(session))
+                closed = await self._serve(progress, session, endpoint, form)
+            except BaseException:
+                session.close()
+                raise
             # A peer may close an idle session at any time: that is no failure of the endpoint. Nor is it one
             # to close it at a certain number of recipients, or when it gets pipelined commands.
             expired = reused and closed
@@ -147,14 +152,19 @@ class SmtpAgent:
         session = self.pool.take(first)
         if session is not None:
             return session, first, True
+        failure: DestinationFailed | None = None
         if self._may_add(first, request):
-            with suppress(DestinationFailed):
+            try:
                 return (*await self._new_session(endpoints[:1], request, zone), False)
+            except LoopsBack:
+                raise
+            except DestinationFailed as exc:
+                failure = exc
         for endpoint, _ in endpoints[1:]:
             session = self.pool.take(endpoint)
             if session is not None:
                 return session, endpoint, True
-        return (*await self._new_session(endpoints, request, zone), False)
+        return (*await self._new_session(endpoints, request, zone, failure), False)
 
     def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
         """Whether a session with ``endpoint`` is worth more than an idle one with another host."""
@@ -167,32 +177,47 @@ class SmtpAgent:
     async def _with_8bitmime(
         self, endpoints: Candidates, current: OpenSession, request: DeliveryRequest, zone: Zone
     ) -> tuple[Candidates, SmtpSession, Endpoint, bool]:
-        """A session with another host that takes 8-bit mail, else ``current``."""
-        others = _without(endpoints, current[1])
+        """A session with another host that takes 8-bit mail, else ``current``, within the limits of sessions."""
+        others, destination = _without(endpoints, current[1]), request.destination
         for endpoint, source in others[: SESSIONS_MAX - 1]:
+            session, reused = self.pool.take(endpoint), True
             try:
-                session, _, reused = await self._session([(endpoint, source)], request, zone)
+                if session is None and self._has_room(request):
+                    reused = False
+                    session, _ = await self._new_session([(endpoint, source)], request, zone)
             except DestinationFailed:
                 continue
-            if session.offers("8bitmime"):
-                self._keep(*current[:2], request.destination)
+            except BaseException:
+                current[0].close()
+                raise
+            if session is not None and session.offers("8bitmime"):
+                self._keep(*current[:2], destination)
                 return others, session, endpoint, reused
-            self._keep(session, endpoint, request.destination)
+            if session is not None:
+                self._keep(session, endpoint, destination)
         return endpoints, *current
 
+    def _has_room(self, request: DeliveryRequest) -> bool:
+        """Whether one more session may be open beside that of the request."""
+        return self.pool.count(request.destination) < min(request.idle_limits)
+
     async def _new_session(
-        self, endpoints: Candidates, request: DeliveryRequest, zone: Zone
+        self,
+        endpoints: Candidates,
+        request: DeliveryRequest,
+        zone: Zone,
+        failure: DestinationFailed | None = None,
     ) -> tuple[SmtpSession, Endpoint]:
-        """Connect to the first endpoint that accepts a session. Raises DestinationFailed.
+        """Connect to the first endpoint that accepts a session; ``failure``: of the first one. Raises DestinationFailed.
 
         Addresses that timed out lately are skipped; not those of a smarthost, if there are no others.
         """
+        left = endpoints if failure is None else endpoints[1:]
         resources = self._resources
         unreachable, now_s = resources.unreachable, clock.monotonic_s()
-        reachable = [e for e in endpoints if not unreachable.skipped_s(_addresses(e[0]), now_s)]
+        reachable = [e for e in left if not unreachable.skipped_s(_addresses(e[0]), now_s)]
         if not reachable and zone.smarthost:
-            reachable = list(endpoints)
-        failure: DestinationFailed | None = None
+            reachable = list(left)
         for endpoint, source in reachable:
             self.pool.trim(request.destination, *request.idle_limits)
             ehlo = source.ehlo or resources.hostname

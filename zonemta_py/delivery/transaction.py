@@ -39,9 +39,17 @@ class MessageForm:
 class MessageForms:
     """The message of a request as it is, and in 7 bits; both signed, each made when it is first needed."""
 
-    def __init__(self, request: DeliveryRequest, context: RequestContext, signer: Signer) -> None:
+    def __init__(
+        self,
+        request: DeliveryRequest,
+        context: RequestContext,
+        signer: Signer,
+        conversions: asyncio.Semaphore,
+    ) -> None:
+        """``conversions``: as many at the same time; each takes several times the message in memory."""
         self._original = MessageForm(request, context)
         self._signer = signer
+        self._conversions = conversions
         self._forms: dict[bool, MessageForm | None] = {}
         if not signer.signs:
             self._forms[False] = self._original
@@ -58,7 +66,8 @@ class MessageForms:
         if seven_bit not in self._forms:
             form: MessageForm | None = self._original
             if seven_bit:
-                form = await _converted(self._original)
+                async with self._conversions:
+                    form = await _converted(self._original)
             self._forms[seven_bit] = await _signed(form, self._signer) if form is not None else None
         return self._forms[seven_bit] or await self.get(seven_bit=False)
 
@@ -88,10 +97,9 @@ async def _signed(form: MessageForm, signer: Signer) -> MessageForm:
     if not signer.signs:
         return form
     request = form.request
+    name = request.message if form.body is None else f"{request.message} in 7 bits"
     try:
-        fields = await signer.signatures(
-            request.message, request.header, partial(_body_hash, form), request.tenant
-        )
+        fields = await signer.signatures(name, request.header, partial(_body_hash, form), request.tenant)
     except QueueCorrupt:
         return form  # reported when the body is read to be sent
     if not fields:

@@ -10,6 +10,7 @@ from base64 import encodebytes
 from binascii import b2a_qp
 from contextlib import suppress
 from email import policy
+from email.errors import MessageError, MissingHeaderBodySeparatorDefect
 from email.generator import BytesGenerator
 from email.message import Message
 from email.parser import BytesParser
@@ -19,6 +20,9 @@ from zonemta_py.smtp.headers import scan
 
 _POLICY = policy.compat32.clone(linesep="\r\n", max_line_length=None)
 _ENCODING = "Content-Transfer-Encoding"
+# What the email package raises for odd values and parts.
+_ODD_PARTS = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MessageError)
+FIELD_MAX = 10_000  # bytes of a field with 8-bit characters that is encoded; others get "?"
 _IDENTITY = ("8bit", "binary")
 
 
@@ -29,15 +33,17 @@ class NotConvertible(ValueError):
 def to_seven_bit(header: bytes, body: bytes) -> tuple[bytes, bytes]:
     """Header block and body with 7-bit characters only. Raises NotConvertible."""
     try:
-        message = BytesParser(policy=_POLICY).parsebytes(b"\r\n".join((header, body)))
+        message = BytesParser(policy=_POLICY).parsebytes(b"\r\n".join((_plain_names(header), body)))
         encoded = message.get(_ENCODING)
         for part in message.walk():
+            if any(isinstance(defect, MissingHeaderBodySeparatorDefect) for defect in part.defects):
+                raise NotConvertible("a part has a line in its header that is not a field")
             _convert(part)
         out = BytesIO()
         BytesGenerator(out, mangle_from_=False, maxheaderlen=0, policy=_POLICY).flatten(message)
     except NotConvertible:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+    except _ODD_PARTS as exc:
         raise NotConvertible(f"its parts cannot be read: {exc}") from exc
     converted = out.getvalue().partition(b"\r\n\r\n")[2]
     changed = {} if message.get(_ENCODING) == encoded else {_ENCODING: message[_ENCODING]}
@@ -47,6 +53,14 @@ def to_seven_bit(header: bytes, body: bytes) -> tuple[bytes, bytes]:
     if not head.isascii() or not converted.isascii():
         raise NotConvertible("a part of it cannot be encoded")
     return head, converted
+
+
+def _plain_names(header: bytes) -> bytes:
+    """``header`` without white space between names and colons, where the email package ends the header."""
+    fields = scan(header)[0]
+    return b"".join(
+        header[f.start : f.start + len(f.name)] + b":" + header[f.value : f.end] for f in fields
+    )
 
 
 def _convert(part: "Message[str, str]") -> None:
@@ -107,7 +121,9 @@ def _encoded_field(name: str, value: bytes) -> bytes:
     except UnicodeDecodeError:
         text = value.decode("latin-1")
     text = " ".join(text.split())
-    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):  # odd values
+    with suppress(*_ODD_PARTS):
+        if len(value) > FIELD_MAX:
+            raise ValueError("it would take seconds")
         folded = str(policy.SMTP.header_factory(name, text).fold(policy=policy.SMTP))
         if folded.isascii():
             return folded.encode()

@@ -24,6 +24,7 @@ NAMES_MAX = 100  # tried by a relay whose own partition is being delivered by an
 MAIL_PREFIXES = (
     keys.MESSAGE,
     keys.OUTBOX,
+    keys.DIGEST,
 )  # a partition with a key under one of these has mail or events
 
 

@@ -11,10 +11,11 @@ from tests.kit.queue import accept, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT, Note
+from zonemta_py.queue.format.records import FORMAT, Note, Waiting
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep import operator
+from zonemta_py.queue.upkeep.changes import Return, Withdrawal
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -158,3 +159,28 @@ async def test_a_return_in_steps(directory: Path, monkeypatch: pytest.MonkeyPatc
         await settle(queue, held, OutcomeKind.DELIVERED)
         assert len(reports.reported) == 1
         assert everything(queue.store) == []
+
+
+async def test_a_return_of_which_a_part_is_reported_before(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report on earlier failures of the message comes between two steps: each failure is reported once."""
+    monkeypatch.setattr(operator, "STEP", 1)
+    async with opened(directory) as queue:
+        reports = CountedReports()
+        monkeypatch.setattr(queue.reporting, "_reports", reports)
+        write = Return.write
+
+        def reported_between(
+            change: Return, withdrawal: Withdrawal, key: bytes, record: Waiting
+        ) -> None:
+            write(change, withdrawal, key, record)
+            if len(change._notes) == 2:
+                withdrawal.active.notes = []  # as the report of a minute leaves it
+
+        monkeypatch.setattr(Return, "write", reported_between)
+        message = await accept(queue, "a@x.example", "b@x.example", "c@x.example", "d@y.example")
+        held = lease(queue, "y.example")
+        assert await queue.operator.bounce(message) == (3, 1)
+        assert reports.reported == [["c@x.example"]]
+        await settle(queue, held, OutcomeKind.DELIVERED)

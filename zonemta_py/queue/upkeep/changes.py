@@ -93,9 +93,12 @@ class Return(Change):
     def finish(self, withdrawal: Withdrawal) -> None:
         """Report now: other recipients of the message may wait for days."""
         active = withdrawal.active
-        withdrawal.callbacks += self._queue.reporting.add_report(withdrawal.batch, active, self._notes)
-        reported = {note.recipient_index for note in self._notes}
-        active.notes = [note for note in active.notes if note.recipient_index not in reported]
+        own = {note.recipient_index for note in self._notes}
+        # A report on earlier failures of the message may have had some of them between two steps.
+        notes = [note for note in active.notes if note.recipient_index in own]
+        if notes:
+            withdrawal.callbacks += self._queue.reporting.add_report(withdrawal.batch, active, notes)
+        active.notes = [note for note in active.notes if note.recipient_index not in own]
 
 
 class Hold(Change):
