@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,9 +26,12 @@ from tests.kit.dequeue import (
     reports,
     rows,
     run,
+    settings,
     stored,
 )
 from zonemta_py import Queue
+from zonemta_py.config.tenants import TenantSettings
+from zonemta_py.core.errors import NotAccepted
 from zonemta_py.dequeue import (
     ABORT,
     AsyncMessage,
@@ -42,6 +46,10 @@ from zonemta_py.dequeue import (
 from zonemta_py.queue.format import keys
 from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS
 
+TENANTS = {
+    "acme": TenantSettings(users=("ann",), domains=("acme.example",)),
+    "globex": TenantSettings(users=("bob",), domains=("globex.example",)),
+}
 FAST = {"retry_interval_s": 0.01, "max_attempts": 1}
 
 
@@ -545,3 +553,35 @@ async def test_deferred_messages_come_when_due_19(directory: Path) -> None:
         assert len(set(seen[:3])) == 3
         assert len(seen) == 5, "the two that were deferred before the flush"
         assert "(MTA_" in str(WrongOrder("x"))
+
+
+async def test_new_mail_is_of_the_tenant_of_the_message(directory: Path) -> None:
+    """It may send as that tenant only; new mail of the program itself is of none."""
+    made: dict[str, str] = {}
+
+    async def routine(message: AsyncMessage) -> Disposition:
+        assert message.info.tenant == "acme"
+        recipients = list(message.recipients())
+        for author in ("n@acme.example", "ceo@globex.example"):
+            new = message.start(zone="default")
+            new.to(recipients[0])
+            try:
+                await new.write(f"From: {author}\r\n\r\nhello\r\n".encode())
+                made[author] = await new.finish()
+            except NotAccepted as exc:
+                made[author] = str(exc)
+        return Disposition.RELAYED
+
+    config = replace(settings(directory), tenants=TENANTS)
+    async with Queue(config) as queue:
+        data = b"From: n@acme.example\r\n\r\nhello\r\n"
+        await queue.enqueue("s@acme.example", ["u@b.example"], data, user="ann", zone=ZONE)
+        with pytest.raises(NotAccepted, match=r"^553 5\.7\.1 bob may not send as s@acme\.example$"):
+            await queue.enqueue("s@acme.example", ["u@b.example"], data, user="bob", zone=ZONE)
+        await run(queue, routine)
+        assert meta_of(queue, made["n@acme.example"]).origin.tenant == "acme"
+        assert made["ceo@globex.example"].startswith("553 5.7.1 127.0.0.1 may not send as")
+        own = queue.start("s@globex.example", zone=ZONE)
+        own.to("u@b.example")
+        await own.write(b"From: ceo@globex.example\r\n\r\nhello\r\n")
+        assert meta_of(queue, await own.finish()).origin.tenant == ""

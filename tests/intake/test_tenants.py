@@ -1,4 +1,4 @@
-"""Who may send as whom: every user, envelope sender, form of From, zone and way in; nothing is signed for others."""
+"""What a client may send as: every user, envelope sender, form of From, zone and way in; nothing is signed for others."""
 
 import base64
 import re

@@ -37,18 +37,19 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     bytes | None: st.none() | BYTES,
     list[int]: lists(NUMBER),
     list[tuple[bytes, bytes]]: lists(st.tuples(BYTES, BYTES)),
+    tuple[tuple[str, str], ...]: lists(st.tuples(TEXT, TEXT)).map(tuple),
     IdempotencyRecord | None: st.none() | RECORD,
     DeliveryRequest: st.builds(
         DeliveryRequest, TEXT, TEXT, TEXT, TEXT, lists(TEXT), BYTES, NUMBER, FLAG, FLAG,
         st.none() | st.builds(DsnOptions, TEXT, lists(TEXT)),
-        st.tuples(st.integers(-9, 9), st.integers(-9, 9)), BYTES,
+        st.tuples(st.integers(-9, 9), st.integers(-9, 9)), BYTES, FLAG, TEXT,
     ),
     DeliveryResult | None: st.none()
     | st.builds(DeliveryResult, lists(st.none() | ATTEMPT), st.none() | ATTEMPT, FLAG, FLAG),
     NewMessage: st.builds(
         NewMessage, TEXT, BYTES, lists(st.builds(NewRecipient, TEXT, TEXT, TEXT, NUMBER, TEXT)),
-        st.builds(Origin, TEXT, TEXT, TEXT, TEXT, TEXT), TEXT, FLAG, FLAG, TEXT, TEXT, TEXT,
-        st.none() | st.tuples(TEXT, RECORD), BYTES,
+        st.builds(Origin, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT), TEXT, FLAG, FLAG, TEXT, TEXT, TEXT,
+        st.none() | st.tuples(TEXT, RECORD), BYTES, TEXT, lists(TEXT).map(tuple),
     ),
 }  # fmt: skip
 

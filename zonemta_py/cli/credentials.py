@@ -6,7 +6,7 @@ import click
 
 from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
 from zonemta_py.delivery.dkim import load_keys
-from zonemta_py.intake.users import hash_password
+from zonemta_py.intake.users import hash_password, is_user_name
 
 
 @click.command()
@@ -44,7 +44,7 @@ def password(name: str, password: str) -> None:
     Example:
       zonemta password newsletter >> config/users
     """
-    if not name or ":" in name or name.startswith("#") or not password:
+    if not is_user_name(name) or not password:
         raise click.UsageError(
             "NAME must not be empty, contain ':' or begin with '#'; the password must not be empty"
         )

@@ -19,6 +19,7 @@ COMMANDS = {
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",
     "demo": "zonemta_py.cli.demo",
+    "user": "zonemta_py.cli.user",
     "dkim": "zonemta_py.cli.credentials",
     "password": "zonemta_py.cli.credentials",
     "pipeline": "zonemta_py.cli.pipeline.group",

@@ -94,7 +94,7 @@ def parse_config(text: str, path: Path, included: Sequence[tuple[str, str]] | No
 def _composed(text: str, path: Path, loader: type = _LOADER) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=loader)
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, UnicodeEncodeError) as exc:
         if loader is not yaml.SafeLoader:
             return _composed(text, path, yaml.SafeLoader)  # its errors name the place better
         mark = getattr(exc, "problem_mark", None)

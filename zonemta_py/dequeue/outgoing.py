@@ -72,6 +72,7 @@ class _Outgoing:
         self._original = original
         self._envid = original.info.envid if original is not None else envid
         self._ret = original.info.ret if original is not None else ret
+        self._tenant = original.info.tenant if original is not None else ""
         self._recipients: list[Rcpt] = []
         self._fields: dict[str, list[str]] = {}
         self._pieces: list[bytes] = []
@@ -132,8 +133,8 @@ class _Outgoing:
     async def _flush(self) -> None:
         if not self._begun:
             self._begun = True
-            tenant = self._original.info.tenant if self._original is not None else ""
-            origin = self._injector.program_origin(tenant=tenant) if tenant else None
+            own = self._tenant
+            origin = self._injector.program_origin(tenant=own) if own else None
             await self._injector.begin(
                 self._sender, self._recipients, ret=self._ret, envid=self._envid, origin=origin
             )

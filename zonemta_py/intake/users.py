@@ -1,6 +1,6 @@
 """The users file: who may submit mail from any address.
 
-One user per line, ``name:hash``; ``#`` begins a comment. A hash is ``$argon2…`` (made by ``zonemta
+One user per line, ``name:hash``; ``#`` begins a comment, and ``!`` the hash of a disabled user. A hash is ``$argon2…`` (made by ``zonemta
 password``) or ``$scrypt$ln=14,r=8,p=1$SALT$KEY`` with unpadded base64. Verifying takes tens of
 milliseconds on purpose: call it in a thread.
 """
@@ -22,6 +22,7 @@ _SCRYPT = re.compile(
     r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)\Z"
 )
 _SCRYPT_MEMORY = 128 << 20
+DISABLED = "!"
 
 _argon2 = PasswordHasher()
 
@@ -83,6 +84,13 @@ def _matches(hashed: str, password: str) -> bool:
     return hmac.compare_digest(made, key)
 
 
+def is_user_name(name: str) -> bool:
+    """Whether ``name`` can be in a users file."""
+    return (
+        bool(name) and name == name.strip() and name.isprintable() and ":" not in name and name[0] != "#"
+    )
+
+
 def load_users(path: Path) -> Users:
     """The users in ``path``. Raises ConfigError with file and line."""
     try:
@@ -94,10 +102,11 @@ def load_users(path: Path) -> Users:
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        name, colon, hashed = text.partition(":")
+        name, colon, stored = text.partition(":")
+        hashed = stored.removeprefix(DISABLED)
         if not colon or not name or not (hashed.startswith("$argon2") or _SCRYPT.match(hashed)):
             raise ConfigError(f"{path}:{number}: expected name:hash with an argon2 or scrypt hash")
         if name in hashes:
             raise ConfigError(f"{path}:{number}: duplicate user '{name}'")
-        hashes[name] = hashed
-    return Users(hashes)
+        hashes[name] = stored
+    return Users({name: stored for name, stored in hashes.items() if stored[0] != DISABLED})
