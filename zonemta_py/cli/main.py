@@ -14,6 +14,7 @@ COMMANDS = {
     "config": "zonemta_py.cli.config",
     "reload": "zonemta_py.cli.reload",
     "submit": "zonemta_py.cli.submit",
+    "lint": "zonemta_py.cli.lint",
     "queue": "zonemta_py.cli.queue.group",
     "audit": "zonemta_py.cli.audit",
     "sink": "zonemta_py.cli.sink",

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
+from zonemta_py.cli.lint import print_findings
 from zonemta_py.cli.options import (
     FILE,
     HOST_PORT,
@@ -28,9 +29,10 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.smtp.address import AddressError, normalise
+from zonemta_py.smtp.bulk_rules import ERROR, WARNING, Finding, check_message
 from zonemta_py.submit.client import ListSubmission, SubmissionSettings, SubmissionSummary
 from zonemta_py.submit.journal import Journal
-from zonemta_py.submit.merge import Template
+from zonemta_py.submit.merge import MergeError, Template
 from zonemta_py.submit.recipients import read_rows
 
 REFUSALS_PRINTED = 20
@@ -64,6 +66,7 @@ class _Options:
     password_file: Path | None
     tls: str
     refused_path: Path | None
+    check: bool
     as_json: bool
 
 
@@ -109,6 +112,11 @@ class _Options:
     type=FILE,
     help="Write every refused recipient and its reply to this file.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Submit nothing: check the list, and the message of its first row as `zonemta lint` does.",
+)
 @json_option
 @reports_errors
 def submit(**values: Any) -> None:
@@ -121,9 +129,13 @@ def submit(**values: Any) -> None:
     Examples:
       zonemta submit list.csv --message letter.eml --from news@example.com
       zonemta submit list.csv --message letter.eml --from news@example.com --journal june.journal
+      zonemta submit list.csv --message letter.eml --from news@example.com --check
     """
     options = _Options(**values)
     settings, text_sha256 = _settings(options)
+    if options.check:
+        _check(settings, options)
+        return
     if options.refused_path is not None:
         options.refused_path.write_text("", encoding="utf-8")  # a path that cannot be written fails now
     journal = None
@@ -162,6 +174,29 @@ def _settings(options: _Options) -> tuple[SubmissionSettings, str]:
         resend_uncertain=options.resend_uncertain,
     )
     return settings, hashlib.sha256(text).hexdigest()
+
+
+def _check(settings: SubmissionSettings, options: _Options) -> None:
+    """Print what the message of the first row breaks, and which rows cannot be used; exit 1 for an error."""
+    found: list[Finding] = []
+    rows = invalid = 0
+    for row in read_rows(options.recipients, options.email_column):
+        if row.problem:
+            invalid += 1
+            continue
+        if not rows:
+            try:
+                header, body = settings.template.render(row.fields)
+                found += check_message(header + b"\r\n" + body)
+            except MergeError as exc:
+                found.append(Finding(ERROR, "merge", f"row {row.number}: {exc}"))
+        rows += 1
+    if invalid or not rows:
+        level = WARNING if rows else ERROR
+        found.append(
+            Finding(level, "list", f"{rows:,} rows can be used, {invalid:,} have no valid address")
+        )
+    print_findings(found, as_json=options.as_json)
 
 
 def _run(settings: SubmissionSettings, options: _Options, journal: Journal | None) -> SubmissionSummary:

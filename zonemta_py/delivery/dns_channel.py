@@ -13,7 +13,7 @@ import pycares
 
 from zonemta_py.config.units import HostPort
 
-TYPES = {"A": 1, "AAAA": 28, "MX": 15}  # numbers of record types (RFC 1035, RFC 3596)
+TYPES = {"A": 1, "AAAA": 28, "MX": 15, "TXT": 16}  # numbers of record types (RFC 1035, RFC 3596)
 TRIES = 2
 TIMER_MAX_S = 1.0  # between two looks of c-ares at the age of its questions
 
