@@ -28,6 +28,7 @@ from zonemta_py.admin.requests import (
     UnreachableRequest,
 )
 from zonemta_py.cli.queue.group import queue as queue_commands
+from zonemta_py.cli.tenant import tenant as tenant_commands
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
@@ -237,14 +238,17 @@ async def test_stats(queue: Queue) -> None:
 
 
 def test_every_operation_is_a_command() -> None:
-    """The name of an operation is that of its command: of ``zonemta``, or of ``zonemta queue``."""
-    names = {*queue_commands.commands, "audit", "reload"}
+    """The name of an operation is that of its command: of ``zonemta``, or of a group.
+
+    ``zonemta tenant list`` and ``show`` ask for those that are suspended.
+    """
+    names = {*queue_commands.commands, *tenant_commands.commands, "audit", "reload", "suspended"}
     assert [name for name in OPERATIONS if name not in names] == []
 
 
 def test_a_request_knows_its_operation() -> None:
     for name, operation in OPERATIONS.items():
-        arguments = {"message": GONE} if "message" in _required(operation.request) else {}
+        arguments = dict.fromkeys(_required(operation.request), GONE)
         request = parse_request(name, arguments)
         assert type(request) is operation.request
         assert operation_of(request) is operation

@@ -1,19 +1,27 @@
 """Tenants in a whole relay: what reaches the receiver, where its senders are, and after a reload."""
 
+import asyncio
 import base64
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
-from tests.kit.deadlines import eventually
+from tests.kit.deadlines import eventually, until
 from tests.kit.dkim import verified, write_key
 from tests.kit.relay import empty, logged_events, received, relaying, staged
 from tests.kit.smtp_client import RawClient
+from zonemta_py.cli.main import main
 from zonemta_py.config.load import load_config, parse_config
+from zonemta_py.core.errors import NotAccepted
 from zonemta_py.delivery.dkim import Key
 from zonemta_py.intake.users import hash_password
+from zonemta_py.queue.upkeep.inspect import recipient_rows
 from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.script import Rule, Script, Step
 
 PAGE = Path(__file__).parents[2] / "docs/tenants.md"
 
@@ -110,6 +118,67 @@ async def test_signatures_events_and_a_reload(directory: Path, processes: dict[s
     ]
     assert events["3@a.example"]["tenant"] == ""
     assert {event["tenant"] for event in logged_events(directory, "rejected")} == {"acme"}
+
+
+@pytest.mark.parametrize("processes", [{"receivers": 0, "senders": 0}, {"receivers": 1, "senders": 1}])
+async def test_a_suspended_tenant(directory: Path, processes: dict[str, int]) -> None:
+    """Its queued mail stays from the next lease on, over a restart too, and all of it leaves after resume."""
+    (directory / "users").write_text(f"ann:{hash_password('secret')}\n")
+    listener = {
+        "address": "127.0.0.1:0", "trusted_networks": [],
+        "auth": {"users_file": str(directory / "users"), "require_tls": False},
+    }  # fmt: skip
+    tenants = {
+        name: {"users": [user], "domains": [f"{name}.example"]}
+        for name, user in (("acme", "ann"), ("globex", "bob"))
+    }
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        config = stage.config(listeners=[listener], processes=processes, tenants=tenants)
+        page = directory / "zonemta.yaml"
+        async with relaying(config) as relay:
+            for number in range(30):
+                for name, user in (("acme", "ann"), ("globex", "bob")):
+                    data = f"From: n@{name}.example\r\n\r\nhello\r\n".encode()
+                    to = [f"{name}{number}@a.example", f"{name}.too{number}@a.example"]
+                    await relay.enqueue(f"s@{name}.example", to, data, user=user)
+            result = await asyncio.to_thread(
+                zonemta, "tenant", "suspend", "acme", "-c", page, "--reason", "invoice"
+            )
+            assert result.output == "suspended acme\n"
+            with pytest.raises(NotAccepted, match=r"^454 4\.7\.0 Tenant acme is suspended$"):
+                await relay.enqueue("s@acme.example", ["x@a.example"], data, user="ann")
+
+            async def refused() -> bool:
+                async with await signed_in(relay, "ann") as client:
+                    reply = await client.command("MAIL FROM:<s@acme.example>")
+                    return reply == "454 4.7.0 Tenant acme is suspended"
+
+            await eventually(refused, "the receivers to know")
+            await until(lambda: len(held(relay)) == 60, "the mail of the tenant to be held")
+            sink.script = Script(())
+            await until(
+                lambda: len(list(recipient_rows(relay.queue.store))) == 60, "all other mail to leave"
+            )
+        async with relaying(config) as relay:
+            assert {row["recipient"][:4] for row in held(relay)} == {"acme"}
+            await relay.flush()
+            result = await asyncio.to_thread(zonemta, "tenant", "list", "-c", page)
+            assert "UTC: invoice" in result.output
+            result = await asyncio.to_thread(zonemta, "tenant", "resume", "acme", "-c", page)
+            assert result.output == "resumed acme, released 60 recipients\n"
+            await empty(relay)
+        got = Counter(to for each in sink.messages for to in each.recipients)
+        assert len(got) == 120
+        assert set(got.values()) == {1}
+
+
+def held(relay: Relay) -> list[dict[str, Any]]:
+    return [row for row in recipient_rows(relay.queue.store) if row["state"] == "held"]
+
+
+def zonemta(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
 
 
 def test_the_examples_of_the_page(directory: Path) -> None:

@@ -116,17 +116,16 @@ async def accept(
     zone: str = "default",
     sender: str = "s@sender.example",
     user: str = "",
+    tenant: str = "",
 ) -> str:
     """Accept a message to ``addresses``; ``zone`` for all, or ``address|zone`` for one."""
     recipients = []
     for text in addresses:
         address, _, own = text.partition("|")
         recipients.append(NewRecipient(address, address.rpartition("@")[2], own or zone))
-    writer = queue.open_message()
+    writer, origin = queue.open_message(), ORIGIN._replace(user=user, tenant=tenant)
     await write(writer, body)
-    await queue.accept(
-        writer, NewMessage(sender, HEADER, recipients, ORIGIN._replace(user=user), "<id@here>")
-    )
+    await queue.accept(writer, NewMessage(sender, HEADER, recipients, origin, "<id@here>"))
     return writer.id
 
 

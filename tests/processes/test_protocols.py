@@ -36,6 +36,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     bool: FLAG,
     bytes | None: st.none() | BYTES,
     list[int]: lists(NUMBER),
+    list[str]: lists(TEXT),
     list[tuple[bytes, bytes]]: lists(st.tuples(BYTES, BYTES)),
     tuple[tuple[str, str], ...]: lists(st.tuples(TEXT, TEXT)).map(tuple),
     IdempotencyRecord | None: st.none() | RECORD,
@@ -97,7 +98,8 @@ def test_the_wire_format() -> None:
         for protocol in (receiver_protocol, sender_protocol)
     }
     assert tags[receiver_protocol] == {
-        "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6, "Ready": 11,
+        "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6,
+        "SuspendedTenants": 7, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
         "Drained": 18,
     }  # fmt: skip

@@ -75,7 +75,14 @@ def test_a_letter_that_keeps_all_rules() -> None:
         (changed(b"<https://acme.example/u/1>, ", b""), ERROR, "unsubscribe", "no https link"),
         (without(b"List-Unsubscribe-Post"), ERROR, "unsubscribe", "no List-Unsubscribe-Post"),
         (changed(b"=One-Click", b"=Two"), ERROR, "unsubscribe", "not List-Unsubscribe=One-Click"),
-        (changed(b"Hello", b"H" * 999), ERROR, "lines", "a line has 999 bytes"),
+        (
+            changed(
+                b"Hello\n--x\nContent-Type: text/html", b"H" * 999 + b"\n--x\nContent-Type: text/html"
+            ),
+            ERROR,
+            "lines",
+            "a line has 999 bytes",
+        ),
         (changed(b"text/plain", b"text/x-other"), WARNING, "content", "HTML without a plain text part"),
         (changed(b"<p>", b"<p>\n" * 30_000), WARNING, "size", "Gmail clips"),
         (LETTER.partition(b"\n\n")[0] + b"\n\n", WARNING, "content", "no text"),

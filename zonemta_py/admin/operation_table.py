@@ -16,10 +16,13 @@ from zonemta_py.admin.requests import (
     ReleaseRequest,
     ReloadRequest,
     Request,
+    ResumeRequest,
     ShowRequest,
     StateRequest,
     StatsRequest,
     SummaryRequest,
+    SuspendRequest,
+    TenantsRequest,
     UnreachableRequest,
 )
 from zonemta_py.core.codec import from_plain
@@ -47,6 +50,9 @@ OPERATIONS = {
         Operation("bounce", BounceRequest, Operations.bounce),
         Operation("hold", HoldRequest, Operations.hold),
         Operation("release", ReleaseRequest, Operations.release),
+        Operation("suspended", TenantsRequest, Operations.suspended),
+        Operation("suspend", SuspendRequest, Operations.suspend),
+        Operation("resume", ResumeRequest, Operations.resume),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),
         Operation("reload", ReloadRequest, Operations.reload),
         Operation("check", CheckRequest, Operations.check),

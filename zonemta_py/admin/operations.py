@@ -7,6 +7,7 @@ between slices of its work.
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from zonemta_py.admin.requests import (
@@ -20,10 +21,13 @@ from zonemta_py.admin.requests import (
     ListRequest,
     ReleaseRequest,
     ReloadRequest,
+    ResumeRequest,
     ShowRequest,
     StateRequest,
     StatsRequest,
     SummaryRequest,
+    SuspendRequest,
+    TenantsRequest,
     UnreachableRequest,
 )
 from zonemta_py.core.clock import monotonic_s
@@ -31,11 +35,12 @@ from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
-from zonemta_py.queue.upkeep.inspect import Summary, message_row, recipient_rows
+from zonemta_py.queue.upkeep.inspect import Summary, held_messages, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SLICE_ROWS = 500
+RELEASED_AT_ONCE = 100  # messages
 ALL = "all"
 
 Row = dict[str, Any]
@@ -183,6 +188,32 @@ class Operations:
         self._require(request.message)
         released = await self._queue.operator.release(request.message, request.recipient)
         yield {"released": released}
+
+    async def suspended(self, request: TenantsRequest) -> AsyncIterator[Row]:
+        """A row for each suspended tenant."""
+        for name in self._queue.suspended.names():
+            found = self._queue.suspended.get(name)
+            if found is not None:
+                yield {"tenant": name, "since_ms": found.since_ms, "reason": found.reason}
+
+    async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
+        """One row with ``suspended``."""
+        await self._queue.suspended.suspend(request.tenant, request.reason)
+        yield {"suspended": request.tenant}
+
+    async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
+        """Rows with ``released``, the number of recipients so far; the last has ``resumed``.
+
+        All held mail of the tenant is released, also what an operator held.
+        """
+        queue, released = self._queue, 0
+        await queue.suspended.resume(request.tenant)
+        held = held_messages(queue.store, request.tenant)
+        while step := list(islice(held, RELEASED_AT_ONCE)):
+            counts = await asyncio.gather(*map(queue.operator.release, step))
+            released += sum(counts)
+            yield {"released": released}
+        yield {"released": released, "resumed": request.tenant}
 
     def _require(self, message: str) -> None:
         if self._queue.store.get(mark_key(message)) is None:

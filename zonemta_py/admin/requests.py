@@ -79,6 +79,23 @@ class ReleaseRequest(ChangeRequest, frozen=True):
     recipient: str | None = None
 
 
+class TenantsRequest(Request, frozen=True):
+    """List the suspended tenants."""
+
+
+class SuspendRequest(ChangeRequest, frozen=True):
+    """Suspend a tenant."""
+
+    tenant: str
+    reason: str = "an operator"
+
+
+class ResumeRequest(ChangeRequest, frozen=True):
+    """End the suspension of a tenant, and release its held mail."""
+
+    tenant: str
+
+
 class UnreachableRequest(Request, frozen=True):
     """List addresses whose connections timed out; ``clear`` removes one, or ``all``, from the list."""
 

@@ -10,10 +10,16 @@ from zonemta_py.cli.common import EXIT_FAILED, echo, json_option, print_json, re
 from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dns_channel import DnsChannel, NameNotFound, QueryFailed
-from zonemta_py.smtp.address import AddressError, domain_of, normalise_domain
-from zonemta_py.smtp.authors import Unreadable, author_addresses
-from zonemta_py.smtp.bulk_rules import ERROR, INFO, WARNING, Finding, Signing, check_message
-from zonemta_py.smtp.headers import scan
+from zonemta_py.smtp.address import AddressError, normalise_domain
+from zonemta_py.smtp.bulk_rules import (
+    ERROR,
+    INFO,
+    WARNING,
+    Finding,
+    Signing,
+    author_domain,
+    check_message,
+)
 
 COLOURS = {ERROR: "red", WARNING: "yellow", INFO: None}
 DNS_S = 10.0
@@ -53,7 +59,7 @@ def lint(
     data = sys.stdin.buffer.read() if str(message) == "-" else message.read_bytes()
     found = check_message(data, wanted, signing_of(config))
     if dns:
-        found += asyncio.run(_dmarc(_author_domain(data) or wanted, config))
+        found += asyncio.run(_dmarc(author_domain(data) or wanted, config))
     print_findings(found, as_json=as_json)
 
 
@@ -76,13 +82,6 @@ def print_findings(found: list[Finding], *, as_json: bool) -> None:
         click.echo("ok: nothing to complain about")
     if any(finding.level == ERROR for finding in found):
         sys.exit(EXIT_FAILED)
-
-
-def _author_domain(data: bytes) -> str:
-    try:
-        return domain_of(author_addresses(data, scan(data)[0])[0])
-    except (Unreadable, ValueError):
-        return ""
 
 
 async def _dmarc(domain: str, config: Config | None) -> list[Finding]:

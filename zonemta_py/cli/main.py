@@ -20,6 +20,7 @@ COMMANDS = {
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",
     "demo": "zonemta_py.cli.demo",
+    "tenant": "zonemta_py.cli.tenant",
     "user": "zonemta_py.cli.user",
     "dkim": "zonemta_py.cli.credentials",
     "password": "zonemta_py.cli.credentials",

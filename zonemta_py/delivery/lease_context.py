@@ -19,6 +19,16 @@ def next_token_in_s(queue: Queue, zone: str) -> float:
     return max(0, int(due_ms) - clock.now_ms()) / 1000 if due_ms is not None else 0.0
 
 
+async def hold_if_suspended(queue: Queue, lease: Lease) -> bool:
+    """Whether the tenant of the message is suspended; the whole message is held then."""
+    tenant = lease.active.meta.origin.tenant
+    if not tenant or tenant not in queue.suspended:
+        return False
+    queue.release(lease)
+    await queue.operator.hold(lease.active.id, None, f"tenant {tenant} is suspended")
+    return True
+
+
 class LeaseContext:
     """The ``RequestContext`` of a lease in this process. ``slot``: its worker, in ``scheduler``."""
 

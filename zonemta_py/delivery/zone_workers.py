@@ -10,7 +10,7 @@ from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.lease_context import next_token_in_s
+from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
 from zonemta_py.delivery.outcome import NO_ADDRESS_MS, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Worker
@@ -170,8 +170,7 @@ class ZoneWorkers:
         except QueueUnavailable:
             self._stopping = True  # nothing can be settled, so nothing may be sent
         except Exception:
-            name = slot.destination.name
-            log.exception("the worker of %s for %s failed; another follows", self.name, name)
+            log.exception("a worker of %s failed; another follows", self.name)
             await asyncio.sleep(DEFECT_PAUSE_S)
         finally:
             self.scheduler.ended(slot, clock.monotonic_s(), has_mail=has_mail)
@@ -192,6 +191,8 @@ class ZoneWorkers:
                 return False
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
+                continue
+            if await hold_if_suspended(self._context.queue, lease):
                 continue
             result = await self._deliver(lease, slot)
             if result.recipients_max:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.schema import Config, ListenerSettings
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.errors import ConfigError, NotAccepted
 from zonemta_py.intake.admission import TOO_MANY, OpenSession, SessionLimits, is_trusted
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.queue_client import QueueClient
@@ -99,6 +99,7 @@ class ListenerContext:
     def check_sender(self, tenant: str, user: str, client_ip: str, sender: str) -> None:
         """Raises NotAccepted unless a client of ``tenant`` (empty: of none) may have the envelope sender."""
         if tenant:
+            check_suspended(self.queue, tenant)
             trusted = self.trusts(client_ip)
             self.rules.senders.check_sender(tenant, user or client_ip, sender, trusted=trusted)
 
@@ -106,6 +107,12 @@ class ListenerContext:
         """Whether this peer names its clients by the PROXY protocol."""
         networks = self.settings.proxies
         return bool(networks) and is_trusted(peer_ip, networks)
+
+
+def check_suspended(queue: QueueClient, tenant: str) -> None:
+    """Raises NotAccepted for a tenant that is suspended."""
+    if tenant in queue.suspended:
+        raise NotAccepted(f"454 4.7.0 Tenant {tenant} is suspended")
 
 
 def make_tls_context(listener: ListenerSettings) -> ssl.SSLContext | None:

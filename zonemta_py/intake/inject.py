@@ -7,6 +7,7 @@ from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.admission import NO_SPACE
+from zonemta_py.intake.context import check_suspended
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
@@ -77,6 +78,7 @@ class Injector:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
+        check_suspended(self._queue, origin.tenant)
         senders.check_sender(origin.tenant, origin.submitter, sender, trusted=True)
         if ret not in ("", "FULL", "HDRS"):
             raise NotAccepted(f"501 5.5.4 RET={ret} is neither FULL nor HDRS")

@@ -1,5 +1,6 @@
 """What a session needs of a queue: the queue itself, or a ``RemoteQueue`` in a receiver process."""
 
+from collections.abc import Container
 from typing import Protocol
 
 from zonemta_py.core.errors import QueueUnavailable
@@ -29,6 +30,10 @@ class QueueClient(Protocol):
     @property
     def failure(self) -> QueueUnavailable | None:
         """Why nothing can be written any more; None while it can."""
+
+    @property
+    def suspended(self) -> Container[str]:
+        """The names of tenants whose mail is not accepted now."""
 
     @property
     def idempotency_keys(self) -> KeysClient:

@@ -44,6 +44,9 @@ class ReceiverProcess:
                 self.queue = RemoteQueue(self.link, frame)
             case protocol.Configure():
                 self._configure(frame)
+            case protocol.SuspendedTenants():
+                assert self.queue is not None
+                self.queue.suspended = frozenset(frame.names)
             case protocol.SpaceLeft():
                 self._space = Space(frame.free, frame.total)
             case protocol.Stop():

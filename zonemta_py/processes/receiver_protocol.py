@@ -72,6 +72,12 @@ class SpaceLeft(Struct, frozen=True, array_like=True, tag=6):
     total: int
 
 
+class SuspendedTenants(Struct, frozen=True, array_like=True, tag=7):
+    """To a receiver, at the start and at each change: the tenants whose mail is not accepted."""
+
+    names: list[str]
+
+
 class Ready(Struct, frozen=True, array_like=True, tag=11):
     """From a receiver: it accepts connections."""
 
@@ -133,7 +139,7 @@ class Drained(Struct, frozen=True, array_like=True, tag=18):
 
 
 Frame = (
-    Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft
+    Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants
     | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | Drained
 )  # fmt: skip
 

@@ -42,13 +42,24 @@ class ReceiverPool:
         self._sockets = sockets
         self._log_level = log_level
         self._reporting: asyncio.Task[None] | None = None
+        self._sharing: asyncio.Task[None] | None = None
         self._supervisor = ProcessSupervisor("receiver", len(sockets), self._launch)
 
     async def start(self) -> None:
         """Start all of them; they accept connections on return. Raises LocalError."""
         await self._supervisor.start()
+        self._sharing = asyncio.create_task(self._share_suspended(), name="suspended tenants")
         if self._queue.store.is_remote():
             self._reporting = asyncio.create_task(self._report_space(), name="space")
+
+    async def _share_suspended(self) -> None:
+        """Tell the receivers of each change."""
+        suspended = self._queue.suspended
+        while True:
+            await suspended.changed.wait()
+            suspended.changed.clear()
+            for child in self._supervisor.children:
+                child.send_now(protocol.SuspendedTenants(suspended.names()))
 
     async def _report_space(self) -> None:
         """Tell the receivers, which have no store, how much space it has."""
@@ -66,6 +77,7 @@ class ReceiverPool:
         await child.start(self._log_level, descriptors)
         child.welcome()
         config = self._config
+        child.send(protocol.SuspendedTenants(self._queue.suspended.names()))
         child.send(self._configuration(slot))
         try:
             await asyncio.wait([child.ready], timeout=READY_TIMEOUT_S)
@@ -112,8 +124,9 @@ class ReceiverPool:
 
     async def close(self) -> None:
         """End all processes."""
-        if self._reporting is not None:
-            self._reporting.cancel()
+        for task in (self._reporting, self._sharing):
+            if task is not None:
+                task.cancel()
         await self._supervisor.close()
 
 

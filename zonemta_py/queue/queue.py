@@ -31,6 +31,7 @@ from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.report_writer import ReportWriter
+from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
@@ -76,6 +77,7 @@ class Queue:
         self._active = ActiveMessages(options.body_cache_bytes)
         self.bodies = Bodies(store, self._active)
         self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
+        self.suspended = Suspensions(store, self.commits, now)
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self.operator = Operator(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()

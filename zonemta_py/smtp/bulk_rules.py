@@ -39,7 +39,7 @@ class Signing(NamedTuple):
 
 def check_message(data: bytes, from_domain: str = "", signing: Signing | None = None) -> list[Finding]:
     """The findings, errors first. ``from_domain``: what From should have; ``signing``: None when not known."""
-    data = re.sub(rb"\r\n|\r|\n", b"\r\n", data)
+    data = _with_crlf(data)
     try:
         fields, end = scan(data)
     except HeaderTooLarge as exc:
@@ -52,6 +52,19 @@ def check_message(data: bytes, from_domain: str = "", signing: Signing | None = 
         *_content(header, fields, body),
     ]
     return sorted(found, key=lambda each: (ERROR, WARNING, INFO).index(each.level))
+
+
+def author_domain(data: bytes) -> str:
+    """The domain of the first author; empty when From cannot be read."""
+    header = _with_crlf(data)
+    try:
+        return domain_of(author_addresses(header, scan(header)[0])[0])
+    except ValueError:
+        return ""
+
+
+def _with_crlf(data: bytes) -> bytes:
+    return re.sub(rb"\r\n|\r|\n", b"\r\n", data)
 
 
 def _values(header: bytes, fields: Iterable[Field], name: bytes) -> list[str]:

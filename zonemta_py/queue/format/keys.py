@@ -43,6 +43,7 @@ META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
 META_RATE = b"meta/rate/"
+META_SUSPENDED = b"meta/suspended/"
 
 MESSAGE_ID_LENGTH = 24
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE

@@ -10,7 +10,7 @@ from typing import Any
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_mark, read_waiting
+from zonemta_py.queue.format.records import Waiting, read_mark, read_meta, read_waiting
 from zonemta_py.storage.interface import View
 
 TOP_DOMAINS = 10
@@ -120,6 +120,26 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         "transactions": sum(1 for _ in view.keys(inflight, keys.end_of(inflight))),
         "recipients": sorted(recipients, key=lambda row: row["index"]),
     }
+
+
+def held_messages(store: View, tenant: str) -> Iterator[str]:
+    """The messages of ``tenant`` with held recipients, each once."""
+    prefix = keys.due_key(keys.HELD_MS, "", "").rstrip(b"/") + b"/"
+    seen = ""
+    for key in store.keys(prefix, keys.end_of(prefix)):
+        message = keys.parse_due(key)[2]
+        value = store.get(keys.meta_key(message)) if message != seen else None
+        seen = message
+        if value is not None and _tenant_of(value) == tenant:
+            yield message
+
+
+def _tenant_of(value: bytes) -> str:
+    """The tenant in an envelope; empty for one that cannot be read, which ``check`` reports."""
+    try:
+        return read_meta(value).origin.tenant
+    except QueueCorrupt:
+        return ""
 
 
 def oldest_ms(view: View, now_ms: int) -> int:

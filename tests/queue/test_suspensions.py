@@ -1,0 +1,41 @@
+"""Suspended tenants: over a restart, and which messages are theirs."""
+
+from pathlib import Path
+
+from tests.kit.queue import accept, opened, problems
+from zonemta_py.queue.upkeep.inspect import held_messages
+
+
+async def test_a_suspension_stays(directory: Path) -> None:
+    """Its time is that of the first; a restart finds it, and its end."""
+    async with opened(directory) as queue:
+        assert not queue.suspended
+        await queue.suspended.suspend("acme", "invoice")
+        assert problems(queue.store) == []
+        first = queue.suspended.get("acme")
+        assert first is not None
+        await queue.suspended.suspend("acme", "other")
+    async with opened(directory) as queue:
+        found = queue.suspended.get("acme")
+        assert found is not None
+        assert (found.since_ms, found.reason) == (first.since_ms, "other")
+        assert "acme" in queue.suspended
+        assert "globex" not in queue.suspended
+        await queue.suspended.resume("acme")
+        await queue.suspended.resume("globex")
+        assert queue.suspended.names() == []
+    async with opened(directory) as queue:
+        assert not queue.suspended
+
+
+async def test_held_messages_of_a_tenant(directory: Path) -> None:
+    """Each once, whatever the number of its recipients and zones."""
+    async with opened(directory) as queue:
+        acme = await accept(queue, "a@x.example", "b@x.example", "c@y.example|bulk", tenant="acme")
+        await accept(queue, "d@x.example", tenant="acme")
+        other = await accept(queue, "e@x.example", tenant="globex")
+        for message in (acme, other):
+            await queue.operator.hold(message)
+        assert set(held_messages(queue.store, "acme")) == {acme}
+        assert list(held_messages(queue.store, "globex")) == [other]
+        assert list(held_messages(queue.store, "none")) == []

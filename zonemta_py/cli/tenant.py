@@ -1,0 +1,147 @@
+"""The group ``zonemta tenant``."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, TenantsRequest
+from zonemta_py.cli.common import (
+    EXIT_USAGE,
+    config_option,
+    echo,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    read_config,
+    reports_errors,
+)
+from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.config.load import to_yaml
+from zonemta_py.config.plain import plain_values
+
+
+@click.group()
+def tenant() -> None:
+    """Show the tenants of a configuration, suspend one, and resume it.
+
+    \b
+    Example:
+      zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
+    """
+
+
+def _known(config_path: Path, name: str) -> dict[str, Any]:
+    """The settings of a tenant."""
+    tenants = read_config(config_path).tenants
+    if name not in tenants:
+        fail(f"no tenant '{name}'; `zonemta tenant list` shows them", EXIT_USAGE)
+    values: dict[str, Any] = plain_values(tenants[name])
+    return values
+
+
+def _suspensions(config_path: Path) -> dict[str, dict[str, Any]]:
+    """The suspended tenants; none without a queue."""
+    if not read_config(config_path).queue.directory.is_dir():
+        return {}
+    return {row["tenant"]: row for row in rows_of(config_path, TenantsRequest())}
+
+
+def _since(suspension: dict[str, Any] | None) -> str:
+    if suspension is None:
+        return ""
+    since = datetime.fromtimestamp(suspension["since_ms"] / 1000, UTC)
+    return f"{since:%Y-%m-%d %H:%M} UTC: {suspension['reason']}"
+
+
+@tenant.command("list")
+@config_option
+@json_option
+@reports_errors
+def list_(config_path: Path, as_json: bool) -> None:
+    """Print the tenants with their domains and zones, and which of them are suspended.
+
+    \b
+    Example:
+      zonemta tenant list -c config/zonemta.yaml
+    """
+    found = _suspensions(config_path)
+    table = Table("tenant", "users", "domains", "zones", "weight", "suspended since")
+    for name, settings in read_config(config_path).tenants.items():
+        if as_json:
+            print_json({"tenant": name, **plain_values(settings), "suspended": found.get(name)})
+            continue
+        zones = ", ".join(settings.zones) if settings.zones is not None else "all"
+        domains = ", ".join(settings.domains)
+        table.add_row(
+            name, str(len(settings.users)), domains, zones, str(settings.weight), _since(found.get(name))
+        )
+    if not as_json:
+        print_table(table)
+
+
+@tenant.command()
+@click.argument("name")
+@config_option
+@json_option
+@reports_errors
+def show(name: str, config_path: Path, as_json: bool) -> None:
+    """Print all settings of the tenant NAME, and whether it is suspended.
+
+    \b
+    Example:
+      zonemta tenant show acme -c config/zonemta.yaml
+    """
+    values = _known(config_path, name)
+    found = _suspensions(config_path).get(name)
+    if as_json:
+        print_json({"tenant": name, **values, "suspended": found})
+        return
+    click.echo(to_yaml({name: values}), nl=False)
+    if found is not None:
+        echo(f"suspended since {_since(found)}")
+
+
+@tenant.command()
+@click.argument("name")
+@config_option
+@click.option(
+    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
+)
+@reports_errors
+def suspend(name: str, config_path: Path, reason: str) -> None:
+    """Accept no mail of the tenant NAME (454 4.7.0), and hold what is in the queue, until it is resumed.
+
+    It applies at once, and over restarts. Messages in a transaction are finished; the others are held when it
+    is their turn. Zones whose mail a program dequeues are not affected.
+
+    \b
+    Example:
+      zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
+    """
+    _known(config_path, name)
+    for row in rows_of(config_path, SuspendRequest(name, reason)):
+        echo(f"suspended {row['suspended']}")
+
+
+@tenant.command()
+@click.argument("name")
+@config_option
+@reports_errors
+def resume(name: str, config_path: Path) -> None:
+    """Accept mail of the tenant NAME again, and release all that is held.
+
+    Mail that an operator held is released, too. Interrupted, the command can be repeated.
+
+    \b
+    Example:
+      zonemta tenant resume acme -c config/zonemta.yaml
+    """
+    _known(config_path, name)
+    released = 0
+    for row in rows_of(config_path, ResumeRequest(name)):
+        released = row["released"]
+    echo(f"resumed {name}, released {released:,} recipients")

@@ -1,0 +1,69 @@
+"""Suspended tenants: their mail is neither accepted nor sent. Stored under ``meta/suspended/``.
+
+Mail that is leased for one is held, message by message, so that a suspension costs nothing for mail that is not due.
+"""
+
+import asyncio
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+from zonemta_py.core.codec import pack, unpacker
+from zonemta_py.queue.batch import GroupCommit, WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import FORMAT
+from zonemta_py.storage.interface import Store
+
+
+class Suspension(NamedTuple):
+    """``meta/suspended/TENANT``: since when (unix ms), and why."""
+
+    version: int
+    since_ms: int
+    reason: str
+
+
+_read = unpacker(Suspension)
+
+
+class Suspensions(Container[str]):
+    """The suspended tenants of a queue, by name. ``now`` gives unix ms."""
+
+    def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
+        self._commits = commits
+        self._now = now
+        prefix = keys.META_SUSPENDED
+        rows = store.scan(prefix, keys.end_of(prefix))
+        self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
+        self.changed = asyncio.Event()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def names(self) -> list[str]:
+        """The suspended tenants."""
+        return sorted(self._by_name)
+
+    def get(self, name: str) -> Suspension | None:
+        """The suspension of a tenant."""
+        return self._by_name.get(name)
+
+    async def suspend(self, name: str, reason: str) -> None:
+        """Suspend a tenant; the time of an earlier suspension stays. Raises QueueUnavailable."""
+        before = self._by_name.get(name)
+        found = Suspension(FORMAT, before.since_ms if before else self._now(), reason)
+        batch = WriteBatch()
+        batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
+        self._by_name[name] = found  # before it is on disk: it applies from the next lease on
+        self.changed.set()
+        await self._commits.submit(batch)
+
+    async def resume(self, name: str) -> None:
+        """End the suspension of a tenant. Raises QueueUnavailable."""
+        batch = WriteBatch()
+        batch.delete(keys.META_SUSPENDED + name.encode())
+        await self._commits.submit(batch)
+        self._by_name.pop(name, None)
+        self.changed.set()
