@@ -11,6 +11,7 @@ from zonemta_py.config.zones import Retry
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.outcome import (
     RetryRules,
+    before_attempt,
     decide_outcome,
     delayed_note,
     report_notes,
@@ -18,7 +19,7 @@ from zonemta_py.delivery.outcome import (
     verdict_of,
 )
 from zonemta_py.queue.format.keys import HELD_MS, waiting_key
-from zonemta_py.queue.format.records import FORMAT, Meta, Origin, new_waiting
+from zonemta_py.queue.format.records import FORMAT, DeliveryOptions, Meta, Origin, new_waiting
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.schedule.retry import make_policy
@@ -156,6 +157,64 @@ def test_what_a_policy_sees() -> None:
     assert (context.created_ms, context.end_ms) == (ACCEPTED_MS, ACCEPTED_MS + HOUR_MS)
 
 
+# ---- what the submitter asked for
+
+
+def asked(**options: object) -> Meta:
+    return META._replace(options=DeliveryOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_message_that_expires_is_not_tried_again_after_that() -> None:
+    meta = asked(expires_ms=ACCEPTED_MS + 30_000)
+    outcome = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, ACCEPTED_MS, 0)
+    assert (outcome.kind, outcome.due_ms) == (OutcomeKind.DEFERRED, ACCEPTED_MS + 30_000)
+    late = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, ACCEPTED_MS + 30_000, 0)
+    assert (late.kind, late.attempt.status) == (OutcomeKind.LAPSED, "5.4.7")
+    assert late.attempt.text.endswith("last: later")
+    for final in (DELIVERED, REFUSED):
+        outcome = decide_outcome(meta, "normal", recipient(), final, RULES, ACCEPTED_MS + 30_000, 0)
+        assert outcome.kind in (OutcomeKind.DELIVERED, OutcomeKind.BOUNCED)
+
+
+def test_giving_up_counts_from_the_time_before_which_it_is_not_sent() -> None:
+    meta, begins_ms = asked(not_before_ms=ACCEPTED_MS + 10 * HOUR_MS), ACCEPTED_MS + 10 * HOUR_MS
+    outcome = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, begins_ms, 0)
+    assert (outcome.kind, outcome.due_ms) == (OutcomeKind.DEFERRED, begins_ms + 60_000)
+    end = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, begins_ms + HOUR_MS, 0)
+    assert end.kind is OutcomeKind.EXPIRED
+
+
+def test_what_may_not_be_sent_now() -> None:
+    """Too early after an operator's release; too late."""
+    meta = asked(not_before_ms=ACCEPTED_MS + 10, expires_ms=ACCEPTED_MS + 20)
+    [early] = before_attempt(meta, [recipient()], ACCEPTED_MS + 9)
+    assert (early.kind, early.due_ms) == (OutcomeKind.DEFERRED, ACCEPTED_MS + 10)
+    assert before_attempt(meta, [recipient()], ACCEPTED_MS + 10) == []
+    [late] = before_attempt(meta, [recipient()], ACCEPTED_MS + 20)
+    assert late.kind is OutcomeKind.LAPSED
+
+
+@pytest.mark.parametrize(
+    ("silent", "notify", "count"), [(False, UNSET, 1), (True, UNSET, 0), (False, NEVER, 0)]
+)
+def test_the_report_of_a_message_that_expired(silent: bool, notify: int, count: int) -> None:
+    meta = asked(expires_ms=1, silent=silent)
+    outcomes = before_attempt(meta, [recipient(notify=notify)], ACCEPTED_MS)
+    notes = report_notes(meta, outcomes, RETRY, ACCEPTED_MS)
+    assert [(note.action, note.status) for note in notes] == [("failed", "5.4.7")] * count
+
+
+def test_a_delay_is_reported_when_the_sender_asked_for_it() -> None:
+    """BY with mode N (RFC 2852): an attempt is made then, and if it fails the sender hears of the delay."""
+    meta = asked(notify_ms=ACCEPTED_MS + 20_000)
+    first = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, ACCEPTED_MS, 0)
+    assert first.due_ms == ACCEPTED_MS + 20_000
+    assert report_notes(meta, [first], RETRY, ACCEPTED_MS) == []
+    second = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, first.due_ms, 0)
+    [note] = report_notes(meta, [second], RETRY, first.due_ms)
+    assert (note.action, second.due_ms) == ("delayed", first.due_ms + 60_000)
+
+
 ATTEMPTS = st.builds(
     Attempt,
     st.sampled_from([str(phase) for phase in Phase]),
@@ -195,7 +254,9 @@ def test_any_attempt_has_one_outcome(attempt: Attempt, age_ms: int, spread: floa
     ],
 )
 def test_priority(header: bytes, policy: str, priority: str) -> None:
-    assert requested_priority(header, policy) == priority
+    assert requested_priority(META._replace(header=header), policy) == priority
+    asked = META._replace(header=header, options=DeliveryOptions(priority="urgent"))
+    assert requested_priority(asked, policy) == ("normal" if policy == "ladder" else "urgent")
 
 
 # ---- notes of a report

@@ -164,7 +164,7 @@ def test_campaign_and_tags() -> None:
     ],
 )
 def test_labels_that_are_too_long_or_too_many(field: bytes) -> None:
-    with pytest.raises(NotAccepted, match=r"^550 5\.6\.0 X-"):
+    with pytest.raises(NotAccepted, match=r"^550 5\.6\.0 .*X-"):
         stamped(field + b"\r\n")
 
 

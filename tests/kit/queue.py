@@ -25,7 +25,7 @@ from zonemta_py.queue.format.keys import (
     is_chunk,
     owner_of,
 )
-from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, Origin
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, AcceptedMessage, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
@@ -117,6 +117,7 @@ async def accept(
     sender: str = "s@sender.example",
     user: str = "",
     tenant: str = "",
+    options: DeliveryOptions = NO_OPTIONS,
 ) -> str:
     """Accept a message to ``addresses``; ``zone`` for all, or ``address|zone`` for one."""
     recipients = []
@@ -125,7 +126,8 @@ async def accept(
         recipients.append(NewRecipient(address, address.rpartition("@")[2], own or zone))
     writer, origin = queue.open_message(), ORIGIN._replace(user=user, tenant=tenant)
     await write(writer, body)
-    await queue.accept(writer, NewMessage(sender, HEADER, recipients, origin, "<id@here>"))
+    new = NewMessage(sender, HEADER, recipients, origin, "<id@here>", options=options)
+    await queue.accept(writer, new)
     return writer.id
 
 

@@ -43,6 +43,7 @@ async def test_tls_that_one_domain_must_have(directory: Path, senders: int) -> N
     async with peers(directory, "", senders, destinations=[item(tls="required")], **NEVER) as made:
         await made.send("a", "b@one.example")
         await made.is_deferred("a")
+        await made.sent_to("one", 1)
         assert made.arrived("one") == ["b"]
     [deferred] = logged_events(directory, "deferred")
     assert "offers no TLS, which is required" in str(deferred["reply"])

@@ -63,10 +63,17 @@ class SubmissionKey:
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """Header fields in which a submitter says what a message is. They are removed from it."""
+    """Header fields in which a submitter says what a message is, and when to send it. They are removed from it.
+
+    ``hold_max``: how long it may be held.
+    """
 
     campaign: str | None = "X-Campaign"
     tags: str | None = "X-Tags"
+    not_before: str | None = "X-Not-Before"
+    expire: str | None = "X-Expire"
+    priority: str | None = "X-Priority-Class"
+    hold_max: Seconds = Seconds(30 * DAY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,4 +34,5 @@ class OutcomeKind(StrEnum):
     DEFERRED = "deferred"
     BOUNCED = "bounced"
     EXPIRED = "expired"
+    LAPSED = "lapsed"  # the time that its submitter gave is over
     REQUEUED = "requeued"  # deferred, in a new message

@@ -26,7 +26,7 @@ from zonemta_py.smtp import verp
 REASON_MAX = 200  # characters, of the reason for which no report could be composed
 ALSO_DELAYED_MAX = 50  # further recipients that a warning names
 
-_FAILURES = (OutcomeKind.BOUNCED, OutcomeKind.EXPIRED)
+_FAILURES = (OutcomeKind.BOUNCED, OutcomeKind.EXPIRED, OutcomeKind.LAPSED)
 
 log = logging.getLogger(__name__)
 

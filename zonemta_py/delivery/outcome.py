@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
-from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, born
+from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, starts
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.schedule.retry import (
@@ -24,6 +24,7 @@ from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
 from zonemta_py.smtp.reply import Reply
 
+LAPSED_STATUS = "5.4.7"  # RFC 3463: delivery time expired
 NO_ADDRESS_MS = 86_400_000  # after a day, DNS will not be corrected for this message
 
 
@@ -53,7 +54,10 @@ def decide_outcome(
         return Outcome(recipient, OutcomeKind.DELIVERED, attempt)
     if meaning is Verdict.FAILED:
         return Outcome(recipient, OutcomeKind.BOUNCED, attempt)
-    born_ms = born(meta, recipient.message)
+    options = meta.options
+    if 0 < options.expires_ms <= now_ms:
+        return Outcome(recipient, OutcomeKind.LAPSED, lapse(recipient, attempt))
+    born_ms = starts(meta, recipient.message)
     if has_no_address(attempt) and born_ms <= now_ms - NO_ADDRESS_MS:
         text = f"{attempt.text}, not within a day"
         return Outcome(recipient, OutcomeKind.BOUNCED, replace(attempt, status="5.1.2", text=text))
@@ -75,7 +79,30 @@ def decide_outcome(
         policy = rules.settings.policy
         by_function = policy == "backoff" or (policy == "function" and now_ms < context.end_ms)
         return Outcome(recipient, OutcomeKind.BOUNCED if by_function else OutcomeKind.EXPIRED, attempt)
+    for limit_ms in (options.expires_ms, options.notify_ms):
+        if limit_ms > now_ms:
+            due_ms = min(due_ms, limit_ms)
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
+
+
+def lapse(recipient: QueuedRecipient, last: Attempt | None = None) -> Attempt:
+    """The end of a recipient whose time is over, after its ``last`` attempt; None: that is in its record."""
+    reply = last.text if last is not None else recipient.record.text
+    text = "not delivered within the time that its sender allowed" + (
+        f"; last: {reply}" if reply else ""
+    )
+    return Attempt("", 0, LAPSED_STATUS, text)
+
+
+def before_attempt(meta: Meta, recipients: Sequence[QueuedRecipient], now_ms: int) -> list[Outcome]:
+    """The outcomes of recipients to which nothing may be sent now; empty: an attempt may be made."""
+    options = meta.options
+    if 0 < options.expires_ms <= now_ms:
+        return [Outcome(each, OutcomeKind.LAPSED, lapse(each)) for each in recipients]
+    if options.not_before_ms > now_ms:  # it was released by an operator, or restored by a repair
+        early = Attempt("", 0, "4.3.0", "its sender asked for a later time")
+        return [Outcome(each, OutcomeKind.DEFERRED, early, options.not_before_ms) for each in recipients]
+    return []
 
 
 def verdict_of(attempt: Attempt) -> Verdict:
@@ -90,12 +117,17 @@ def has_no_address(attempt: Attempt) -> bool:
     return attempt.code == 0 and attempt.status == NO_ADDRESS
 
 
-def requested_priority(header: bytes, policy: str) -> str:
-    """urgent, normal or nonurgent, from the ``Priority`` field; "normal" for a policy that does not use it."""
+def requested_priority(meta: Meta, policy: str) -> str:
+    """urgent, normal or nonurgent: what the submitter asked for, else by the ``Priority`` field.
+
+    "normal" for a policy that does not use it.
+    """
     if policy in ("priority", "function"):
-        for field in scan(header)[0]:
+        if meta.options.priority:
+            return meta.options.priority
+        for field in scan(meta.header)[0]:
             if field.name == b"priority":
-                return priority_of(field_value(header, field))
+                return priority_of(field_value(meta.header, field))
     return "normal"
 
 
@@ -119,9 +151,15 @@ def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
         success = "delivered" if outcome.attempt.final else "relayed"
         return success if wants_success(notify) and not outcome.attempt.dsn else ""
     if outcome.kind not in (OutcomeKind.DEFERRED, OutcomeKind.REQUEUED):
-        return "failed" if wants_failure(notify) else ""
-    due = not meta.warned and warning_is_due(retry, born(meta, outcome.recipient.message), now_ms)
+        silent = outcome.kind is OutcomeKind.LAPSED and meta.options.silent
+        return "failed" if wants_failure(notify) and not silent else ""
+    due = not meta.warned and delay_is_reported(meta, outcome.recipient.message, retry, now_ms)
     return "delayed" if due and wants_delay(notify) else ""
+
+
+def delay_is_reported(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:
+    """Whether the sender's report of a delay is due: by the zone, or because the sender asked for it."""
+    return 0 < meta.options.notify_ms <= now_ms or warning_is_due(retry, starts(meta, message), now_ms)
 
 
 def _note(outcome: Outcome, action: str, now_ms: int) -> Note:

@@ -11,10 +11,11 @@ from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import LeaseContext
-from zonemta_py.delivery.outcome import RetryRules, decide_outcome, requested_priority
+from zonemta_py.delivery.outcome import RetryRules, before_attempt, decide_outcome, requested_priority
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.format.records import NO_OPTIONS
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
@@ -110,6 +111,18 @@ class Worker:
             meta.origin.tenant,
         )
 
+    async def settle_unsent(self, lease: Lease) -> bool:
+        """Whether nothing may be sent now, by what the submitter asked for; ``lease`` is settled then."""
+        active = lease.active
+        if active.meta.options == NO_OPTIONS:
+            return False
+        outcomes = before_attempt(active.meta, lease.recipients, clock.now_ms())
+        if outcomes:
+            zone = self._table.zones[self._table.number(lease.destination)]
+            effects = await settle_effects(self._context, zone, active, outcomes)
+            await self._context.queue.settle(lease, outcomes, effects)
+        return bool(outcomes)
+
     async def fail(self, lease: Lease, failure: Attempt) -> CommitFuture:
         """Settle ``lease`` with a failure that another lease of its destination met."""
         return await self._settle(lease, [failure] * len(lease.recipients))
@@ -129,7 +142,7 @@ class Worker:
     async def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> CommitFuture:
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
         rules = self._rules[number]
-        now_ms, priority = clock.now_ms(), requested_priority(active.meta.header, rules.settings.policy)
+        now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
         outcomes = [
             decide_outcome(
                 active.meta, priority, recipient, attempt, rules, now_ms, context.rng.random()

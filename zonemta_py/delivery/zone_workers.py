@@ -11,14 +11,13 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
-from zonemta_py.delivery.outcome import NO_ADDRESS_MS, has_no_address
+from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import born
+from zonemta_py.queue.format.records import starts
 from zonemta_py.schedule.destination import Destination
-from zonemta_py.schedule.retry import warning_is_due
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 
@@ -194,6 +193,8 @@ class ZoneWorkers:
                 continue
             if await hold_if_suspended(self._context.queue, lease):
                 continue
+            if await self._worker.settle_unsent(lease):
+                continue
             result = await self._deliver(lease, slot)
             if result.recipients_max:
                 destination.learn_recipients_max(result.recipients_max, clock.monotonic_s())
@@ -277,10 +278,12 @@ class ZoneWorkers:
         while lease := self._context.queue.lease(
             self.name, destination.name, zone.recipients_per_transaction
         ):
-            created_ms = born(lease.active.meta, lease.active.id)
-            if not is_expired(created_ms, now_ms, give_up_after_s):
+            meta, message = lease.active.meta, lease.active.id
+            if await self._worker.settle_unsent(lease):
+                continue
+            if not is_expired(starts(meta, message), now_ms, give_up_after_s):
                 warned += 1
-                if warned > WARNED_MAX or not warning_is_due(zone.retry, created_ms, now_ms):
+                if warned > WARNED_MAX or not delay_is_reported(meta, message, zone.retry, now_ms):
                     self._context.queue.release(lease)
                     windows.suspend(self.name, destination.name)
                     return

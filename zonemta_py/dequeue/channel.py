@@ -17,6 +17,8 @@ from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.lease_context import hold_if_suspended
+from zonemta_py.delivery.outcome import before_attempt
 from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
@@ -124,6 +126,19 @@ class Channel:
     def lease(self) -> Lease | None:
         """The oldest waiting message with all of its waiting recipients; None when no message waits."""
         return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
+
+    async def skip(self, lease: Lease) -> bool:
+        """Whether a program must not get ``lease`` now: its tenant is suspended, or see ``before_attempt``.
+
+        Its recipients are held or settled then. Raises QueueUnavailable.
+        """
+        if await hold_if_suspended(self.queue, lease):
+            return True
+        outcomes = before_attempt(lease.active.meta, lease.recipients, self.queue.now())
+        if outcomes:
+            after = await settle_effects(self.channels.context, self.settings, lease.active, outcomes)
+            await self.queue.settle(lease, outcomes, after)
+        return bool(outcomes)
 
     async def settle(self, lease: Lease, verdicts: Mapping[str, RecipientVerdict]) -> None:
         """Settle a message in one batch: its reports, the copy for deferred recipients, its removal.

@@ -71,7 +71,7 @@ def outcomes(
     spread: float,
 ) -> list[Outcome]:
     """An outcome for every leased recipient; one without a verdict is deferred. Arguments: see ``decide_outcome``."""
-    priority = requested_priority(active.meta.header, retry.policy)
+    priority = requested_priority(active.meta, retry.policy)
     rules = RetryRules(retry, policy)
     unsaid = RecipientVerdict(Disposition.DEFERRED, "the program did not finish the message")
     found = []

@@ -27,7 +27,8 @@ class Accepted(Struct, frozen=True, kw_only=True):
     """A message is on disk and answered with 250, or is a report of this relay.
 
     ``report_for``: the queue id of the message that a report is about, or empty. ``submitter``: the
-    authenticated user, else the address of the client. ``campaign`` and ``tags``: what the submitter called it.
+    authenticated user, else the address of the client. ``campaign`` and ``tags``: what the submitter called it;
+    ``not_before_ms``, ``expires_ms`` (0: none) and ``priority``: what it asked for.
     """
 
     name: ClassVar[str] = "accepted"
@@ -45,6 +46,9 @@ class Accepted(Struct, frozen=True, kw_only=True):
     tenant: str
     campaign: str
     tags: tuple[str, ...]
+    not_before_ms: int
+    expires_ms: int
+    priority: str
     protocol: str
     report_for: str
 
@@ -84,7 +88,10 @@ class Repeated(Struct, frozen=True, kw_only=True):
 
 
 class _OfRecipient(Struct, frozen=True, kw_only=True):
-    """The fields of every event about one recipient. ``attempt`` counts from 1."""
+    """The fields of every event about one recipient. ``attempt`` counts from 1.
+
+    ``created_ms``: when the message was accepted, or may be sent first if that is later.
+    """
 
     time_ms: int
     message: str
@@ -147,6 +154,18 @@ class Expired(_OfAttempt, frozen=True, kw_only=True):
     """The recipient was tried until ``give_up_after``. ``report`` as in ``bounced``."""
 
     name: ClassVar[str] = "expired"
+    report: str
+
+
+class Lapsed(_OfRecipient, frozen=True, kw_only=True):
+    """The time that the submitter gave the message was over at ``expires_ms`` (X-Expire, RFC 2852).
+
+    ``reply`` has that of the last attempt. ``report`` as in ``bounced``.
+    """
+
+    name: ClassVar[str] = "lapsed"
+    expires_ms: int
+    reply: str
     report: str
 
 
@@ -229,13 +248,14 @@ class Moved(Struct, frozen=True, kw_only=True):
 
 EVENTS: tuple[type, ...] = (
     Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Lost, Uncertain, Held, Released,
-    Discarded, Repeated, Moved, Requeued,
+    Discarded, Repeated, Moved, Requeued, Lapsed,
 )  # fmt: skip
 
 FINAL = (
     "delivered",
     "bounced",
     "expired",
+    "lapsed",
     "requeued",
     "deleted",
     "lost",

@@ -15,10 +15,11 @@ from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
+from zonemta_py.intake.message_options import latest_release, of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
 from zonemta_py.intake.state import COMMAND, DATA
-from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.format.records import NO_OPTIONS, Origin
 from zonemta_py.queue.idempotency import KeyLookup, digest_of
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
@@ -46,6 +47,7 @@ class Session(SecureConnection):
         self._tenant = ""
         self._smtputf8 = False
         self._ret = self._envid = ""
+        self._options = NO_OPTIONS
         self._excess = 0  # recipients over the limit
         self._recipients: dict[str, Rcpt] = {}
 
@@ -81,6 +83,9 @@ class Session(SecureConnection):
             lines.append("STARTTLS")
         if self._may_authenticate():
             lines.append("AUTH PLAIN LOGIN")
+        if self._user or self._context.trusts(self._client_ip):
+            release = latest_release(self._context.settings.options, clock.now_ms())
+            lines += [f"FUTURERELEASE {release}", "DELIVERBY"]
         for line in lines:
             self._reply(f"250-{line}")
         self._reply("250 ENHANCEDSTATUSCODES")
@@ -115,6 +120,7 @@ class Session(SecureConnection):
         if not context.disk_space.is_sufficient():
             raise self._rejected("MAIL", NO_SPACE)
         mail = parse_mail(argument, extended=self._extended, max_size=context.settings.max_message_size)
+        self._options = of_mail(mail, context.settings.options, clock.now_ms())
         self._sender, self._smtputf8 = mail.sender, mail.smtputf8
         self._ret, self._envid = mail.ret, mail.envid
         try:
@@ -203,6 +209,7 @@ class Session(SecureConnection):
             self._smtputf8,
             self._ret,
             self._envid,
+            self._options,
         )
         self._receiver = MessageReceiver(context.queue, context.rules, envelope, claim)
         self._decoder = DotDecoder()

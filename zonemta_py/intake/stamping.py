@@ -13,18 +13,17 @@ from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.message_options import of_header
 from zonemta_py.intake.senders import SenderRules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import IdempotencyRecord, Origin
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions, IdempotencyRecord, Origin
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.commands import Rcpt
 from zonemta_py.smtp.headers import Field, field_value, fold, received, without
 
-TAGS_MAX = 10  # of a message: they are in each of its events
-LABEL_MAX = 64  # characters of a campaign or a tag
 MESSAGE_ID_MAX = 998  # characters of the field that events hold
 LOOP = "554 5.4.6 Too many Received fields: this looks like a mail loop"
 
@@ -43,6 +42,7 @@ class MessageEnvelope(Struct, frozen=True):
     smtputf8: bool
     ret: str = ""
     envid: str = ""
+    options: DeliveryOptions = NO_OPTIONS
 
 
 class MessageRules(NamedTuple):
@@ -73,7 +73,8 @@ def make_rules(
 ) -> MessageRules:
     """The rules of ``listener``."""
     tenants, options = Tenants(config.tenants), listener.options
-    removed = (*listener.drop_headers, options.campaign, options.tags)
+    own = (options.campaign, options.tags, options.not_before, options.expire, options.priority)
+    removed = (*listener.drop_headers, *own)
     return MessageRules(
         hostname=hostname,
         router=router,
@@ -114,8 +115,8 @@ def stamp(
         raise NotAccepted(LOOP)
     removed = [field for field in fields if field.name in rules.removed_fields]
     message_id = first_value(header, fields, b"message-id")
-    date = clock.mail_date(clock.now_ms())
-    origin, recipients = envelope.origin, envelope.recipients
+    origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
+    date = clock.mail_date(now_ms)
     block = [
         received(
             helo=_UNPRINTABLE.sub("?", origin.helo) or "unknown",
@@ -135,7 +136,7 @@ def stamp(
     block.append(fold(without(header, removed) if removed else header))
     # Reversed: of several fields with one name the first counts.
     values = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
-    campaign, tags = _labels(rules.options, values)
+    labels = of_header(rules.options, values, envelope.options, now_ms)
     return NewMessage(
         sender=envelope.sender,
         header=b"".join(block),
@@ -148,22 +149,10 @@ def stamp(
         envid=envelope.envid,
         key=key,
         body_hash=content.body_hash,
-        campaign=campaign,
-        tags=tags,
+        campaign=labels.campaign,
+        tags=labels.tags,
+        options=labels.delivery,
     )
-
-
-def _labels(options: MessageOptions, values: dict[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Campaign and tags of a message; ``values``: of removed fields by lower-case name. Raises NotAccepted."""
-    campaign = values.get((options.campaign or "").lower(), "")
-    listed = values.get((options.tags or "").lower(), "")
-    tags = tuple(dict.fromkeys(tag.strip() for tag in listed.split(",") if tag.strip()))
-    if len(tags) > TAGS_MAX:
-        raise NotAccepted(f"550 5.6.0 {options.tags} has more than {TAGS_MAX} tags")
-    if any(len(each) > LABEL_MAX or not each.isprintable() for each in (campaign, *tags)):
-        field = f"{options.campaign} or {options.tags}"
-        raise NotAccepted(f"550 5.6.0 {field} is longer than {LABEL_MAX} characters, or not printable")
-    return campaign, tags
 
 
 def _route(

@@ -15,7 +15,11 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import (
     FORMAT,
     LANE_SEPARATOR,
+    NO_OPTIONS,
+    NONURGENT_LANE,
     TENANT_LANE,
+    URGENT_LANE,
+    DeliveryOptions,
     IdempotencyRecord,
     Mark,
     Meta,
@@ -61,11 +65,12 @@ class NewMessage(Struct, frozen=True):
     body_hash: bytes = b""
     campaign: str = ""
     tags: tuple[str, ...] = ()
+    options: DeliveryOptions = NO_OPTIONS
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
     """The records of message id ``message``; ``tail`` are its chunks that are not yet written."""
-    lane = lane_of(new.origin, new.sender)
+    lane = lane_of(new.origin, new.sender, new.options.priority)
     recipients = [
         QueuedRecipient(
             keys.waiting_key(to.zone, message, to.address),
@@ -76,6 +81,10 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         )
         for index, to in enumerate(new.recipients)
     ]
+    if new.options.not_before_ms > mark.created_ms:
+        for recipient in recipients:
+            recipient.key = keys.deferred_key(recipient.zone, message, recipient.address)
+            recipient.record = recipient.record._replace(due_ms=new.options.not_before_ms)
     zones = tuple(sorted({to.zone for to in new.recipients}))
     meta = Meta(
         FORMAT,
@@ -92,6 +101,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         born_ms=_born_ms(message, mark),
         campaign=new.campaign,
         tags=new.tags,
+        options=new.options,
     )
     return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key)
 
@@ -165,12 +175,13 @@ class Acceptor:
             self._deferral.written(due)
 
 
-def lane_of(origin: Origin, sender: str) -> str:
+def lane_of(origin: Origin, sender: str, priority: str) -> str:
     """The queue of a message among others of its destination; see ``Waiting``."""
     domain = domain_of(sender)
+    end = {"urgent": URGENT_LANE, "nonurgent": NONURGENT_LANE}.get(priority, "")
     if origin.tenant:
         within = origin.user or domain
-        return f"{TENANT_LANE}{origin.tenant}{LANE_SEPARATOR}{within}"
+        return f"{TENANT_LANE}{origin.tenant}{LANE_SEPARATOR}{within}{end}"
     if origin.user or not origin.client_ip or not domain:
-        return origin.submitter
-    return f"{origin.client_ip}{LANE_SEPARATOR}{domain}"
+        return origin.submitter + end
+    return f"{origin.client_ip}{LANE_SEPARATOR}{domain}{end}"

@@ -85,14 +85,14 @@ class Deferral:
     async def wake_due(self, now_ms: int) -> int:
         """Move up to WAKE_MAX due recipients; returns how many ``due/`` keys were handled."""
         stop = keys.due_key(now_ms + 1, "", "")
-        turn = self._turn(self._due_keys(stop), lambda due_ms: due_ms <= now_ms)
+        turn = self._turn(self._due_keys(stop), lambda record: record.due_ms <= now_ms)
         self._cursor = turn.resume_at or self._cursor
         if turn.handled:
             await self.commit(turn.batch, turn.woken)
         return turn.handled
 
-    def _turn(self, due_keys: Iterable[bytes], is_due: Callable[[int], bool]) -> "_Turn":
-        """Wake recipients of ``due_keys`` whose due time ``is_due``, as many as one turn of the loop may."""
+    def _turn(self, due_keys: Iterable[bytes], is_due: Callable[[Waiting], bool]) -> "_Turn":
+        """Wake recipients of ``due_keys`` that are due, as many as one turn of the loop may."""
         turn = _Turn()
         for due in due_keys:
             if len(turn.woken) >= WAKE_MAX or turn.handled >= WAKE_MAX or turn.read >= READ_MAX:
@@ -124,13 +124,13 @@ class Deferral:
             self._cursor = max(self._cursor, stop)
 
     def _wake_message(
-        self, turn: "_Turn", zone: str, message: str, is_due: Callable[[int], bool]
+        self, turn: "_Turn", zone: str, message: str, is_due: Callable[[Waiting], bool]
     ) -> Iterator[QueuedRecipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             turn.read += 1
             record = readable(key, value)
-            if record is not None and is_due(record.due_ms) and key not in self.moving:
+            if record is not None and is_due(record) and key not in self.moving:
                 address = keys.parse_recipient(key)[2]
                 yield transitions.wake(turn.batch, zone, message, address, record)
 
@@ -192,12 +192,16 @@ class Deferral:
             await self.commit(batch, [])
 
     async def _rescue(self, latest_ms: int) -> int:
-        """Wake what is due at ``latest_ms`` or later, except held recipients; returns how many."""
+        """Wake what is due at ``latest_ms`` or later, except held recipients; returns how many.
+
+        Without an attempt it is the submitter who wants it sent so late.
+        """
         start, stop = keys.due_key(latest_ms, "", ""), keys.due_key(keys.HELD_MS, "", "")
         count = 0
         while True:
             turn = self._turn(
-                self._store.keys(start, stop), lambda due_ms: latest_ms <= due_ms < keys.HELD_MS
+                self._store.keys(start, stop),
+                lambda record: bool(record.attempts) and latest_ms <= record.due_ms < keys.HELD_MS,
             )
             if not turn.handled:
                 return count
@@ -208,11 +212,11 @@ class Deferral:
     async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
         """Wake deferred recipients before their time, except held ones; None matches all.
 
-        Returns how many. Raises QueueUnavailable.
+        Mail that its submitter wants sent later is woken only if ``message`` names it. Returns how many. Raises QueueUnavailable.
         """
         prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
         cursor: bytes | None = prefix
-        flush = _Flush(self, domain, message)
+        flush = _Flush(self, domain, message, self._now())
         while cursor is not None:
             cursor = flush.turn(islice(self._store.scan(cursor, keys.end_of(prefix)), WAKE_MAX))
             if flush.batch.ops:
@@ -236,10 +240,11 @@ class _Turn:
 class _Flush:
     """Wakes recipients in the order of their keys; the ``due/`` keys of a message are deleted at its end."""
 
-    def __init__(self, deferral: Deferral, domain: str | None, message: str | None) -> None:
+    def __init__(self, deferral: Deferral, domain: str | None, message: str | None, now_ms: int) -> None:
         self._deferral = deferral
         self._domain = domain
         self._message = message
+        self._now_ms = now_ms
         self._at = ("", "")  # the zone and the message that are being read
         self._times: set[int] = set()  # due times of its recipients that were woken
         self.batch = WriteBatch()
@@ -258,6 +263,8 @@ class _Flush:
                 self._at = zone, message
             record = readable(key, value)
             if record is None or key in self._deferral.moving or record.due_ms == keys.HELD_MS:
+                continue
+            if self._message is None and not record.attempts and record.due_ms > self._now_ms:
                 continue
             if self._message in (None, message) and self._domain in (None, record.domain):
                 self.woken.append(transitions.wake(self.batch, zone, message, address, record))

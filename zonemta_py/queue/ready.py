@@ -49,8 +49,10 @@ class ReadyWindow:
 
     # ---- room
 
-    def has_room(self, destination: str, submitter: str) -> bool:
+    def has_room(self, destination: str, submitter: str, *, urgent: bool = False) -> bool:
         """Whether one more recipient of ``submitter`` may enter."""
+        if urgent:
+            return self.size < self.limit
         low_volume = self._by_submitter.get(submitter, 0) < self.low_volume
         if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
             return False
@@ -63,14 +65,14 @@ class ReadyWindow:
         """Whether the submitter has so little here that its mail goes first."""
         return self._by_submitter.get(submitter, 0) <= self.low_volume
 
-    def reserve(self, destination: str, submitter: str, count: int) -> bool:
+    def reserve(self, destination: str, submitter: str, count: int, *, urgent: bool = False) -> bool:
         """Reserve room for ``count`` recipients of a commit under way; False: they are to be spilled.
 
-        Mail of a submitter that has spilled mail at the destination is queued behind that.
+        Mail of a submitter that has spilled mail at the destination is queued behind that, unless it is urgent.
         """
-        if destination in self._suspended or self.spilled.has(destination, submitter):
+        if destination in self._suspended or not self.has_room(destination, submitter, urgent=urgent):
             return False
-        if not self.has_room(destination, submitter):
+        if not urgent and self.spilled.has(destination, submitter):
             return False
         self._reserved[destination, submitter] += count
         self._by_submitter[submitter] += count

@@ -1,14 +1,14 @@
 """The recipients that wait for one destination: a queue for each submitter, served round-robin (decision 29).
 
 A million recipients of one customer do not delay the one message of another. A tenant with a weight has as
-many turns in a row. Within a submitter, its lanes are served round-robin: those of the users of a tenant, and
-of the domains from which a host without a user sends.
+many turns in a row. Within a submitter, urgent mail comes first and nonurgent mail last; the lanes of one priority
+are served round-robin: those of the users of a tenant, and of the domains from which a host without a user sends.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
-from zonemta_py.queue.format.records import Waiting
+from zonemta_py.queue.format.records import NONURGENT_LANE, URGENT_LANE, Waiting
 
 
 class QueuedRecipient:
@@ -35,6 +35,11 @@ EQUAL: Weights = {}
 Lanes = OrderedDict[str, deque[QueuedRecipient]]
 
 
+def rank_of(lane: str) -> int:
+    """0 for urgent mail, 1 for normal, 2 for nonurgent."""
+    return 0 if lane.endswith(URGENT_LANE) else 2 if lane.endswith(NONURGENT_LANE) else 1
+
+
 class SubmitterQueues:
     """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
 
@@ -44,7 +49,7 @@ class SubmitterQueues:
         self._weights = weights
         self._turn_of = ""
         self._turns = 0  # that it has had in a row
-        self._submitters: OrderedDict[str, Lanes] = OrderedDict()  # the next one first, as its lanes
+        self._submitters: OrderedDict[str, dict[int, Lanes]] = OrderedDict()  # the next one first
         self._counts: dict[str, int] = {}  # of recipients, by submitter
         self.length = 0
 
@@ -60,22 +65,32 @@ class SubmitterQueues:
 
     def append(self, recipient: QueuedRecipient) -> None:
         """Put ``recipient`` at the end of its lane."""
-        lanes = self._submitters.get(recipient.submitter)
-        if lanes is None:
-            lanes = self._submitters[recipient.submitter] = OrderedDict()
         name = recipient.record.lane
+        lanes = self._lanes(recipient.submitter, name)
         lane = lanes.get(name)
         if lane is None:
             lane = lanes[name] = deque()
         lane.append(recipient)
         self._add(recipient.submitter, 1)
 
+    def _lanes(self, submitter: str, lane: str) -> Lanes:
+        """The lanes of a submitter that have the rank of ``lane``."""
+        by_rank = self._submitters.get(submitter)
+        if by_rank is None:
+            by_rank = self._submitters[submitter] = {}
+        rank = rank_of(lane)
+        lanes = by_rank.get(rank)
+        if lanes is None:
+            lanes = by_rank[rank] = OrderedDict()
+        return lanes
+
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
         """Put recipients at the front of their lane, in order, and make that lane the next."""
         for recipient in reversed(list(recipients)):
-            lanes = self._submitters.setdefault(recipient.submitter, OrderedDict())
-            lanes.setdefault(recipient.record.lane, deque()).appendleft(recipient)
-            lanes.move_to_end(recipient.record.lane, last=False)
+            name = recipient.record.lane
+            lanes = self._lanes(recipient.submitter, name)
+            lanes.setdefault(name, deque()).appendleft(recipient)
+            lanes.move_to_end(name, last=False)
             self._submitters.move_to_end(recipient.submitter, last=False)
             self._add(recipient.submitter, 1)
 
@@ -87,8 +102,10 @@ class SubmitterQueues:
         taken: list[QueuedRecipient] = []
         turns: list[str] = []
         while self._submitters and not taken:
-            submitter, lanes = self._submitters.popitem(last=False)
+            submitter, by_rank = self._submitters.popitem(last=False)
             turns.append(submitter)
+            rank = min(by_rank)
+            lanes = by_rank[rank]
             name, lane = lanes.popitem(last=False)
             before = len(lane)
             while lane and len(taken) < limit and (not taken or lane[0].message == taken[0].message):
@@ -98,8 +115,10 @@ class SubmitterQueues:
             self._add(submitter, len(lane) - before)
             if lane:
                 lanes[name] = lane
-            if lanes:
-                self._submitters[submitter] = lanes
+            elif not lanes:
+                del by_rank[rank]
+            if by_rank:
+                self._submitters[submitter] = by_rank
                 if self._weights and taken and self._has_another_turn(submitter):
                     self._submitters.move_to_end(submitter, last=False)
         return taken, turns
@@ -114,6 +133,7 @@ class SubmitterQueues:
         return False
 
     def __iter__(self) -> Iterator[QueuedRecipient]:
-        for lanes in self._submitters.values():
-            for lane in lanes.values():
-                yield from lane
+        for by_rank in self._submitters.values():
+            for lanes in by_rank.values():
+                for lane in lanes.values():
+                    yield from lane

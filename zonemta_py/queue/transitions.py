@@ -17,6 +17,7 @@ from zonemta_py.events.schema import (
     Delivered,
     Expired,
     Held,
+    Lapsed,
     Requeued,
 )
 from zonemta_py.queue.batch import WriteBatch
@@ -27,14 +28,14 @@ from zonemta_py.queue.format.records import (
     Meta,
     Note,
     Waiting,
-    born,
+    starts,
 )
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 
 _KINDS = {
     OutcomeKind.DELIVERED: "deliver", OutcomeKind.DEFERRED: "defer", OutcomeKind.BOUNCED: "bounce", OutcomeKind.EXPIRED: "bounce",
-    OutcomeKind.REQUEUED: "requeue",
+    OutcomeKind.LAPSED: "bounce", OutcomeKind.REQUEUED: "requeue",
 }  # fmt: skip
 
 
@@ -73,6 +74,9 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
             tenant=origin.tenant,
             campaign=meta.campaign,
             tags=meta.tags,
+            not_before_ms=meta.options.not_before_ms,
+            expires_ms=meta.options.expires_ms,
+            priority=meta.options.priority,
             protocol=origin.protocol,
             report_for=meta.report_for,
         )
@@ -162,6 +166,11 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
 
 def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
     recipient, attempt = outcome.recipient, outcome.attempt
+    if outcome.kind is OutcomeKind.LAPSED:
+        own = event_fields(meta, recipient.key, recipient.record, now_ms)
+        expires_ms = meta.options.expires_ms
+        batch.record(Lapsed(**own, expires_ms=expires_ms, reply=attempt.text, report=report))
+        return
     fields: dict[str, Any] = {
         "time_ms": now_ms,
         "message": recipient.message,
@@ -175,7 +184,7 @@ def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms
         "campaign": meta.campaign,
         "tags": meta.tags,
         "attempt": recipient.record.attempts + 1,
-        "created_ms": born(meta, recipient.message),
+        "created_ms": starts(meta, recipient.message),
         "phase": attempt.phase,
         "code": attempt.code,
         "status": attempt.status,
@@ -236,7 +245,7 @@ def event_fields(meta: Meta, key: bytes, record: Waiting, now_ms: int) -> dict[s
         "campaign": meta.campaign,
         "tags": meta.tags,
         "attempt": record.attempts,
-        "created_ms": born(meta, message),
+        "created_ms": starts(meta, message),
     }
 
 

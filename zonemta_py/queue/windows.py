@@ -14,7 +14,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.spill import SpillKey
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient, rank_of
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.storage.interface import Store
 
@@ -78,7 +78,9 @@ class ReadyWindows:
             groups.setdefault(spill, []).append(recipient)
         reservation = Reservation(self)
         for spill, members in groups.items():
-            if self.zone(spill.zone).reserve(spill.destination, spill.submitter, len(members)):
+            urgent = rank_of(members[0].record.lane) == 0
+            window = self.zone(spill.zone)
+            if window.reserve(spill.destination, spill.submitter, len(members), urgent=urgent):
                 reservation.groups.append((spill, members))
             else:
                 reservation.spills.append(spill)

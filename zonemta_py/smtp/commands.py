@@ -1,10 +1,12 @@
 """Parser of MAIL and RCPT commands: values, or the reply that refuses the command. Pure.
 
 Source: RFC 5321 sections 4.1.1.2, 4.1.1.3 (and their old forms), RFC 1870 (SIZE), RFC 6152
-(8BITMIME), RFC 6531 (SMTPUTF8), RFC 3461 (DSN).
+(8BITMIME), RFC 6531 (SMTPUTF8), RFC 3461 (DSN), RFC 4865 (FUTURERELEASE), RFC 2852 (DELIVERBY).
 """
 
 import re
+from collections.abc import Mapping
+from datetime import datetime
 
 from zonemta_py.core.codec import Struct
 from zonemta_py.smtp import verp
@@ -15,6 +17,7 @@ _PATH = re.compile(
     r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
     re.DOTALL,
 )
+_BY = re.compile(r"([+-]?[0-9]{1,9});([NR])T?\Z", re.IGNORECASE)
 _PARAMETER = re.compile(r"([A-Za-z0-9][A-Za-z0-9\-]*)(?:=([\x21-\x3c\x3e-\x7e]+))?\Z")
 
 
@@ -29,7 +32,8 @@ class Refused(Exception):
 class Mail(Struct, frozen=True):
     """A MAIL command. ``sender`` is normalised, ``""`` for ``<>``; ``size`` is 0 without SIZE.
 
-    ``ret`` (FULL or HDRS) and ``envid`` (xtext) are empty without the parameter.
+    ``ret`` (FULL or HDRS) and ``envid`` (xtext) are empty without the parameter. ``hold_for_s`` and
+    ``hold_until_ms`` (unix ms) are 0 without HOLDFOR and HOLDUNTIL; ``by_mode`` (N, R) is empty without BY.
     """
 
     sender: str
@@ -37,6 +41,10 @@ class Mail(Struct, frozen=True):
     smtputf8: bool
     ret: str = ""
     envid: str = ""
+    hold_for_s: int = 0
+    hold_until_ms: int = 0
+    by_s: int = 0
+    by_mode: str = ""
 
 
 class Rcpt(Struct, frozen=True):
@@ -52,9 +60,11 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
     path, parameters = _split(argument, "FROM:", "MAIL FROM:<address>")
     if parameters and not extended:
         raise Refused("555 5.5.4 Parameters need EHLO")
-    size, smtputf8, ret, envid = 0, False, "", ""
+    size, smtputf8, ret, envid, timing = 0, False, "", "", dict[str, str]()
     for name, value in parameters:
-        if name == "SIZE" and value.isascii() and value.isdigit() and len(value) <= 20:
+        if name in ("HOLDFOR", "HOLDUNTIL", "BY"):
+            timing[name] = value
+        elif name == "SIZE" and value.isascii() and value.isdigit() and len(value) <= 20:
             size = int(value)
         elif name == "BODY" and value.upper() in ("7BIT", "8BITMIME"):
             pass  # the relay scans the body itself
@@ -72,7 +82,38 @@ def parse_mail(argument: str, *, extended: bool, max_size: int) -> Mail:
             raise Refused(f"555 5.5.4 Unsupported parameter {name}")
     if size > max_size:
         raise Refused(f"552 5.3.4 Message size exceeds the limit of {max_size} bytes")
-    return Mail(_sender(path, smtputf8=smtputf8), size, smtputf8, ret, envid)
+    sender = _sender(path, smtputf8=smtputf8)
+    if timing:
+        return Mail(sender, size, smtputf8, ret, envid, *_hold(timing), *_by(timing))
+    return Mail(sender, size, smtputf8, ret, envid)
+
+
+def _hold(timing: Mapping[str, str]) -> tuple[int, int]:
+    """HOLDFOR in seconds and HOLDUNTIL in unix ms; one of them at most is not 0."""
+    if "HOLDFOR" in timing and "HOLDUNTIL" in timing:
+        raise Refused("501 5.5.4 HOLDFOR and HOLDUNTIL exclude each other")
+    hold_for, until = timing.get("HOLDFOR", "0"), timing.get("HOLDUNTIL", "")
+    if not (hold_for.isascii() and hold_for.isdigit() and len(hold_for) <= 9):
+        raise Refused("501 5.5.4 Bad value of HOLDFOR")
+    if not until:
+        return int(hold_for), 0
+    try:
+        when = datetime.fromisoformat(until)
+        if when.tzinfo is None:
+            raise ValueError
+        return 0, max(1, round(when.timestamp() * 1000))
+    except (ValueError, OverflowError):
+        raise Refused("501 5.5.4 Bad value of HOLDUNTIL") from None
+
+
+def _by(timing: Mapping[str, str]) -> tuple[int, str]:
+    """Seconds and mode of BY. A message to be returned at once is refused (RFC 2852 section 4)."""
+    if "BY" not in timing:
+        return 0, ""
+    match = _BY.match(timing["BY"])
+    if match is None or (match[2].upper() == "R" and int(match[1]) <= 0):
+        raise Refused("501 5.5.4 Bad value of BY")
+    return int(match[1]), match[2].upper()
 
 
 def _sender(path: str, *, smtputf8: bool) -> str:

@@ -10,6 +10,8 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import WORKER_SHIFT, WORKERS_MAX, MessageIds
 from zonemta_py.queue.format.records import (
     FORMAT,
+    NO_OPTIONS,
+    DeliveryOptions,
     IdempotencyRecord,
     Inflight,
     Mark,
@@ -66,6 +68,7 @@ def test_records_are_frozen() -> None:
                 1_700_000_000_000,
                 "spring",
                 ("a", "b"),
+                DeliveryOptions(1_800_000_000_001, 1_800_000_000_002, True, 1_800_000_000_003, "urgent"),
             ),
             read_meta,
         ),
@@ -165,6 +168,13 @@ def test_version_4_is_read() -> None:
         (),
     )
     assert read_waiting(waiting).submitter == "u"
+
+
+def test_options_may_be_missing() -> None:
+    """The first messages of version 5 had none."""
+    meta = Meta(FORMAT, "s@x.y", b"", ("default",), False, False, "", Origin("", "", "", "", ""))
+    assert read_meta(pack(tuple(meta)[:-1])) == meta
+    assert meta.options == NO_OPTIONS
 
 
 def test_order() -> None:

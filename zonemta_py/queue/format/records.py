@@ -15,6 +15,9 @@ FORMAT = 5
 READABLE = (1, 2, 3, 4, 5)
 LANE_SEPARATOR = " @"  # between the parts of a lane
 TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
+PRIORITIES = ("urgent", "normal", "nonurgent")  # RFC 2156
+URGENT_LANE = f"{LANE_SEPARATOR}!urgent"  # at the end of a lane
+NONURGENT_LANE = f"{LANE_SEPARATOR}!nonurgent"
 
 
 class Origin(NamedTuple):
@@ -43,6 +46,23 @@ class Mark(NamedTuple):
     crc: int
 
 
+class DeliveryOptions(NamedTuple):
+    """What the submitter asked for. Times are unix ms, 0 for none.
+
+    No attempt is made before ``not_before_ms``, and none from ``expires_ms`` on; then the sender gets a report,
+    unless ``silent``. ``notify_ms``: when a report of delay is due. ``priority``: one of PRIORITIES, or empty.
+    """
+
+    not_before_ms: int = 0
+    expires_ms: int = 0
+    silent: bool = False
+    notify_ms: int = 0
+    priority: str = ""
+
+
+NO_OPTIONS = DeliveryOptions()
+
+
 class Meta(NamedTuple):
     """``message/MSGID/*``. ``header`` is the block that is sent, each field ending in CRLF.
 
@@ -68,6 +88,7 @@ class Meta(NamedTuple):
     born_ms: int = 0  # since version 4
     campaign: str = ""  # since version 5
     tags: tuple[str, ...] = ()
+    options: DeliveryOptions = NO_OPTIONS
 
 
 class Waiting(NamedTuple):
@@ -78,7 +99,7 @@ class Waiting(NamedTuple):
     unless deferred, keys.HELD_MS when held. ``last_ms``, ``code``, ``status`` and ``text`` of the last
     reply. ``lane``: the queue among others of its destination; its first part, which LANE_SEPARATOR ends, is
     TENANT_LANE and the tenant, else the user, else the address of the client; the second is the user in a
-    tenant, or without a user the domain of the sender.
+    tenant, or without a user the domain of the sender; the last URGENT_LANE or NONURGENT_LANE, if it has that priority.
     ``notify``: flags of ``smtp.dsn_params``; ``orcpt``: the parameter as received.
     """
 
@@ -230,6 +251,11 @@ read_open = _reader(Open)
 def born(meta: Meta, message: str) -> int:
     """When the mail of ``message`` was first accepted (unix ms); its age counts from then."""
     return meta.born_ms or created_ms(message)
+
+
+def starts(meta: Meta, message: str) -> int:
+    """When ``message`` could first be sent (unix ms): the time to deliver it counts from then."""
+    return max(born(meta, message), meta.options.not_before_ms)
 
 
 def new_waiting(index: int, domain: str, lane: str, notify: int = 0, orcpt: str = "") -> Waiting:

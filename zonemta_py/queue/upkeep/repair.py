@@ -112,7 +112,9 @@ class _Repair:
                 pass
         except QueueCorrupt as exc:
             return _DamagedMessage(str(exc))
-        return _WholeMessage(envelope.zones, lane_of(envelope.origin, envelope.sender))
+        return _WholeMessage(
+            envelope.zones, lane_of(envelope.origin, envelope.sender, envelope.options.priority)
+        )
 
     # ---- recipients
 

@@ -14,7 +14,7 @@ from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
 from zonemta_py.queue.spill import SpillKey
-from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.submitter_queues import QueuedRecipient, rank_of
 from zonemta_py.queue.windows import ReadyWindows
 from zonemta_py.storage.interface import Store, View
 
@@ -104,9 +104,9 @@ class _Slice:
         if key in window:
             return
         spill = SpillKey(zone, destination, message, record.submitter)
-        if window.has_room(destination, record.submitter) and not window.spilled.has(
-            destination, record.submitter
-        ):
+        urgent = rank_of(record.lane) == 0
+        behind = not urgent and window.spilled.has(destination, record.submitter)
+        if window.has_room(destination, record.submitter, urgent=urgent) and not behind:
             window.add(destination, [recipient])
             self._placed.add(spill)
         elif not self._spills or self._spills[-1] != spill:

@@ -1,0 +1,113 @@
+"""Messages that are to be sent later, or before others."""
+
+import asyncio
+from pathlib import Path
+
+from tests.kit.deadlines import until
+from tests.kit.queue import Clock, accept, events, everything, lease, opened, problems, settle
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import DeliveryOptions, read_waiting
+from zonemta_py.queue.queue import Queue
+
+LATER = DeliveryOptions(Clock().ms + 3_600_000)
+URGENT = DeliveryOptions(priority="urgent")
+NONURGENT = DeliveryOptions(priority="nonurgent")
+
+
+def left(queue: Queue) -> list[str]:
+    """The recipients in the order in which they are leased."""
+    found = []
+    while (held := queue.lease("default", "x.example", 1)) is not None:
+        found += [recipient.address.partition("@")[0] for recipient in held.recipients]
+    return found
+
+
+async def test_a_message_for_later_takes_no_room_until_then(directory: Path) -> None:
+    """Also over a restart, and whatever is flushed meanwhile."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, "a@x.example", "b@x.example", options=LATER)
+        await accept(queue, "now@x.example")
+        assert queue.windows.zone("default").size == 1
+        assert await queue.deferral.flush(None, None, None) == 0
+        assert await queue.deferral.flush("default", "x.example", None) == 0
+        [accepted, _] = events(queue.store)
+        assert accepted["not_before_ms"] == LATER.not_before_ms
+    async with opened(directory, clock) as queue:
+        assert left(queue) == ["now"]
+        clock.ms = LATER.not_before_ms - 1
+        assert await queue.deferral.wake_due(clock.ms) == 0
+        clock.ms += 1
+        assert await queue.deferral.wake_due(clock.ms) == 1
+        assert problems(queue.store) == []
+        await until(lambda: queue.windows.zone("default").size > 0, "both in the window")
+        assert left(queue) == ["a", "b"]
+
+
+async def test_a_flush_that_names_the_message_sends_it_now(directory: Path) -> None:
+    async with opened(directory) as queue:
+        message = await accept(queue, "a@x.example", options=LATER)
+        assert await queue.deferral.flush("default", None, message) == 1
+        assert left(queue) == ["a"]
+
+
+async def test_it_is_not_taken_for_a_clock_that_was_wrong(directory: Path) -> None:
+    """An attempt that is due in a year is, if no delay is so long."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        queue.deferral._longest_delay_ms = 1000
+        await accept(queue, "a@x.example", options=LATER)
+        await accept(queue, "b@x.example")
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, LATER.not_before_ms)
+        assert await queue.deferral._rescue(clock.ms + 1000) == 1
+        assert left(queue) == ["b"]
+
+
+async def test_the_age_counts_from_the_time_when_it_may_be_sent(directory: Path) -> None:
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, "a@x.example", options=LATER)
+        clock.ms = LATER.not_before_ms + 5
+        await queue.deferral.wake_due(clock.ms)
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DELIVERED)
+        assert events(queue.store)[-1]["created_ms"] == LATER.not_before_ms
+        await queue.cleanup.idle() if hasattr(queue.cleanup, "idle") else await asyncio.sleep(0)
+        assert everything(queue.store) == []
+
+
+async def test_urgent_mail_of_a_submitter_goes_first(directory: Path) -> None:
+    """And nonurgent mail last; the turns of the other submitters stay as they are."""
+    async with opened(directory) as queue:
+        await accept(queue, "late@x.example", user="ann", options=NONURGENT)
+        await accept(queue, "a@x.example", user="ann")
+        await accept(queue, "bob@x.example", user="bob")
+        await accept(queue, "b@x.example", user="ann")
+        await accept(queue, "code@x.example", user="ann", options=URGENT)
+        assert left(queue) == ["code", "bob", "a", "b", "late"]
+
+
+async def test_urgent_mail_does_not_wait_behind_the_flood_of_its_submitter(directory: Path) -> None:
+    """It is in the window although the flood fills its part and has spilled; also after a restart."""
+    async with opened(directory, window=80) as queue:
+        for number in range(60):
+            await accept(queue, f"{number}@x.example", user="ann")
+        await accept(queue, "code@x.example", user="ann", options=URGENT)
+        assert lease(queue, "x.example").recipients[0].address == "code@x.example"
+    async with opened(directory, window=80) as queue:
+        assert left(queue)[0] == "code"
+        assert problems(queue.store) == []
+
+
+async def test_the_lane_says_the_priority(directory: Path) -> None:
+    """The submitter is the same: urgent mail has no turns of its own."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@x.example", user="ann", tenant="acme", options=URGENT)
+        await accept(queue, "b@x.example", user="", options=NONURGENT)
+        rows = queue.store.scan(keys.WAITING, keys.end_of(keys.WAITING))
+        records = [read_waiting(value) for _, value in rows]
+        assert [record.lane for record in records] == [
+            "tenant:acme @ann @!urgent",
+            "127.0.0.1 @sender.example @!nonurgent",
+        ]
+        assert [record.submitter for record in records] == ["tenant:acme", "127.0.0.1"]
