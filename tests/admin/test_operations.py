@@ -240,9 +240,16 @@ async def test_stats(queue: Queue) -> None:
 def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
-    ``zonemta tenant list`` and ``show`` ask for those that are suspended.
+    ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits.
     """
-    names = {*queue_commands.commands, *tenant_commands.commands, "audit", "reload", "suspended"}
+    names = {
+        *queue_commands.commands,
+        *tenant_commands.commands,
+        "audit",
+        "reload",
+        "suspended",
+        "usage",
+    }
     assert [name for name in OPERATIONS if name not in names] == []
 
 

@@ -8,7 +8,11 @@ from click.testing import CliRunner, Result
 
 from tests.kit.queue import opened
 from zonemta_py.cli.main import main
+from zonemta_py.config.load import load_config
+from zonemta_py.config.tenants import limit_rules
 from zonemta_py.core import clock
+from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.intake_limits import LimitedClient, Use
 
 
 def zonemta(directory: Path, *arguments: str) -> Result:
@@ -60,3 +64,28 @@ async def test_offline(tmp_path: Path) -> None:
     unknown = await asyncio.to_thread(run, "suspend", "nope")
     assert unknown.exit_code == 2
     assert "no tenant 'nope'; `zonemta tenant list` shows them" in unknown.output
+
+
+async def test_what_a_tenant_has_used(tmp_path: Path) -> None:
+    """Of each limit, also while the relay is down."""
+    queue = tmp_path / "queue"
+    (tmp_path / "z.yaml").write_text(
+        "tenants: {acme: {limits: {messages: [5/h, 20/d], bytes: [1GiB/d]}}}\nqueue: {directory: queue}\n"
+    )
+    config = load_config(tmp_path / "z.yaml")
+    async with opened(queue, clock.now_ms) as opened_queue:
+        opened_queue.limits.configure(limit_rules(config.tenants, config.limits))
+        opened_queue.limits.charge(LimitedClient("acme", "", ""), Use(messages=2, bytes=2000))
+        await opened_queue.commits.submit(WriteBatch())
+
+    def run(*arguments: str) -> str:
+        path = str(tmp_path / "z.yaml")
+        return CliRunner().invoke(main, ["tenant", "show", "acme", *arguments, "-c", path]).output
+
+    shown = await asyncio.to_thread(run)
+    assert (
+        "messages in 1h: 2 of 5\nmessages in 1d: 2 of 20\nbytes in 1d: 2,000 of 1,073,741,824\n" in shown
+    )
+    assert "- 1GiB/1d" in shown
+    usage = json.loads(await asyncio.to_thread(run, "--json"))["usage"]
+    assert usage[0] == {"limit": "messages", "of": 5, "per_s": 3600.0, "used": 2}

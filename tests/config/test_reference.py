@@ -65,7 +65,7 @@ def reference_values(node: yaml.Node, key: str = "") -> Iterator[tuple[str, yaml
             yield from reference_values(value, key if left_out else f"{key}.{name.value}".lstrip("."))
 
 
-EMPTY_BY_DEFAULT = {"dkim.keys", "peers", "tenants", "zones.destinations"}
+EMPTY_BY_DEFAULT = {"dkim.keys", "peers", "tenants", "tenants.limits", "zones.destinations"}
 
 
 def reference_comments() -> dict[str, str]:
@@ -121,7 +121,8 @@ def test_the_reference_file_has_every_key() -> None:
     missing = {
         "dkim.keys.domain", "dkim.keys.selector", "dkim.keys.key_file", "peers.pipelining",
         "peers.starttls", "tenants.users", "tenants.networks", "tenants.domains", "tenants.zones",
-        "tenants.weight", "zones.destinations.domains", "zones.destinations.connections",
+        "tenants.weight", "tenants.limits.sessions", "tenants.limits.messages", "tenants.limits.recipients",
+        "tenants.limits.bytes", "zones.destinations.domains", "zones.destinations.connections",
     }  # fmt: skip
     assert set(COMMENTS) == set(SPECIFICATIONS) - missing
     assert {key.rpartition(".")[0] for key in missing} == EMPTY_BY_DEFAULT

@@ -15,6 +15,7 @@ from tests.kit.deadlines import until
 from tests.kit.queue import opened
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.schema import Config
+from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.intake.listener import Intake, Listener
@@ -78,6 +79,7 @@ async def listening(
     config = make_config(directory, listener, rest)
     config = replace(config, queue=replace(config.queue, directory=directory, min_free_disk=1))
     async with opened(directory / "queue", clock.now_ms) as queue:
+        queue.limits.configure(limit_rules(config.tenants, config.limits))
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
         async with queue_client_for(queue) as client:
             intake = Intake(client, [sockets], disk_space=DiskSpace(directory, 1))

@@ -13,7 +13,8 @@ from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
 from zonemta_py.processes import receiver_protocol, sender_protocol
 from zonemta_py.queue.accept import NewMessage, NewRecipient
-from zonemta_py.queue.format.records import IdempotencyRecord, Origin
+from zonemta_py.queue.format.records import DeliveryOptions, IdempotencyRecord, Origin
+from zonemta_py.queue.intake_limits import LimitedClient, Use
 from zonemta_py.transports.pipelining import DsnOptions
 
 TEXT = st.text(max_size=20)
@@ -40,6 +41,8 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     list[tuple[bytes, bytes]]: lists(st.tuples(BYTES, BYTES)),
     tuple[tuple[str, str], ...]: lists(st.tuples(TEXT, TEXT)).map(tuple),
     IdempotencyRecord | None: st.none() | RECORD,
+    LimitedClient: st.builds(LimitedClient, TEXT, TEXT, TEXT),
+    Use: st.builds(Use, NUMBER, NUMBER, NUMBER, NUMBER),
     DeliveryRequest: st.builds(
         DeliveryRequest, TEXT, TEXT, TEXT, TEXT, lists(TEXT), BYTES, NUMBER, FLAG, FLAG,
         st.none() | st.builds(DsnOptions, TEXT, lists(TEXT)),
@@ -51,6 +54,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
         NewMessage, TEXT, BYTES, lists(st.builds(NewRecipient, TEXT, TEXT, TEXT, NUMBER, TEXT)),
         st.builds(Origin, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT), TEXT, FLAG, FLAG, TEXT, TEXT, TEXT,
         st.none() | st.tuples(TEXT, RECORD), BYTES, TEXT, lists(TEXT).map(tuple),
+        st.builds(DeliveryOptions, NUMBER, NUMBER, FLAG, NUMBER, TEXT),
     ),
 }  # fmt: skip
 
@@ -99,9 +103,9 @@ def test_the_wire_format() -> None:
     }
     assert tags[receiver_protocol] == {
         "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6,
-        "SuspendedTenants": 7, "Ready": 11,
+        "SuspendedTenants": 7, "ChargeResult": 8, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
-        "Drained": 18,
+        "Drained": 18, "ChargeUse": 19,
     }  # fmt: skip
     assert tags[sender_protocol] == {
         "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,

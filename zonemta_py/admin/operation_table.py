@@ -24,6 +24,7 @@ from zonemta_py.admin.requests import (
     SuspendRequest,
     TenantsRequest,
     UnreachableRequest,
+    UsageRequest,
 )
 from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError
@@ -53,6 +54,7 @@ OPERATIONS = {
         Operation("suspended", TenantsRequest, Operations.suspended),
         Operation("suspend", SuspendRequest, Operations.suspend),
         Operation("resume", ResumeRequest, Operations.resume),
+        Operation("usage", UsageRequest, Operations.usage),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),
         Operation("reload", ReloadRequest, Operations.reload),
         Operation("check", CheckRequest, Operations.check),

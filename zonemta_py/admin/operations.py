@@ -29,7 +29,9 @@ from zonemta_py.admin.requests import (
     SuspendRequest,
     TenantsRequest,
     UnreachableRequest,
+    UsageRequest,
 )
+from zonemta_py.config.limits import Subject
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
@@ -195,6 +197,11 @@ class Operations:
             found = self._queue.suspended.get(name)
             if found is not None:
                 yield {"tenant": name, "since_ms": found.since_ms, "reason": found.reason}
+
+    async def usage(self, request: UsageRequest) -> AsyncIterator[Row]:
+        """A row for each limit of a tenant, with ``limit``, ``used``, ``of`` and ``per_s``."""
+        for row in self._queue.limits.used(Subject("tenant", request.tenant)):
+            yield row
 
     async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
         """One row with ``suspended``."""

@@ -96,6 +96,12 @@ class ResumeRequest(ChangeRequest, frozen=True):
     tenant: str
 
 
+class UsageRequest(Request, frozen=True):
+    """Show what a tenant has used of its limits."""
+
+    tenant: str
+
+
 class UnreachableRequest(Request, frozen=True):
     """List addresses whose connections timed out; ``clear`` removes one, or ``all``, from the list."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, TenantsRequest
+from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, TenantsRequest, UsageRequest
 from zonemta_py.cli.common import (
     EXIT_USAGE,
     config_option,
@@ -22,6 +22,7 @@ from zonemta_py.cli.common import (
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
+from zonemta_py.config.units import Seconds
 
 
 @click.group()
@@ -48,6 +49,13 @@ def _suspensions(config_path: Path) -> dict[str, dict[str, Any]]:
     if not read_config(config_path).queue.directory.is_dir():
         return {}
     return {row["tenant"]: row for row in rows_of(config_path, TenantsRequest())}
+
+
+def _usage(config_path: Path, name: str) -> list[dict[str, Any]]:
+    """What a tenant has used of its limits."""
+    if not read_config(config_path).queue.directory.is_dir():
+        return []
+    return list(rows_of(config_path, UsageRequest(name)))
 
 
 def _since(suspension: dict[str, Any] | None) -> str:
@@ -89,18 +97,21 @@ def list_(config_path: Path, as_json: bool) -> None:
 @json_option
 @reports_errors
 def show(name: str, config_path: Path, as_json: bool) -> None:
-    """Print all settings of the tenant NAME, and whether it is suspended.
+    """Print all settings of the tenant NAME, what it has used of its limits, and whether it is suspended.
 
     \b
     Example:
       zonemta tenant show acme -c config/zonemta.yaml
     """
     values = _known(config_path, name)
-    found = _suspensions(config_path).get(name)
+    found, usage = _suspensions(config_path).get(name), _usage(config_path, name)
     if as_json:
-        print_json({"tenant": name, **values, "suspended": found})
+        print_json({"tenant": name, **values, "usage": usage, "suspended": found})
         return
     click.echo(to_yaml({name: values}), nl=False)
+    for row in usage:
+        per = plain_values(Seconds(row["per_s"]), Seconds)
+        echo(f"{row['limit']} in {per}: {row['used']:,} of {row['of']:,}")
     if found is not None:
         echo(f"suspended since {_since(found)}")
 

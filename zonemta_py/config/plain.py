@@ -7,6 +7,7 @@ from typing import Any
 
 from zonemta_py.config.units import (
     AUTO,
+    ByteRate,
     Keep,
     Percent,
     ProcessCount,
@@ -44,6 +45,8 @@ def plain_values(value: Any, kind: Any = None) -> Any:
 
 
 def _scalar(value: Any, kind: Any) -> Any:
+    if kind is ByteRate:
+        return f"{_with_unit(value.events, Size)}/{_scalar(value.per_s, Seconds)}"
     if isinstance(value, Rate):
         return f"{value.events}/{_scalar(value.per_s, Seconds)}"
     if kind is Seconds:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import yaml
 
 from zonemta_py.config.units import (
+    ByteRate,
     ExitCode,
     HostPort,
     Keep,
@@ -27,6 +28,7 @@ from zonemta_py.config.units import (
     Seconds,
     Size,
     Smarthost,
+    byte_rate,
     duration,
     exit_code,
     host_port,
@@ -43,6 +45,7 @@ _PARSERS: dict[Any, Any] = {
     Seconds: duration,
     Size: size,
     Rate: rate,
+    ByteRate: byte_rate,
     HostPort: host_port,
     NameServer: lambda value: host_port(value, 53),
     ProcessCount: process_count,

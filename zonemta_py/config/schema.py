@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import ClassVar
 
+from zonemta_py.config.limits import ClientLimits
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.config.units import (
     AUTO,
@@ -251,6 +252,7 @@ class Config:
     queue: QueueSettings = QueueSettings()
     zones: dict[str, Zone] = field(default_factory=lambda: {"default": Zone()})
     tenants: dict[str, TenantSettings] = field(default_factory=dict)
+    limits: ClientLimits = ClientLimits()
     policies: tuple[str, ...] = ()
     routing: tuple[Route, ...] = (Route(header="X-Sending-Zone"),)
     pools: dict[str, tuple[PoolAddress, ...]] = field(

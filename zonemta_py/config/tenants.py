@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import NoReturn
 
+from zonemta_py.config.limits import NO_LIMITS, ClientLimits, IntakeLimits, LimitRules
 from zonemta_py.config.units import Network, number
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
@@ -29,6 +30,7 @@ class TenantSettings:
     domains: tuple[str, ...] = ()
     zones: tuple[str, ...] | None = None
     weight: int = number(1, 1, 1000)
+    limits: IntakeLimits = NO_LIMITS
 
 
 def check_tenants(
@@ -158,3 +160,8 @@ class Tenants:
             return not self._of_any.has(domain)
         tenant = self._by_name.get(name)
         return tenant is not None and tenant.has(domain)
+
+
+def limit_rules(tenants: Mapping[str, TenantSettings], clients: ClientLimits) -> LimitRules:
+    """The limits of tenants and clients."""
+    return LimitRules({name: each.limits for name, each in tenants.items()}, clients)

@@ -68,6 +68,9 @@ def without_user_info(url: str) -> str:
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
+ByteRate = NewType("ByteRate", Rate)  # bytes per time
+
+
 class Keep(NamedTuple):
     """How much is kept: what is younger than ``age_s``, and at most ``size_bytes``; None: no limit."""
 
@@ -154,6 +157,19 @@ def rate(value: object) -> Rate:
     if not per_s:
         raise ValueError(allowed)
     return Rate(int(match[1]), per_s)
+
+
+def byte_rate(value: object) -> ByteRate:
+    """Parse ``1GiB/d``: a size per duration. Raises ValueError."""
+    amount, slash, per = value.partition("/") if isinstance(value, str) else ("", "", "")
+    try:
+        events = size(amount.strip())
+        per_s = rate(f"1/{per}").per_s
+    except ValueError:
+        events = Size(0)
+    if not slash or not events:
+        raise ValueError("a size for a time, such as 500MiB/h or 10GB/d")
+    return ByteRate(Rate(events, per_s))
 
 
 def keep(value: object) -> Keep:

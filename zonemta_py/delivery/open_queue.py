@@ -4,6 +4,7 @@ import socket
 from functools import partial
 
 from zonemta_py.config.schema import Config
+from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import DAY
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.events.recovery import last_seq, newest_message
@@ -31,7 +32,7 @@ def open_queue(
     """
     settings = config.queue
     hostname = config.hostname or socket.getfqdn()
-    return Queue(
+    queue = Queue(
         store or open_store(settings, standby=standby, access=access),
         QueueOptions(
             sync=settings.durability == "sync",
@@ -47,6 +48,8 @@ def open_queue(
         reports=reports or BounceReporter(config, hostname, make_router(config)),
         on_ready=on_ready,
     )
+    queue.limits.configure(limit_rules(config.tenants, config.limits))
+    return queue
 
 
 def _longest_delay_ms(config: Config) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from zonemta_py.config.units import Network
-from zonemta_py.intake.authentication import network_of
+from zonemta_py.core.networks import network_of
 from zonemta_py.routing import matching_networks
 
 HTTP_CONNECTIONS_MAX = 100

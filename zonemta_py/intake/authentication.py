@@ -11,9 +11,9 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address, ip_network
 
 from zonemta_py.core import clock
+from zonemta_py.core.networks import network_of
 from zonemta_py.intake.users import Users
 
 THREADS = 2
@@ -30,15 +30,6 @@ BLOCKED = "421 4.7.0 Too many wrong passwords from your address, try again later
 WRONG = "535 5.7.8 Authentication credentials invalid"
 
 log = logging.getLogger(__name__)
-
-
-def network_of(address: str) -> str:
-    """What is likely one client: an IPv4 address, or the /64 of an IPv6 address."""
-    try:
-        found = ip_address(address)
-    except ValueError:
-        return address
-    return address if found.version == 4 else str(ip_network((found, 64), strict=False))
 
 
 class PasswordChecks:

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from aiohttp import web
 
 from zonemta_py.config.units import HostPort
-from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.clock import monotonic_s, now_ms
 from zonemta_py.core.errors import LocalError, NotAccepted
 from zonemta_py.intake.admission import HTTP_CONNECTIONS_MAX
 from zonemta_py.intake.inject import Injector
@@ -27,6 +27,7 @@ from zonemta_py.smtp.http_mapping import (
     RECIPIENT_FIELD,
     SENDER_FIELD,
     decode_address,
+    retry_after_s,
     status_of,
     write_reply,
 )
@@ -196,4 +197,8 @@ class _Refusal(asyncio.Protocol):
 
 
 def _response(reply: Reply) -> web.Response:
-    return web.Response(status=status_of(reply), headers={FIELD: write_reply(reply)})
+    headers = {FIELD: write_reply(reply)}
+    wait_s = retry_after_s(reply, now_ms())
+    if wait_s is not None:
+        headers["Retry-After"] = str(wait_s)
+    return web.Response(status=status_of(reply), headers=headers)

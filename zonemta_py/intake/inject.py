@@ -14,6 +14,7 @@ from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.intake_limits import client_of
 from zonemta_py.routing import Router
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, normalise
@@ -80,6 +81,9 @@ class Injector:
             raise NotAccepted("503 5.5.1 No recipient")
         check_suspended(self._queue, origin.tenant)
         senders.check_sender(origin.tenant, origin.submitter, sender, trusted=True)
+        refusal = self._queue.limits.closed(client_of(origin))
+        if refusal:
+            raise NotAccepted(refusal)
         if ret not in ("", "FULL", "HDRS"):
             raise NotAccepted(f"501 5.5.4 RET={ret} is neither FULL nor HDRS")
         if envid and not valid_envid(envid):

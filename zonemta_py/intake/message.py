@@ -26,6 +26,7 @@ from zonemta_py.intake.stamping import (
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
+from zonemta_py.queue.intake_limits import Use, client_of
 from zonemta_py.smtp.dkim import BodyHash, author_domain, signing_domain
 from zonemta_py.smtp.headers import HeaderSplitter, HeaderTooLarge, scan
 from zonemta_py.smtp.transparency import LineCheck
@@ -216,7 +217,7 @@ class MessageReceiver:
             except NotAccepted as exc:
                 self.refusal = str(exc)
         if messages:
-            self._hand_over(messages)
+            self._charge(messages)
             return
         if self.refusal:
             self.abort()
@@ -250,6 +251,27 @@ class MessageReceiver:
             its_key = key if len(messages) == len(wanted) - 1 else None
             messages.append((writer, stamp(self._rules, envelope, content, writer.id, its_key)))
         return messages
+
+    def _charge(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
+        """Hand ``messages`` to the queue unless they exceed a limit."""
+        client = client_of(self._envelope.origin)
+        if self._rules.limits.empty or not self._rules.limits.of(*client):
+            self._hand_over(messages)
+            return
+        recipients = sum(len(message.recipients) for _, message in messages)
+        charge = self._queue.limits.charge(client, Use(0, 1, recipients, self._size))
+
+        def charged(failure: QueueUnavailable | None) -> None:
+            self.refusal = UNWRITABLE if failure is not None else charge.refusal
+            if self._ended:
+                return  # the client has disconnected
+            if not self.refusal:
+                self._hand_over(messages)
+                return
+            self.abort()
+            self._finished.set_result()
+
+        charge.add_done_callback(charged)
 
     def _hand_over(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
         """Hand ``messages`` to the queue, which stores them even when the client disconnects."""

@@ -9,6 +9,7 @@ from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.queue.idempotency import KeyLookup
+from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
 
 
 class KeysClient(Protocol):
@@ -22,6 +23,16 @@ class KeysClient(Protocol):
 
     def release(self, digest: str) -> None:
         """Release an acquired key."""
+
+
+class LimitsClient(Protocol):
+    """The limits of what is submitted."""
+
+    def closed(self, client: LimitedClient) -> str:
+        """The reply to any message of ``client``; empty when one may be accepted."""
+
+    def charge(self, client: LimitedClient, use: Use) -> Charge:
+        """Count ``use`` unless it exceeds a limit."""
 
 
 class QueueClient(Protocol):
@@ -38,6 +49,10 @@ class QueueClient(Protocol):
     @property
     def idempotency_keys(self) -> KeysClient:
         """Its submission keys."""
+
+    @property
+    def limits(self) -> LimitsClient:
+        """Its limits of what is submitted."""
 
     def open_message(self) -> MessageWriter:
         """A writer for a body; ``accept`` or ``abort`` ends it."""

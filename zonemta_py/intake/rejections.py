@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from zonemta_py.core.codec import replace
+from zonemta_py.core.networks import network_of
 from zonemta_py.events.schema import Event, Rejected
-from zonemta_py.intake.authentication import network_of
 from zonemta_py.storage.disk_space import DiskSpace
 
 INTERVAL_S = 60.0

@@ -3,7 +3,6 @@
 Source: RFC 5321 section 4.1, RFC 2920 (pipelining), RFC 3461 (DSN), RFC 6531 (SMTPUTF8).
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,19 +13,17 @@ from zonemta_py.intake.admission import NO_SPACE
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.idempotency import IdempotencyClaim
+from zonemta_py.intake.mail_limits import MailLimits
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
-from zonemta_py.intake.message_options import latest_release, of_mail
+from zonemta_py.intake.message_options import of_mail
 from zonemta_py.intake.stamping import MessageEnvelope
 from zonemta_py.intake.starttls_auth import SecureConnection
 from zonemta_py.intake.state import COMMAND, DATA
 from zonemta_py.queue.format.records import NO_OPTIONS, Origin
 from zonemta_py.queue.idempotency import KeyLookup, digest_of
+from zonemta_py.queue.intake_limits import Charge, client_of
 from zonemta_py.smtp.commands import Rcpt, Refused, parse_mail, parse_rcpt
 from zonemta_py.smtp.transparency import DotDecoder
-
-IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
-
-_HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
 
 
 class Session(SecureConnection):
@@ -34,8 +31,7 @@ class Session(SecureConnection):
 
     def __init__(self, context: ListenerContext) -> None:
         super().__init__(context)
-        self._helo = ""
-        self._idle_commands = 0  # since the last message
+        self._limits = MailLimits()
         self._claim: IdempotencyClaim | None = None  # while its key is looked up
         self._receiver: MessageReceiver | None = None  # from DATA until the message is stored
         self._decoder = DotDecoder()
@@ -69,40 +65,6 @@ class Session(SecureConnection):
         context.rejections.add(event, counted=stranger and not reply.startswith("535"))
         return Refused(reply)
 
-    # ---- HELO, EHLO
-
-    def _helo_command(self, argument: str) -> None:
-        self._greet(argument, extended=False)
-        self._reply(f"250 {self.hostname}")
-
-    def _ehlo_command(self, argument: str) -> None:
-        self._greet(argument, extended=True)
-        size = f"SIZE {self._context.settings.max_message_size}"
-        lines = [self.hostname, "PIPELINING", size, "8BITMIME", "SMTPUTF8", "DSN"]
-        if self._context.starttls_context is not None and not self._encrypted:
-            lines.append("STARTTLS")
-        if self._may_authenticate():
-            lines.append("AUTH PLAIN LOGIN")
-        if self._user or self._context.trusts(self._client_ip):
-            release = latest_release(self._context.settings.options, clock.now_ms())
-            lines += [f"FUTURERELEASE {release}", "DELIVERBY"]
-        for line in lines:
-            self._reply(f"250-{line}")
-        self._reply("250 ENHANCEDSTATUSCODES")
-
-    def _greet(self, argument: str, *, extended: bool) -> None:
-        if not _HOST.match(argument):
-            raise Refused("501 5.5.4 Your host name is needed")
-        self._count_idle()
-        self._reset_transaction()
-        self._helo, self._extended = argument, extended
-
-    def _reset_session(self) -> None:
-        """Forget what the client said before TLS."""
-        super()._reset_session()
-        self._helo = ""
-        self._reset_transaction()
-
     # ---- MAIL, RCPT
 
     def _mail(self, argument: str) -> None:
@@ -130,9 +92,29 @@ class Session(SecureConnection):
             refused = self._rejected("MAIL", str(exc))
             self._reset_transaction()
             raise refused from exc
+        asked = None
+        if not context.rules.limits.empty:
+            client = client_of(self._origin())
+            asked = self._limits.ask(context.queue.limits, context.rules.limits, client)
+        if asked is None:
+            self._look_up_mail()
+        else:
+            self.wait_for(asked, self._mail_limited, asked)
+
+    def _mail_limited(self, asked: Charge) -> None:
+        """Go on with MAIL unless a limit is reached."""
+        refusal = UNWRITABLE if asked.failure is not None else asked.refusal
+        if refusal:
+            refused = self._rejected("MAIL", refusal)
+            self._reset_transaction()
+            raise refused
+        self._look_up_mail()
+
+    def _look_up_mail(self) -> None:
+        """Reply to MAIL once it is known whether its message was submitted before."""
         key = self._envid_key()
         if key:
-            lookup = context.queue.idempotency_keys.lookup(digest_of(self._submitter, key))
+            lookup = self._context.queue.idempotency_keys.lookup(digest_of(self._submitter, key))
             self.wait_for(lookup, self._mail_looked_up, lookup)
         else:
             self._reply("250 2.1.0 Ok")
@@ -162,10 +144,11 @@ class Session(SecureConnection):
         rcpt = parse_rcpt(
             argument, smtputf8=self._smtputf8, extended=self._extended, hostname=self.hostname
         )
-        if len(self._recipients) >= self._context.settings.max_recipients:
+        limited, most = self._limits.recipients_max, self._context.settings.max_recipients
+        if len(self._recipients) >= (most if limited is None else min(most, limited)):
             self._excess += 1
             self._reply("452 4.5.3 Too many recipients")
-            if self._excess > self._context.settings.max_recipients:
+            if self._excess > most:
                 raise CloseConnection
             return
         self._recipients.setdefault(rcpt.address, rcpt)
@@ -203,9 +186,7 @@ class Session(SecureConnection):
         envelope = MessageEnvelope(
             self._sender,
             list(self._recipients.values()),
-            Origin(
-                context.name, self._client_ip, self._helo, self._user, self._protocol(), self._tenant
-            ),
+            self._origin(),
             self._smtputf8,
             self._ret,
             self._envid,
@@ -216,6 +197,11 @@ class Session(SecureConnection):
         self._data_end_s = clock.monotonic_s() + context.settings.message_timeout
         self._enter(DATA)
         self._reply("354 End data with <CR><LF>.<CR><LF>")
+
+    def _origin(self) -> Origin:
+        return Origin(
+            self._context.name, self._client_ip, self._helo, self._user, self._protocol(), self._tenant
+        )
 
     def _protocol(self) -> str:
         """The protocol for the Received field: RFC 3848 and RFC 6531 section 4.3."""
@@ -269,12 +255,6 @@ class Session(SecureConnection):
 
     # ---- RSET, NOOP, VRFY, HELP, QUIT
 
-    def _count_idle(self) -> None:
-        """Limit the commands without a message, with which a client could hold a session forever."""
-        self._idle_commands += 1
-        if self._idle_commands > IDLE_COMMANDS_MAX:
-            raise CloseConnection("421 4.7.0 Too many commands without a message")
-
     def _rset(self, argument: str) -> None:
         self._count_idle()
         self._reset_transaction()
@@ -300,8 +280,8 @@ class Session(SecureConnection):
         raise CloseConnection("221 2.0.0 Bye")
 
     _commands: ClassVar[dict[str, Callable[[Any, str], None]]] = {
-        "HELO": _helo_command,
-        "EHLO": _ehlo_command,
+        "HELO": SecureConnection._helo_command,
+        "EHLO": SecureConnection._ehlo_command,
         "MAIL": _mail,
         "RCPT": _rcpt,
         "DATA": _data,

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from zonemta_py.config.limits import LimitRules
 from zonemta_py.config.schema import Config, ListenerSettings, MessageOptions
-from zonemta_py.config.tenants import Tenants
+from zonemta_py.config.tenants import Tenants, limit_rules
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import NotAccepted
@@ -62,6 +63,7 @@ class MessageRules(NamedTuple):
     removed_fields: frozenset[bytes]
     dkim_domains: Collection[str]
     policies: Sequence[EnvelopePolicy]
+    limits: LimitRules
 
 
 def make_rules(
@@ -86,6 +88,7 @@ def make_rules(
         removed_fields=router.headers | {name.lower().encode() for name in removed if name},
         dkim_domains=frozenset(entry.domain for entry in config.dkim.keys if entry.domain),
         policies=policies,
+        limits=limit_rules(config.tenants, config.limits),
     )
 
 

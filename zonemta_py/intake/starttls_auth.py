@@ -1,21 +1,28 @@
-"""STARTTLS and AUTH.
+"""EHLO, STARTTLS and AUTH: who the client is.
 
-Source: RFC 3207 (STARTTLS), RFC 4954 (AUTH).
+Source: RFC 5321 section 4.1.1.1, RFC 3207 (STARTTLS), RFC 4954 (AUTH).
 """
 
 import asyncio
 import logging
+import re
 import ssl
+from abc import abstractmethod
 from functools import partial
 
+from zonemta_py.core import clock
 from zonemta_py.intake.command_lines import CloseConnection
 from zonemta_py.intake.connection import Connection
 from zonemta_py.intake.context import ListenerContext
+from zonemta_py.intake.message_options import latest_release
 from zonemta_py.intake.state import AUTH, COMMAND, TLS
 from zonemta_py.smtp import sasl
 from zonemta_py.smtp.commands import Refused
 
 HANDSHAKE_S = 60.0
+IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
+
+_HOST = re.compile(r"[\x21-\x7e\x80-\ud7ff\ue000-\U0010ffff]{1,255}\Z")  # no surrogates: valid UTF-8
 
 log = logging.getLogger(__name__)
 
@@ -25,17 +32,60 @@ class SecureConnection(Connection):
 
     def __init__(self, context: ListenerContext) -> None:
         super().__init__(context)
+        self._helo = ""
         self._user = ""  # empty before AUTH
         self._extended = False  # the client said EHLO
         self._exchange: sasl.Exchange | None = None  # in State.AUTH
+        self._idle_commands = 0  # since the last message
+
+    @abstractmethod
+    def _reset_transaction(self) -> None:
+        """Forget the mail transaction."""
 
     def _reset_session(self) -> None:
         """Forget what the client said before TLS (RFC 3207 section 4.2)."""
-        self._user, self._extended = "", False
+        self._helo, self._user, self._extended = "", "", False
+        self._reset_transaction()
 
     def _rejected(self, command: str, reply: str, *, user: str = "") -> Refused:
         """The refusal of a command, recorded by a subclass as a ``rejected`` event."""
         return Refused(reply)
+
+    # ---- HELO, EHLO
+
+    def _helo_command(self, argument: str) -> None:
+        self._greet(argument, extended=False)
+        self._reply(f"250 {self.hostname}")
+
+    def _ehlo_command(self, argument: str) -> None:
+        self._greet(argument, extended=True)
+        size = f"SIZE {self._context.settings.max_message_size}"
+        lines = [self.hostname, "PIPELINING", size, "8BITMIME", "SMTPUTF8", "DSN"]
+        if self._context.starttls_context is not None and not self._encrypted:
+            lines.append("STARTTLS")
+        if self._may_authenticate():
+            lines.append("AUTH PLAIN LOGIN")
+        if self._user or self._context.trusts(self._client_ip):
+            release = latest_release(self._context.settings.options, clock.now_ms())
+            lines += [f"FUTURERELEASE {release}", "DELIVERBY"]
+        for line in lines:
+            self._reply(f"250-{line}")
+        self._reply("250 ENHANCEDSTATUSCODES")
+
+    def _greet(self, argument: str, *, extended: bool) -> None:
+        if not _HOST.match(argument):
+            raise Refused("501 5.5.4 Your host name is needed")
+        self._count_idle()
+        self._reset_transaction()
+        self._helo, self._extended = argument, extended
+
+    def _count_idle(self) -> None:
+        """Limit the commands without a message, with which a client could hold a session forever."""
+        self._idle_commands += 1
+        if self._idle_commands > IDLE_COMMANDS_MAX:
+            raise CloseConnection("421 4.7.0 Too many commands without a message")
+
+    # ---- STARTTLS
 
     def _starttls(self, argument: str) -> None:
         if argument:
@@ -74,6 +124,8 @@ class SecureConnection(Connection):
             self._enter(COMMAND)
             self._encrypted = True
         self.resume(self._reset_session)
+
+    # ---- AUTH
 
     def _may_authenticate(self) -> bool:
         return self._context.users is not None and (

@@ -37,7 +37,7 @@ class ReceiverProcess:
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
-            case protocol.CommitResult() | protocol.KeyState():
+            case protocol.CommitResult() | protocol.KeyState() | protocol.ChargeResult():
                 assert self.queue is not None
                 self.queue.handle(frame)
             case protocol.Welcome():
@@ -60,10 +60,11 @@ class ReceiverProcess:
     def _configure(self, frame: protocol.Configure) -> None:
         config = parse_config(frame.text, Path(frame.path), frame.included)
         router = make_router(config)
+        assert self.queue is not None
+        self.queue.forget_closed()
         if self._intake is not None:
             self._intake.apply(self._intake.prepare(config, frame.hostname, router))
             return
-        assert self.queue is not None
         sockets = [list(islice(self._sockets, count)) for count in frame.sockets]
         settings = config.queue
         disk_space = DiskSpace(settings.directory, settings.min_free_disk, lambda: self._space)

@@ -9,6 +9,7 @@ from typing import Any, cast
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.format.records import IdempotencyRecord
+from zonemta_py.queue.intake_limits import LimitedClient, Use
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=1):
@@ -78,6 +79,14 @@ class SuspendedTenants(Struct, frozen=True, array_like=True, tag=7):
     names: list[str]
 
 
+class ChargeResult(Struct, frozen=True, array_like=True, tag=8):
+    """To a receiver: the answer to ChargeUse; see ``Charge``."""
+
+    number: int
+    refusal: str
+    closed_ms: int
+
+
 class Ready(Struct, frozen=True, array_like=True, tag=11):
     """From a receiver: it accepts connections."""
 
@@ -134,13 +143,21 @@ class ReleaseKey(Struct, frozen=True, array_like=True, tag=17):
     digest: str
 
 
+class ChargeUse(Struct, frozen=True, array_like=True, tag=19):
+    """From a receiver: count what ``client`` submits unless it exceeds a limit. Answered by ChargeResult."""
+
+    number: int
+    client: LimitedClient
+    use: Use
+
+
 class Drained(Struct, frozen=True, array_like=True, tag=18):
     """From a receiver: its last session has ended. The answer to Stop."""
 
 
 Frame = (
-    Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants
-    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | Drained
+    Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants | ChargeResult
+    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained
 )  # fmt: skip
 
 decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

@@ -166,6 +166,9 @@ class ReceiverChild(ChildProcess):
             case protocol.ReleaseKey():
                 self._acquired.discard(frame.digest)
                 self._queue.idempotency_keys.release(frame.digest)
+            case protocol.ChargeUse():
+                charge = self._queue.limits.charge(frame.client, frame.use)
+                self.send(protocol.ChargeResult(frame.number, charge.refusal, charge.closed_ms))
             case protocol.Ready():
                 if not self.ready.done():
                     self.ready.set_result(True)

@@ -13,6 +13,9 @@ from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.idempotency import KeyLookup
+from zonemta_py.queue.intake_limits import Charge, LimitedClient, Use
+
+CLOSED_MAX = 10_000  # clients whose limits are known to be reached
 
 
 class RemoteQueue:
@@ -27,6 +30,8 @@ class RemoteQueue:
         self._numbers = count(1)
         self._commits: dict[int, CommitFuture] = {}
         self._lookups: dict[int, KeyLookup] = {}
+        self._charges: dict[int, tuple[LimitedClient, Charge]] = {}
+        self._closed: dict[LimitedClient, tuple[int, str]] = {}  # until when (unix ms), and the reply
         self._writers: WeakValueDictionary[str, Upload] = WeakValueDictionary()
 
     @property
@@ -34,8 +39,21 @@ class RemoteQueue:
         """The submission keys, over the same link."""
         return self
 
-    def handle(self, frame: protocol.CommitResult | protocol.KeyState) -> None:
+    @property
+    def limits(self) -> "RemoteQueue":
+        """The limits of what is submitted, over the same link."""
+        return self
+
+    def handle(self, frame: protocol.CommitResult | protocol.KeyState | protocol.ChargeResult) -> None:
         """Finish the future that ``frame`` answers."""
+        if isinstance(frame, protocol.ChargeResult):
+            client, charge = self._charges.pop(frame.number)
+            if frame.closed_ms:
+                if len(self._closed) >= CLOSED_MAX:
+                    self._closed.clear()
+                self._closed[client] = frame.closed_ms, frame.refusal
+            charge.answer(frame.refusal, frame.closed_ms)
+            return
         if isinstance(frame, protocol.KeyState):
             lookup = self._lookups.pop(frame.number)
             if frame.problem:
@@ -86,6 +104,25 @@ class RemoteQueue:
     def record(self, event: Event) -> None:
         """Write an event that belongs to no accepted message."""
         self._link.send(protocol.RecordEvent(encode(event)))
+
+    def closed(self, client: LimitedClient) -> str:
+        """The reply to any message of ``client``, as far as it is known here."""
+        until_ms, refusal = self._closed.get(client, (0, ""))
+        if until_ms > clock.now_ms():
+            return refusal
+        self._closed.pop(client, None)
+        return ""
+
+    def forget_closed(self) -> None:
+        """The limits may have changed."""
+        self._closed.clear()
+
+    def charge(self, client: LimitedClient, use: Use) -> Charge:
+        """Count ``use`` unless it exceeds a limit."""
+        charge, number = Charge(), next(self._numbers)
+        self._charges[number] = client, charge
+        self._link.send(protocol.ChargeUse(number, client, use))
+        return charge
 
     def lookup(self, digest: str) -> KeyLookup:
         """What was accepted under a submission key, which stays free."""

@@ -28,6 +28,7 @@ from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.idempotency import IdempotencyKeys
+from zonemta_py.queue.intake_limits import IntakeLimiter
 from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.report_writer import ReportWriter
@@ -78,6 +79,7 @@ class Queue:
         self.bodies = Bodies(store, self._active)
         self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
         self.suspended = Suspensions(store, self.commits, now)
+        self.limits = IntakeLimiter(store, self.commits, now)
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self.operator = Operator(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
@@ -96,6 +98,7 @@ class Queue:
         self.background.start(self.deferral.keep_rescuing(), "rescue")
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.idempotency_keys.run(), "submissions")
+        self.background.start(self.limits.run(), "limits")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
         for zone in zones_on_disk(self.store):
             self.background.start(

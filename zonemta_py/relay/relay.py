@@ -12,6 +12,7 @@ from zonemta_py.admin.operations import Operations
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config, Processes
+from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import HostPort, ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
@@ -254,6 +255,7 @@ class Relay:
         self._reporter.configure(config, hostname, router)
         self._destinations.configure(config.zones)
         self._queue.windows.set_weights(_weights_of(config))
+        self._queue.limits.configure(limit_rules(config.tenants, config.limits))
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")

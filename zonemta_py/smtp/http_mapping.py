@@ -8,6 +8,8 @@ Source: python-slimta, slimta/edge/wsgi.py and slimta/relay/http.py.
 import base64
 import binascii
 import re
+from datetime import datetime
+from math import ceil
 
 from zonemta_py.smtp.reply import Reply, make_reply, printable
 
@@ -20,6 +22,7 @@ EHLO_FIELD = "X-Ehlo"
 UNUSABLE = frozenset((401, 403, 404, 405, 407, 415))
 _RETRY = frozenset((408, 429))
 
+_AGAIN = re.compile(r", again at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\Z")
 _FIELD = re.compile(r"\s*([2-5]\d\d)\s*(?:;(.*))?\Z", re.DOTALL)
 _MESSAGE = re.compile(r"\s*message\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
@@ -45,9 +48,20 @@ def status_of(reply: Reply) -> int:
     """The HTTP status of a response with ``reply``."""
     if reply.completed:
         return 204
+    if _AGAIN.search(reply.text):
+        return 429
     if reply.code < 500:
         return 503
     return 401 if reply.code == 535 else 500
+
+
+def retry_after_s(reply: Reply, now_ms: int) -> int | None:
+    """Seconds until the time that a refusal because of a limit names; None for another reply."""
+    match = _AGAIN.search(reply.text)
+    if match is None:
+        return None
+    again_ms = datetime.fromisoformat(match[1]).timestamp() * 1000
+    return max(1, ceil((again_ms - now_ms) / 1000))
 
 
 def reply_of(status: int, reason: str) -> Reply:

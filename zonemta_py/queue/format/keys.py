@@ -15,6 +15,7 @@
     submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the events of one group commit
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
+    meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT  what was submitted in a slot of a window of LENGTH ms
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
@@ -42,6 +43,7 @@ META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
+META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"
 META_SUSPENDED = b"meta/suspended/"
 
@@ -172,6 +174,17 @@ def parse_digest(key: bytes) -> tuple[str, str]:
 def rate_key(zone: str) -> bytes:
     """When the next token of a zone's rate is due."""
     return META_RATE + zone.encode()
+
+
+def limit_key(name: str, length_ms: int, slot: int, kind: str, subject: str) -> bytes:
+    """What ``subject`` has used in a slot of a limit's window."""
+    return META_LIMIT + f"{name}/{length_ms}/{slot:013d}/{kind}/{subject}".encode()
+
+
+def parse_limit(key: bytes) -> tuple[str, int, int, str, str]:
+    """Name, length of the window (ms), slot, kind and subject of a limit key."""
+    name, length_ms, slot, kind, subject = key[len(META_LIMIT) :].decode().split("/", 4)
+    return name, int(length_ms), int(slot), kind, subject
 
 
 def outbox_key(seq: int) -> bytes:

@@ -1,0 +1,226 @@
+"""Limits of what tenants, users and hosts submit: counted here, in the process of the queue, for all receivers.
+
+Windows of an hour or more hold over a restart: each use writes what is used in its slot of the window, under
+``meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT`` (length in ms, slot in 13 digits), in a batch before the message's own.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import NamedTuple
+
+from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules, Subject
+from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.sliding_window import SlidingWindow
+from zonemta_py.storage.interface import Store
+
+SWEEP_EVERY_S = 3600.0
+SWEEP_AT_ONCE = 1000
+
+Windows = list[tuple[str, Rate, SlidingWindow]]
+Kept = dict[tuple[Subject, str, int], SlidingWindow]  # by subject, name and length (ms)
+
+
+class LimitedClient(NamedTuple):
+    """Whose limits apply. ``client_ip`` is empty for a program."""
+
+    tenant: str
+    user: str
+    client_ip: str
+
+
+def client_of(origin: Origin) -> LimitedClient:
+    """The client that submits mail of ``origin``; that of a program has no address."""
+    return LimitedClient(origin.tenant, origin.user, origin.client_ip if origin.listener else "")
+
+
+class Use(NamedTuple):
+    """What is to be accepted. The names of the fields are those of ``IntakeLimits``."""
+
+    sessions: int = 0
+    messages: int = 0
+    recipients: int = 0
+    bytes: int = 0
+
+
+SMALLEST = Use(messages=1, recipients=1, bytes=1)
+
+
+class Charge(CommitFuture):
+    """The answer to a use, once it is known: accepted and counted, or ``refusal`` is the reply.
+
+    ``closed_ms``: until when the smallest message of this client is refused, too.
+    """
+
+    __slots__ = ("closed_ms", "refusal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusal = ""
+        self.closed_ms = 0
+
+    def answer(self, refusal: str, closed_ms: int) -> "Charge":
+        """It is known now."""
+        self.refusal, self.closed_ms = refusal, closed_ms
+        self.set_result()
+        return self
+
+
+class IntakeLimiter:
+    """Counts what is accepted. ``now`` gives unix ms."""
+
+    def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
+        self._store = store
+        self._commits = commits
+        self._now = now
+        self._rules = LimitRules({}, ClientLimits())
+        self._windows: dict[Subject, Windows] = {}
+
+    def configure(self, rules: LimitRules) -> None:
+        """Use other limits; what was used under a rate that stays counts on."""
+        kept = {
+            (subject, name, _length_ms(rate)): window
+            for subject, windows in self._windows.items()
+            for name, rate, window in windows
+        } or self._stored(rules)
+        self._rules, self._windows = rules, {}
+        for subject, _, _ in kept:
+            limits = rules.limits_of(subject)
+            if limits is not None and subject not in self._windows:
+                self._windows[subject] = _made(limits, subject, kept)
+
+    def _stored(self, rules: LimitRules) -> Kept:
+        """The windows that an earlier life stored, of subjects that ``rules`` limit."""
+        found: Kept = {}
+        now_ms = self._now()
+        for key, value in self._store.scan(keys.META_LIMIT, keys.end_of(keys.META_LIMIT)):
+            name, length_ms, slot, kind, who = keys.parse_limit(key)
+            subject = Subject(kind, who)
+            if rules.limits_of(subject) is None:
+                continue
+            window = found.setdefault((subject, name, length_ms), SlidingWindow(0, length_ms))
+            if slot >= window.oldest_slot(now_ms):
+                window.restore(slot, int(value))
+        return found
+
+    def _windows_of(self, client: LimitedClient) -> list[tuple[Subject, Windows]]:
+        found = []
+        for subject, limits in self._rules.of(*client):
+            windows = self._windows.get(subject)
+            if windows is None:
+                windows = self._windows[subject] = _made(limits, subject, {})
+            found.append((subject, windows))
+        return found
+
+    def closed(self, client: LimitedClient) -> str:
+        """The reply to a message of any size; empty when one may be accepted."""
+        return self._refusal(self._windows_of(client), SMALLEST, self._now())[0]
+
+    def charge(self, client: LimitedClient, use: Use) -> Charge:
+        """Count ``use`` unless it exceeds a limit."""
+        now_ms, windows = self._now(), self._windows_of(client)
+        refusal, _ = self._refusal(windows, use, now_ms)
+        if refusal:
+            closed_ms = self._refusal(windows, SMALLEST, now_ms)[1]
+            return Charge().answer(refusal, closed_ms)
+        batch = WriteBatch()
+        for subject, its_windows in windows:
+            for name, rate, window in its_windows:
+                amount = getattr(use, name)
+                if not amount:
+                    continue
+                slot, used = window.add(now_ms, amount)
+                if rate.per_s >= HOUR:
+                    key = keys.limit_key(name, _length_ms(rate), slot, *subject)
+                    batch.put(key, str(used).encode())
+        if batch.ops:
+            self._commits.submit(batch)
+        return Charge().answer("", 0)
+
+    def _refusal(
+        self, windows: Sequence[tuple[Subject, Windows]], use: Use, now_ms: int
+    ) -> tuple[str, int]:
+        """Why ``use`` is refused, and until when; empty and 0 when it is not. Of several limits the longest."""
+        refusal, latest_ms = "", 0
+        for subject, its_windows in windows:
+            for name, rate, window in its_windows:
+                amount = getattr(use, name)
+                if amount > rate.events:
+                    return f"550 5.7.1 {subject} may send {_shown(name, rate)}, this has {amount}", 0
+                opens_ms = window.opens_ms(now_ms, amount) if amount else 0
+                if opens_ms > latest_ms:
+                    latest_ms = opens_ms
+                    refusal = (
+                        f"450 4.7.1 {subject} has sent {_shown(name, rate)}, again at {_time(opens_ms)}"
+                    )
+        return refusal, latest_ms
+
+    def used(self, subject: Subject) -> list[dict[str, object]]:
+        """What ``subject`` has used under each of its limits."""
+        limits, now_ms = self._rules.limits_of(subject), self._now()
+        if limits is None:
+            return []
+        windows = self._windows.get(subject) or _made(limits, subject, {})
+        return [
+            {"limit": name, "of": rate.events, "per_s": rate.per_s, "used": window.used(now_ms)}
+            for name, rate, window in windows
+        ]
+
+    async def run(self) -> None:
+        """Forget every hour what counts no more."""
+        while True:
+            now_ms = self._now()
+            for subject, windows in list(self._windows.items()):
+                if not any(window.used(now_ms) for _, _, window in windows):
+                    del self._windows[subject]
+            await self._delete_old(now_ms)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def _delete_old(self, now_ms: int) -> None:
+        cursor = keys.META_LIMIT
+        while True:
+            batch, rows = WriteBatch(), self._store.keys(cursor, keys.end_of(keys.META_LIMIT))
+            found = list(islice(rows, SWEEP_AT_ONCE))
+            for key in found:
+                _, length_ms, slot, _, _ = keys.parse_limit(key)
+                if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
+                    batch.delete(key)
+            if batch.ops:
+                await self._commits.submit(batch)
+            if len(found) < SWEEP_AT_ONCE:
+                return
+            cursor = found[-1] + b"\x00"
+            await asyncio.sleep(0)
+
+
+def _made(limits: IntakeLimits, subject: Subject, kept: Kept) -> Windows:
+    """The windows of ``subject``; those in ``kept`` get the number that is allowed now."""
+    made = []
+    for name, rate in limits.rates():
+        window = SlidingWindow(rate.events, _length_ms(rate))
+        before = kept.get((subject, name, _length_ms(rate)))
+        if before is not None:
+            window.copy_uses(before)
+        made.append((name, rate, window))
+    return made
+
+
+def _length_ms(rate: Rate) -> int:
+    return round(rate.per_s * 1000)
+
+
+def _shown(name: str, rate: Rate) -> str:
+    """``10000 messages in 1 h``."""
+    for unit, seconds in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if rate.per_s % seconds == 0:
+            return f"{rate.events} {name} in {rate.per_s / seconds:.0f} {unit}"
+    return f"{rate.events} {name} in {rate.per_s:g} s"
+
+
+def _time(at_ms: int) -> str:
+    """``at_ms``, or the next whole second, as RFC 3339 has it."""
+    return f"{datetime.fromtimestamp(-(-at_ms // 1000), UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,64 @@
+"""How much was used within a time, and when there is room again. Pure; times are unix ms."""
+
+from collections import deque
+
+SLOTS = 60  # of a window: what was used counts until its slot is over by the length of the window
+
+
+class SlidingWindow:
+    """At most ``limit`` in any ``length_ms``.
+
+    Uses are counted by slot, a sixtieth of the window, so they count up to one slot longer than they must.
+    """
+
+    __slots__ = ("_slots", "_used", "limit", "slot_ms")
+
+    def __init__(self, limit: int, length_ms: int) -> None:
+        self.limit = limit
+        self.slot_ms = max(1, length_ms // SLOTS)
+        self._slots: deque[tuple[int, int]] = deque()  # number and use, oldest first
+        self._used = 0
+
+    def used(self, now_ms: int) -> int:
+        """What is used now."""
+        oldest = self.oldest_slot(now_ms)
+        while self._slots and self._slots[0][0] < oldest:
+            self._used -= self._slots.popleft()[1]
+        return self._used
+
+    def oldest_slot(self, now_ms: int) -> int:
+        """The number of the oldest slot that counts."""
+        return now_ms // self.slot_ms - SLOTS
+
+    def add(self, now_ms: int, amount: int) -> tuple[int, int]:
+        """Count a use; returns the number of its slot, and what is used in it."""
+        slot = now_ms // self.slot_ms
+        if self._slots and self._slots[-1][0] >= slot:  # the clock may have been set back
+            slot, before = self._slots.pop()
+            amount_in_slot = before + amount
+        else:
+            amount_in_slot = amount
+        self._slots.append((slot, amount_in_slot))
+        self._used += amount
+        return slot, amount_in_slot
+
+    def restore(self, slot: int, amount: int) -> None:
+        """Count what was used in ``slot``, later than those before."""
+        self._slots.append((slot, amount))
+        self._used += amount
+
+    def copy_uses(self, other: "SlidingWindow") -> None:
+        """Count what was used in another window of the same length."""
+        self._slots, self._used = other._slots.copy(), other._used
+
+    def opens_ms(self, now_ms: int, amount: int) -> int:
+        """When there is room for ``amount``, at most ``limit``, if nothing else is used; 0: now."""
+        excess = self.used(now_ms) + amount - self.limit
+        if excess <= 0:
+            return 0
+        opens_ms = now_ms
+        for slot, used in self._slots:
+            opens_ms, excess = (slot + SLOTS + 1) * self.slot_ms, excess - used
+            if excess <= 0:
+                break
+        return opens_ms
