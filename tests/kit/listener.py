@@ -20,6 +20,7 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.intake.listener import Intake, Listener
 from zonemta_py.intake.queue_client import QueueClient
+from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.sockets import listening_sockets
 from zonemta_py.intake.users import hash_password
 from zonemta_py.processes.receiver_process import ReceiverProcess
@@ -82,13 +83,15 @@ async def listening(
         queue.limits.configure(limit_rules(config.tenants, config.limits))
         [sockets] = await listening_sockets(config.listeners[0].address, 1)
         async with queue_client_for(queue) as client:
-            intake = Intake(client, [sockets], disk_space=DiskSpace(directory, 1))
+            scanner = MessageScanner(config)
+            intake = Intake(client, [sockets], disk_space=DiskSpace(directory, 1), scanner=scanner)
             await intake.start(intake.prepare(config, HOSTNAME, make_router(config)))
             [made] = intake.listeners
             try:
                 yield ListenerUnderTest(queue, made, made.context.settings.address)
             finally:
                 await intake.drain(0)
+                await scanner.close()
 
 
 @asynccontextmanager

@@ -57,6 +57,9 @@ def check(config: Config, complain: Complain) -> None:
         if not ZONE_NAME.match(name):
             complain(f"zones.{name}", "a zone's name is lower-case letters, digits, '_' and '-'")
         check_zone(zone, name, config, complain)
+    url = config.intake.scan.rspamd
+    if url is not None and not url.startswith(("http://", "https://")):
+        complain("intake.scan.rspamd", f"found '{without_user_info(url)}', expected http:// or https://")
     check_tenants(config.tenants, config.zones, complain)
     _routes(config, complain)
     _pools(config, complain)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from zonemta_py.config.limits import ClientLimits
+from zonemta_py.config.scan import ScanSettings
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.config.units import (
     AUTO,
@@ -99,6 +100,13 @@ class ListenerSettings:
     )  # fmt: skip
     tls: ListenerTls = ListenerTls()
     auth: ListenerAuth = ListenerAuth()
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeSettings:
+    """What all listeners have in common."""
+
+    scan: ScanSettings = ScanSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +257,7 @@ class Config:
     allow_private_destinations: bool = False
     zone_removed: str = choice("refuse", "default")
     listeners: tuple[ListenerSettings, ...] = (ListenerSettings(),)
+    intake: IntakeSettings = IntakeSettings()
     queue: QueueSettings = QueueSettings()
     zones: dict[str, Zone] = field(default_factory=lambda: {"default": Zone()})
     tenants: dict[str, TenantSettings] = field(default_factory=dict)

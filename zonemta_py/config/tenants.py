@@ -31,6 +31,7 @@ class TenantSettings:
     zones: tuple[str, ...] | None = None
     weight: int = number(1, 1, 1000)
     limits: IntakeLimits = NO_LIMITS
+    scan: bool = True
 
 
 def check_tenants(

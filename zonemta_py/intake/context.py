@@ -12,6 +12,7 @@ from zonemta_py.intake.admission import TOO_MANY, OpenSession, SessionLimits, is
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.queue_client import QueueClient
 from zonemta_py.intake.rejections import Rejections
+from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.users import Users, load_users
 from zonemta_py.routing import Router
@@ -47,6 +48,7 @@ class ListenerContext:
         queue: QueueClient,
         disk_space: DiskSpace,
         passwords: PasswordChecks,
+        scanner: MessageScanner | None = None,
     ) -> None:
         self.loop = (
             asyncio.get_running_loop()
@@ -54,6 +56,7 @@ class ListenerContext:
         self.queue = queue
         self.disk_space = disk_space
         self.passwords = passwords
+        self.scanner = scanner
         self.stopping = False
         self.rejections = Rejections(queue.record, disk_space)
         self._limits = SessionLimits()

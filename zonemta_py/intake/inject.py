@@ -11,6 +11,7 @@ from zonemta_py.intake.context import check_suspended
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.message import UNDER_WAY, UNWRITABLE, MessageReceiver
 from zonemta_py.intake.queue_client import QueueClient
+from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageEnvelope, make_rules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.format.records import Origin
@@ -40,14 +41,17 @@ class Injector:
         hostname: str,
         policies: Sequence[EnvelopePolicy] = (),
         disk_space: DiskSpace | None = None,
+        *,
+        scanner: MessageScanner | None = None,
     ) -> None:
-        """``disk_space``: None when the queue's disk has been asked already."""
+        """``disk_space``: None when the queue's disk has been asked already. ``scanner``: None scans nothing."""
         listener = config.listeners[0] if config.listeners else ListenerSettings()
         self._queue = queue
         self._rules = make_rules(config, listener, hostname, router, policies)
         self._key_window_s = listener.submission_key.window
         self._max_recipients = listener.max_recipients
         self._disk_space = disk_space
+        self._scanner = scanner
         self._receiver: MessageReceiver | None = None
         self._pending_cr = b""  # a CR at the end of the last bytes: LF may follow
 
@@ -97,7 +101,7 @@ class Injector:
             await lookup
             if lookup.busy:
                 raise NotAccepted(UNDER_WAY)
-        self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim)
+        self._receiver = MessageReceiver(self._queue, self._rules, envelope, claim, self._scanner)
 
     def program_origin(self, user: str = "", tenant: str = "") -> Origin:
         """The origin of mail that this program sends for a user, or goes on sending for ``tenant``."""

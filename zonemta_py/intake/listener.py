@@ -12,6 +12,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.intake.authentication import PasswordChecks
 from zonemta_py.intake.context import ListenerContext, SessionSettings, load_settings
 from zonemta_py.intake.queue_client import QueueClient
+from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.session import Session
 from zonemta_py.intake.sockets import BACKLOG, bound_address
 from zonemta_py.intake.starttls_auth import HANDSHAKE_S
@@ -126,7 +127,9 @@ class Intake:
         hooks: Hooks = NO_HOOKS,
         *,
         disk_space: DiskSpace,
+        scanner: MessageScanner | None = None,
     ) -> None:
+        self._scanner = scanner
         self._hooks = hooks
         self._disk_space = disk_space
         self._queue = queue
@@ -152,7 +155,9 @@ class Intake:
     async def start(self, prepared: Sequence[SessionSettings]) -> None:
         """Accept connections."""
         for settings, sockets in zip(prepared, self._sockets, strict=True):
-            context = ListenerContext(settings, self._queue, self._disk_space, self._passwords)
+            context = ListenerContext(
+                settings, self._queue, self._disk_space, self._passwords, self._scanner
+            )
             self.listeners.append(Listener(context, sockets))
         for listener in self.listeners:
             await listener.start()

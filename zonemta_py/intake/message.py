@@ -14,13 +14,13 @@ from zonemta_py.core.errors import LocalError, NotAccepted, QueueUnavailable
 from zonemta_py.events.schema import Repeated
 from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.queue_client import QueueClient
-from zonemta_py.intake.rewriting import EnvelopeWriters, apply_policies, recipients_of
+from zonemta_py.intake.rewriting import EnvelopeWriters, apply_policies
+from zonemta_py.intake.scan import ACCEPT, MessageScanner, Scan, ScannedEnvelope
 from zonemta_py.intake.stamping import (
     MessageContent,
     MessageEnvelope,
     MessageRules,
-    first_value,
-    lower_names,
+    key_in_header,
     stamp,
 )
 from zonemta_py.queue.accept import NewMessage
@@ -79,6 +79,7 @@ class MessageReceiver:
         rules: MessageRules,
         envelope: MessageEnvelope,
         claim: IdempotencyClaim,
+        scanner: MessageScanner | None = None,
     ) -> None:
         self._queue = queue
         self._rules = rules
@@ -90,8 +91,11 @@ class MessageReceiver:
         self._check = LineCheck(LINE_MAX)
         self._hash: BodyHash | None = None
         self._size = 0
+        self._scanner = scanner
+        self._scan: Scan | None = None  # from the end of the header, if the message is scanned
         self._writers: EnvelopeWriters | None = None  # under policies, once the header is complete
         self._stored: tuple[str, ...] = ()
+        self._verdict = ACCEPT
         self._unwritten = 0  # messages handed to the queue and not yet on disk
         self._failure: QueueUnavailable | None = None
         self._ended = False  # aborted, or handed to the queue
@@ -139,9 +143,12 @@ class MessageReceiver:
             body = split(*data)
             if not in_body and self._splitter.done and self._new:
                 self._on_header_end()
+            if not body:
+                return None
             if self._hash is not None:
                 self._hash.feed(body)
-            return (self._writers or self._writer).write(body) if body else None
+            scanned = self._scan.feed(body) if self._scan is not None else None
+            return (self._writers or self._writer).write(body) or scanned
         except NotAccepted as exc:
             self.refusal = str(exc)
         except HeaderTooLarge as exc:
@@ -166,6 +173,19 @@ class MessageReceiver:
             headers = [(each.header, scan(each.header)[0]) for each in envelopes]
         for header, fields in headers:
             rules.senders.check_header(origin.tenant, origin.submitter, header, fields)
+        if self._scanner is not None:
+            self._begin_scan(self._scanner)
+
+    def _begin_scan(self, scanner: MessageScanner) -> None:
+        envelope, header = self._envelope, self._splitter.header
+        recipients = tuple(rcpt.address for rcpt in self._new)
+        self._scan = scanner.begin(
+            ScannedEnvelope(
+                self._writer.id, envelope.sender, recipients, envelope.origin, self._rules.hostname
+            )
+        )
+        if self._scan is not None:
+            self._scan.feed(header + b"\r\n")
 
     # ---- the end of the data
 
@@ -176,26 +196,16 @@ class MessageReceiver:
             self._check_lines()
         if not self.refusal:
             self._write_body(self._splitter.finish)
-        key = "" if self.refusal or self._claim.acquired else self._key_in_header()
+        key = ""
+        if not self.refusal and not self._claim.acquired:
+            splitter = self._splitter
+            key = key_in_header(splitter.header, splitter.fields, self._rules.key_headers)
         if key:
             lookup = self._claim.acquire(key)
             lookup.add_done_callback(lambda failure: self._on_key(failure, busy=lookup.busy))
         else:
-            self._conclude()
+            self._await_scan()
         return self._finished
-
-    def _key_in_header(self) -> str:
-        """The submission key: the first group of fields that are all present; empty without one."""
-        header, fields = self._splitter.header, self._splitter.fields
-        present = {field.name for field in fields}
-        for names in self._rules.key_headers:
-            lower = lower_names(names)
-            if not present.issuperset(lower):
-                continue
-            values = [first_value(header, fields, name) for name in lower]
-            if all(values):
-                return "\0".join([*names, *values])
-        return ""
 
     def _on_key(self, failure: QueueUnavailable | None, *, busy: bool) -> None:
         if self._ended:
@@ -206,7 +216,23 @@ class MessageReceiver:
             self.refusal = UNDER_WAY
         else:
             self._new = self._claim.new_recipients(self._envelope.recipients)
-        self._conclude()
+        self._await_scan()
+
+    def _await_scan(self) -> None:
+        """Go on when it is known what the scanner says."""
+        scan = self._scan
+        if scan is None or self.refusal or not self._new:
+            self._conclude()
+            return
+
+        def scanned(_: QueueUnavailable | None) -> None:
+            if self._ended:
+                return  # the client has disconnected
+            self._verdict = scan.verdict
+            self.refusal = scan.verdict.refusal
+            self._conclude()
+
+        scan.finish().add_done_callback(scanned)
 
     def _conclude(self) -> None:
         """Hand the message to the queue, unless it is refused or repeats another."""
@@ -227,30 +253,17 @@ class MessageReceiver:
 
     def _compose(self) -> list[tuple[MessageWriter, NewMessage]]:
         """The messages to store; empty when every recipient has one already. Raises NotAccepted."""
-        splitter, body_hash = self._splitter, self._hash.digest() if self._hash is not None else b""
-        eight_bit = self._check.eight_bit
+        splitter, envelope = self._splitter, self._envelope
+        body_hash = self._hash.digest() if self._hash is not None else b""
+        content = MessageContent(
+            splitter.header, splitter.fields, self._check.eight_bit, body_hash, self._verdict
+        )
+        if self._writers is not None:
+            return self._writers.compose(self._rules, envelope, content, self._claim, self._new)
+        if self._new is not envelope.recipients:
+            envelope = replace(envelope, recipients=self._new)
         key = self._claim.record_for(self._writer.id, self._new)
-        if self._writers is None:
-            content = MessageContent(splitter.header, splitter.fields, eight_bit, body_hash)
-            envelope = self._envelope
-            if self._new is not envelope.recipients:
-                envelope = replace(envelope, recipients=self._new)
-            return [(self._writer, stamp(self._rules, envelope, content, self._writer.id, key))]
-        repeated = bool(self._claim.first)
-        wanted = [
-            (each, recipients)
-            for each in self._writers.all
-            if (recipients := recipients_of(each.envelope, self._new, repeated=repeated))
-        ]
-        messages: list[tuple[MessageWriter, NewMessage]] = []
-        for (policy_envelope, writer), recipients in wanted:
-            fields, _ = scan(policy_envelope.header)
-            content = MessageContent(policy_envelope.header, fields, eight_bit, body_hash)
-            envelope = replace(self._envelope, sender=policy_envelope.sender, recipients=recipients)
-            # Batches are written in order: with the last, the key is not on disk before all it covers.
-            its_key = key if len(messages) == len(wanted) - 1 else None
-            messages.append((writer, stamp(self._rules, envelope, content, writer.id, its_key)))
-        return messages
+        return [(self._writer, stamp(self._rules, envelope, content, self._writer.id, key))]
 
     def _charge(self, messages: list[tuple[MessageWriter, NewMessage]]) -> None:
         """Hand ``messages`` to the queue unless they exceed a limit."""
@@ -316,6 +329,8 @@ class MessageReceiver:
     def abort(self) -> None:
         """Discard what was received; does nothing after the end."""
         self._claim.release()
+        if self._scan is not None:
+            self._scan.abort()
         if not self._ended:
             self._ended = True
             for writer in self._body_writers():

@@ -5,13 +5,17 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import NotAccepted
+from zonemta_py.intake.idempotency import IdempotencyClaim
 from zonemta_py.intake.queue_client import QueueClient
-from zonemta_py.intake.stamping import MessageEnvelope
+from zonemta_py.intake.stamping import MessageContent, MessageEnvelope, MessageRules, stamp
 from zonemta_py.policies import Client, Envelope, EnvelopePolicy, run_policies
+from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.chunks import MessageWriter
 from zonemta_py.smtp.commands import Rcpt
+from zonemta_py.smtp.headers import scan
 
 FAILED = "421 4.3.0 Unhandled system error"
 UNSTORABLE = "451 4.3.0 Error queuing message"
@@ -69,6 +73,34 @@ class EnvelopeWriters:
             # Batches are written in order: waiting for the last is enough.
             wait_for = each.writer.write(body) or wait_for
         return wait_for
+
+    def compose(
+        self,
+        rules: MessageRules,
+        envelope: MessageEnvelope,
+        content: MessageContent,
+        claim: IdempotencyClaim,
+        new: Sequence[Rcpt],
+    ) -> list[tuple[MessageWriter, NewMessage]]:
+        """The messages to store, each with the writer of its body; none for envelopes whose recipients have theirs.
+
+        ``envelope`` and ``content`` are what the client sent, ``new`` its recipients that have no message. Raises
+        NotAccepted.
+        """
+        key = claim.record_for(self.all[0].writer.id, new)
+        wanted = [
+            (each, recipients)
+            for each in self.all
+            if (recipients := recipients_of(each.envelope, new, repeated=bool(claim.first)))
+        ]
+        messages: list[tuple[MessageWriter, NewMessage]] = []
+        for (changed, writer), recipients in wanted:
+            its_content = content._replace(header=changed.header, fields=scan(changed.header)[0])
+            its_envelope = replace(envelope, sender=changed.sender, recipients=recipients)
+            # Batches are written in order: with the last, the key is not on disk before all it covers.
+            its_key = key if len(messages) == len(wanted) - 1 else None
+            messages.append((writer, stamp(rules, its_envelope, its_content, writer.id, its_key)))
+        return messages
 
 
 def recipients_of(envelope: Envelope, new: Sequence[Rcpt], *, repeated: bool) -> list[Rcpt]:

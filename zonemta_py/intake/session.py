@@ -192,7 +192,7 @@ class Session(SecureConnection):
             self._envid,
             self._options,
         )
-        self._receiver = MessageReceiver(context.queue, context.rules, envelope, claim)
+        self._receiver = MessageReceiver(context.queue, context.rules, envelope, claim, context.scanner)
         self._decoder = DotDecoder()
         self._data_end_s = clock.monotonic_s() + context.settings.message_timeout
         self._enter(DATA)

@@ -15,6 +15,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.intake.message_options import of_header
+from zonemta_py.intake.scan import ACCEPT, ScanVerdict
 from zonemta_py.intake.senders import SenderRules
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.queue.accept import NewMessage, NewRecipient
@@ -93,12 +94,13 @@ def make_rules(
 
 
 class MessageContent(NamedTuple):
-    """What is known of the data of a message. ``body_hash``: DKIM's, empty when not computed."""
+    """What is known of the data of a message. ``body_hash``: DKIM's, empty when not computed; ``verdict``: of a scan."""
 
     header: bytes
     fields: Sequence[Field]
     eight_bit: bool
     body_hash: bytes
+    verdict: ScanVerdict = ACCEPT
 
 
 def stamp(
@@ -114,8 +116,7 @@ def stamp(
     recipients are removed, and long lines folded.
     """
     header, fields = content.header, content.fields
-    if sum(1 for field in fields if field.name == b"received") > rules.max_hops:
-        raise NotAccepted(LOOP)
+    _check_hops(rules, fields)
     removed = [field for field in fields if field.name in rules.removed_fields]
     message_id = first_value(header, fields, b"message-id")
     origin, recipients, now_ms = envelope.origin, envelope.recipients, clock.now_ms()
@@ -136,7 +137,7 @@ def stamp(
         block.append(f"Message-ID: {message_id}\r\n".encode())
     if not any(field.name == b"date" for field in fields):
         block.append(f"Date: {date}\r\n".encode())
-    block.append(fold(without(header, removed) if removed else header))
+    block += content.verdict.fields, fold(without(header, removed) if removed else header)
     # Reversed: of several fields with one name the first counts.
     values = {field.name.decode(): field_value(header, field) for field in reversed(removed)}
     labels = of_header(rules.options, values, envelope.options, now_ms)
@@ -155,7 +156,13 @@ def stamp(
         campaign=labels.campaign,
         tags=labels.tags,
         options=labels.delivery,
+        hold=content.verdict.hold,
     )
+
+
+def _check_hops(rules: MessageRules, fields: Sequence[Field]) -> None:
+    if sum(1 for field in fields if field.name == b"received") > rules.max_hops:
+        raise NotAccepted(LOOP)
 
 
 def _route(
@@ -181,6 +188,19 @@ def first_value(header: bytes, fields: Sequence[Field], name: bytes) -> str:
     for field in fields:
         if field.name == name:
             return field_value(header, field)
+    return ""
+
+
+def key_in_header(header: bytes, fields: Sequence[Field], groups: Sequence[tuple[str, ...]]) -> str:
+    """The submission key: the first of ``groups`` of fields that are all present; empty without one."""
+    present = {field.name for field in fields}
+    for names in groups:
+        lower = lower_names(names)
+        if not present.issuperset(lower):
+            continue
+        values = [first_value(header, fields, name) for name in lower]
+        if all(values):
+            return "\0".join([*names, *values])
     return ""
 
 

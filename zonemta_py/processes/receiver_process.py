@@ -14,6 +14,7 @@ from typing import Any
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.codec import pack
 from zonemta_py.intake.listener import Intake
+from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link
@@ -32,6 +33,7 @@ class ReceiverProcess:
         self._sockets = iter(sockets)
         self.queue: RemoteQueue | None = None
         self._intake: Intake | None = None
+        self._scanner: MessageScanner | None = None
         self._space: Space | None = None  # of a store with a limit of its own
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,14 +64,21 @@ class ReceiverProcess:
         router = make_router(config)
         assert self.queue is not None
         self.queue.forget_closed()
-        if self._intake is not None:
+        if self._intake is not None and self._scanner is not None:
+            self._scanner.configure(config)
             self._intake.apply(self._intake.prepare(config, frame.hostname, router))
             return
         sockets = [list(islice(self._sockets, count)) for count in frame.sockets]
         settings = config.queue
         disk_space = DiskSpace(settings.directory, settings.min_free_disk, lambda: self._space)
+        self._scanner = MessageScanner(config)
         self._intake = intake = Intake(
-            self.queue, sockets, frame.slot, frame.receivers, disk_space=disk_space
+            self.queue,
+            sockets,
+            frame.slot,
+            frame.receivers,
+            disk_space=disk_space,
+            scanner=self._scanner,
         )
         contexts = intake.prepare(config, frame.hostname, router)
 
@@ -82,6 +91,8 @@ class ReceiverProcess:
     async def _stop(self, grace_s: float) -> None:
         if self._intake is not None:
             await self._intake.drain(grace_s)
+        if self._scanner is not None:
+            await self._scanner.close()
         self.link.send(protocol.Drained())
 
 

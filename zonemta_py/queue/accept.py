@@ -48,7 +48,8 @@ class NewRecipient(NamedTuple):
 class NewMessage(Struct, frozen=True):
     """All that intake, or a report, knows about a message except its body.
 
-    ``recipients``: each address once. ``key``: digest of the submission key, and what it covers.
+    ``recipients``: each address once. ``key``: digest of the submission key, and what it covers. ``hold``: why
+    the message is held from the beginning; empty when it is not.
     """
 
     sender: str
@@ -66,6 +67,7 @@ class NewMessage(Struct, frozen=True):
     campaign: str = ""
     tags: tuple[str, ...] = ()
     options: DeliveryOptions = NO_OPTIONS
+    hold: str = ""
 
 
 def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) -> AcceptedMessage:
@@ -81,10 +83,11 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         )
         for index, to in enumerate(new.recipients)
     ]
-    if new.options.not_before_ms > mark.created_ms:
+    due_ms = keys.HELD_MS if new.hold else new.options.not_before_ms
+    if due_ms > mark.created_ms:
         for recipient in recipients:
             recipient.key = keys.deferred_key(recipient.zone, message, recipient.address)
-            recipient.record = recipient.record._replace(due_ms=new.options.not_before_ms)
+            recipient.record = recipient.record._replace(due_ms=due_ms)
     zones = tuple(sorted({to.zone for to in new.recipients}))
     meta = Meta(
         FORMAT,
@@ -103,7 +106,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         tags=new.tags,
         options=new.options,
     )
-    return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key)
+    return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key, hold=new.hold)
 
 
 def _born_ms(message: str, mark: Mark) -> int:

@@ -28,7 +28,7 @@ class AcceptedMessage(Struct, frozen=True):
 
     A recipient whose record has a due time is accepted as deferred, under a ``deferred/`` key.
     ``message_id`` is the header field, for the event. ``key``: digest of the submission key, and what it
-    covers with this message.
+    covers with this message. ``hold``: why its recipients are held; empty when they are not.
     """
 
     message: str
@@ -38,6 +38,7 @@ class AcceptedMessage(Struct, frozen=True):
     recipients: Sequence[QueuedRecipient]
     message_id: str
     key: tuple[str, IdempotencyRecord] | None = None
+    hold: str = ""
 
 
 class SettleEffects(Struct, frozen=True):

@@ -81,6 +81,9 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
             report_for=meta.report_for,
         )
     )
+    for recipient in new.recipients if new.hold else ():
+        held = event_fields(meta, recipient.key, recipient.record, now_ms)
+        batch.record(Held(**held, reason=new.hold))
 
 
 def start(

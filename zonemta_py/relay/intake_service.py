@@ -12,6 +12,7 @@ from zonemta_py.config.units import HostPort
 from zonemta_py.intake.context import SessionSettings
 from zonemta_py.intake.inject import Injector
 from zonemta_py.intake.listener import Intake
+from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.sockets import bound_address, listening_sockets
 from zonemta_py.processes.receivers import ReceiverPool
 from zonemta_py.queue.queue import Queue
@@ -51,6 +52,7 @@ class IntakeService:
         self._disk_space = DiskSpace(
             config.queue.directory, config.queue.min_free_disk, queue.store.space
         )
+        self._scanner = MessageScanner(config)
         self._log_level = log_level
         self.addresses: list[HostPort] = []
         self.intake: Intake | None = None
@@ -68,8 +70,9 @@ class IntakeService:
         """For one message of this program, or of an HTTP client; ``router`` instead of the configured one."""
         policies = self._hooks.envelope_policies(self._config)
         return Injector(
-            self._queue, router or self._router, self._config, self._hostname, policies, self._disk_space
-        )
+            self._queue, router or self._router, self._config, self._hostname, policies, self._disk_space,
+            scanner=self._scanner,
+        )  # fmt: skip
 
     async def _listen(self) -> None:
         config = self._config
@@ -89,8 +92,9 @@ class IntakeService:
             await self.receivers.start()
         else:
             self.intake = Intake(
-                self._queue, by_process[0], hooks=self._hooks, disk_space=self._disk_space
-            )
+                self._queue, by_process[0], hooks=self._hooks, disk_space=self._disk_space,
+                scanner=self._scanner,
+            )  # fmt: skip
             await self.intake.start(self.prepare(config, self._hostname, self._router))
 
     async def _listen_http(self) -> None:
@@ -119,6 +123,7 @@ class IntakeService:
     ) -> None:
         """Use a new configuration; ``prepared`` is what ``prepare`` returned for it."""
         self._config, self._hostname, self._router = config, hostname, router
+        self._scanner.configure(config)
         if self.intake is not None:
             self.intake.apply(prepared)
         if self.receivers is not None:
@@ -135,3 +140,4 @@ class IntakeService:
     async def _close(self) -> None:
         if self.receivers is not None:
             await self.receivers.close()
+        await self._scanner.close()
