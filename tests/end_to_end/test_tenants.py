@@ -173,6 +173,48 @@ async def test_a_suspended_tenant(directory: Path, processes: dict[str, int]) ->
         assert set(got.values()) == {1}
 
 
+async def test_a_suspended_user(directory: Path) -> None:
+    """Open sessions and queued mail; the other user of the tenant goes on."""
+    (directory / "users").write_text(f"ann:{hash_password('secret')}\nbob:{hash_password('secret')}\n")
+    listener = {
+        "address": "127.0.0.1:0", "trusted_networks": [],
+        "auth": {"users_file": str(directory / "users"), "require_tls": False},
+    }  # fmt: skip
+    tenants = {"acme": {"users": ["ann", "bob"], "domains": ["acme.example"]}}
+    async with staged(directory) as stage:
+        sink = await stage.receiver("a.example", Rule(Step.RCPT, reply="451 4.7.1 later"))
+        page = directory / "zonemta.yaml"
+        async with relaying(stage.config(listeners=[listener], tenants=tenants)) as relay:
+            ann, bob = [await signed_in(relay, user) for user in ("ann", "bob")]
+            for client, name in ((ann, "ann"), (bob, "bob")):
+                sent = await client.message(
+                    message("n@acme.example"), f"{name}@a.example", sender="s@acme.example"
+                )
+                assert sent.startswith("250")
+            result = await asyncio.to_thread(
+                zonemta, "user", "suspend", "ann", "-c", page, "--reason", "stolen"
+            )
+            assert result.output == "suspended ann\n"
+            listed = await asyncio.to_thread(zonemta, "user", "list", "-c", page)
+            assert "stolen" in listed.output
+
+            async def refused() -> bool:
+                reply = await ann.command("MAIL FROM:<s@acme.example>")
+                await ann.command("RSET")
+                return reply == "454 4.7.0 User ann is suspended"
+
+            await eventually(refused, "a refusal")
+            assert (await bob.command("MAIL FROM:<s@acme.example>")).startswith("250")
+            for client in (ann, bob):
+                client.close()
+            await until(lambda: [row["recipient"] for row in held(relay)] == ["ann@a.example"], "held")
+            sink.script = Script(())
+            await until(lambda: len(sink.messages) == 1, "the other's mail")
+            result = await asyncio.to_thread(zonemta, "user", "resume", "ann", "-c", page)
+            assert result.output == "resumed ann, released 1 recipients\n"
+            await empty(relay)
+
+
 def held(relay: Relay) -> list[dict[str, Any]]:
     return [row for row in recipient_rows(relay.queue.store) if row["state"] == "held"]
 

@@ -118,6 +118,7 @@ async def accept(
     user: str = "",
     tenant: str = "",
     options: DeliveryOptions = NO_OPTIONS,
+    hold: str = "",
 ) -> str:
     """Accept a message to ``addresses``; ``zone`` for all, or ``address|zone`` for one."""
     recipients = []
@@ -126,7 +127,7 @@ async def accept(
         recipients.append(NewRecipient(address, address.rpartition("@")[2], own or zone))
     writer, origin = queue.open_message(), ORIGIN._replace(user=user, tenant=tenant)
     await write(writer, body)
-    new = NewMessage(sender, HEADER, recipients, origin, "<id@here>", options=options)
+    new = NewMessage(sender, HEADER, recipients, origin, "<id@here>", options=options, hold=hold)
     await queue.accept(writer, new)
     return writer.id
 

@@ -54,7 +54,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
         NewMessage, TEXT, BYTES, lists(st.builds(NewRecipient, TEXT, TEXT, TEXT, NUMBER, TEXT)),
         st.builds(Origin, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT), TEXT, FLAG, FLAG, TEXT, TEXT, TEXT,
         st.none() | st.tuples(TEXT, RECORD), BYTES, TEXT, lists(TEXT).map(tuple),
-        st.builds(DeliveryOptions, NUMBER, NUMBER, FLAG, NUMBER, TEXT),
+        st.builds(DeliveryOptions, NUMBER, NUMBER, FLAG, NUMBER, TEXT, FLAG), TEXT,
     ),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.kit.queue import accept, opened, problems
+from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.queue.upkeep.inspect import held_messages
 
 
@@ -39,3 +40,21 @@ async def test_held_messages_of_a_tenant(directory: Path) -> None:
         assert set(held_messages(queue.store, "acme")) == {acme}
         assert list(held_messages(queue.store, "globex")) == [other]
         assert list(held_messages(queue.store, "none")) == []
+
+
+async def test_held_messages_of_a_user(directory: Path) -> None:
+    """Not those that a scanner had held."""
+    async with opened(directory) as queue:
+        ann = await accept(queue, "a@x.example", tenant="acme", user="ann")
+        await queue.operator.hold(ann)
+        await queue.operator.hold(await accept(queue, "b@x.example", tenant="acme", user="bob"))
+        await accept(queue, "c@x.example", tenant="acme", user="ann", hold="rspamd: quarantine")
+        assert list(held_messages(queue.store, "", "ann")) == [ann]
+        assert len(list(held_messages(queue.store, "acme"))) == 2
+
+
+def test_who_is_suspended() -> None:
+    assert suspended_part(("acme",), "acme", "ann") == "Tenant acme"
+    assert suspended_part(("user:ann",), "acme", "ann") == "User ann"
+    assert suspended_part(("user:ann",), "acme", "acme") == ""
+    assert suspended_part(("user:",), "", "") == ""

@@ -36,6 +36,7 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import USER
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.inspect import Summary, held_messages, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
@@ -192,11 +193,12 @@ class Operations:
         yield {"released": released}
 
     async def suspended(self, request: TenantsRequest) -> AsyncIterator[Row]:
-        """A row for each suspended tenant."""
+        """A row for each suspended ``tenant`` or ``user``."""
         for name in self._queue.suspended.names():
-            found = self._queue.suspended.get(name)
+            found, user = self._queue.suspended.get(name), name.removeprefix(USER)
             if found is not None:
-                yield {"tenant": name, "since_ms": found.since_ms, "reason": found.reason}
+                who = {"tenant": name} if user == name else {"user": user}
+                yield {**who, "since_ms": found.since_ms, "reason": found.reason}
 
     async def usage(self, request: UsageRequest) -> AsyncIterator[Row]:
         """A row for each limit of a tenant, with ``limit``, ``used``, ``of`` and ``per_s``."""
@@ -205,22 +207,22 @@ class Operations:
 
     async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
         """One row with ``suspended``."""
-        await self._queue.suspended.suspend(request.tenant, request.reason)
-        yield {"suspended": request.tenant}
+        await self._queue.suspended.suspend(_suspended(request), request.reason)
+        yield {"suspended": request.tenant or request.user}
 
     async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
         """Rows with ``released``, the number of recipients so far; the last has ``resumed``.
 
-        All held mail of the tenant is released, also what an operator held.
+        All held mail of the tenant or user is released, also what an operator held.
         """
         queue, released = self._queue, 0
-        await queue.suspended.resume(request.tenant)
-        held = held_messages(queue.store, request.tenant)
+        await queue.suspended.resume(_suspended(request))
+        held = held_messages(queue.store, request.tenant, request.user)
         while step := list(islice(held, RELEASED_AT_ONCE)):
             counts = await asyncio.gather(*map(queue.operator.release, step))
             released += sum(counts)
             yield {"released": released}
-        yield {"released": released, "resumed": request.tenant}
+        yield {"released": released, "resumed": request.tenant or request.user}
 
     def _require(self, message: str) -> None:
         if self._queue.store.get(mark_key(message)) is None:
@@ -304,3 +306,8 @@ def _chunk_row(chunk: bytes) -> Row:
 
 def _no_message(text: str) -> LocalError:
     return LocalError(f"no message {text} in the queue")
+
+
+def _suspended(request: SuspendRequest | ResumeRequest) -> str:
+    """The name in ``Suspensions``."""
+    return request.tenant or USER + request.user

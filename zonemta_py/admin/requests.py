@@ -80,20 +80,22 @@ class ReleaseRequest(ChangeRequest, frozen=True):
 
 
 class TenantsRequest(Request, frozen=True):
-    """List the suspended tenants."""
+    """List the suspended tenants and users."""
 
 
 class SuspendRequest(ChangeRequest, frozen=True):
-    """Suspend a tenant."""
+    """Suspend a tenant, or a user."""
 
-    tenant: str
+    tenant: str = ""
+    user: str = ""
     reason: str = "an operator"
 
 
 class ResumeRequest(ChangeRequest, frozen=True):
-    """End the suspension of a tenant, and release its held mail."""
+    """End the suspension of a tenant, or of a user, and release the held mail."""
 
-    tenant: str
+    tenant: str = ""
+    user: str = ""
 
 
 class UsageRequest(Request, frozen=True):

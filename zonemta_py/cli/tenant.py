@@ -48,7 +48,8 @@ def _suspensions(config_path: Path) -> dict[str, dict[str, Any]]:
     """The suspended tenants; none without a queue."""
     if not read_config(config_path).queue.directory.is_dir():
         return {}
-    return {row["tenant"]: row for row in rows_of(config_path, TenantsRequest())}
+    rows = rows_of(config_path, TenantsRequest())
+    return {row["tenant"]: row for row in rows if "tenant" in row}
 
 
 def _usage(config_path: Path, name: str) -> list[dict[str, Any]]:
@@ -134,7 +135,7 @@ def suspend(name: str, config_path: Path, reason: str) -> None:
       zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
     """
     _known(config_path, name)
-    for row in rows_of(config_path, SuspendRequest(name, reason)):
+    for row in rows_of(config_path, SuspendRequest(name, reason=reason)):
         echo(f"suspended {row['suspended']}")
 
 

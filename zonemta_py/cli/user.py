@@ -1,10 +1,12 @@
 """The group ``zonemta user``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 
+from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, TenantsRequest
 from zonemta_py.cli.common import (
     config_option,
     echo,
@@ -14,6 +16,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
+from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.users import hash_password, is_user_name
@@ -53,6 +56,14 @@ def _users_file(config_path: Path, path: Path | None) -> Path:
         )
         raise ConfigError(f"{config_path} has {several}; name one with --file")
     return Path(found[0])
+
+
+def _suspended(config_path: Path) -> dict[str, dict[str, Any]]:
+    """The suspended users; none without a queue."""
+    if not read_config(config_path).queue.directory.is_dir():
+        return {}
+    rows = rows_of(config_path, TenantsRequest())
+    return {row["user"]: row for row in rows if "user" in row}
 
 
 def _said(text: str, path: Path) -> None:
@@ -139,13 +150,52 @@ def enable(name: str, config_path: Path, path: Path | None) -> None:
     _switch(name, config_path, path, enabled=True)
 
 
+@user.command()
+@click.argument("name")
+@config_option
+@click.option(
+    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
+)
+@reports_errors
+def suspend(name: str, config_path: Path, reason: str) -> None:
+    """Accept no mail of the user NAME (454 4.7.0), and hold what is in the queue, until the user is resumed.
+
+    It applies at once, to open sessions too, and over restarts.
+
+    \b
+    Example:
+      zonemta user suspend newsletter -c config/zonemta.yaml --reason "a stolen password"
+    """
+    for row in rows_of(config_path, SuspendRequest(user=name, reason=reason)):
+        echo(f"suspended {row['suspended']}")
+
+
+@user.command()
+@click.argument("name")
+@config_option
+@reports_errors
+def resume(name: str, config_path: Path) -> None:
+    """Accept mail of the user NAME again, and release all that is held.
+
+    Mail that an operator held is released, too. Interrupted, the command can be repeated.
+
+    \b
+    Example:
+      zonemta user resume newsletter -c config/zonemta.yaml
+    """
+    released = 0
+    for row in rows_of(config_path, ResumeRequest(user=name)):
+        released = row["released"]
+    echo(f"resumed {name}, released {released:,} recipients")
+
+
 @user.command("list")
 @config_option
 @file_option
 @json_option
 @reports_errors
 def list_(config_path: Path, path: Path | None, as_json: bool) -> None:
-    """Print the users with the kind of their hash, whether they are enabled, and their tenant.
+    """Print the users with the kind of their hash, whether they are enabled or suspended, and their tenant.
 
     \b
     Example:
@@ -153,14 +203,15 @@ def list_(config_path: Path, path: Path | None, as_json: bool) -> None:
     """
     where = _users_file(config_path, path)
     tenants = Tenants(read_config(config_path).tenants)
-    table = Table("user", "hash", "enabled", "tenant")
+    table, suspended = Table("user", "hash", "enabled", "suspended", "tenant"), _suspended(config_path)
     for entry in read_entries(where):
         tenant = tenants.of(entry.name, "")
         name = tenant.name if tenant is not None else ""
         if as_json:
             row = {"user": entry.name, "hash": entry.scheme, "enabled": entry.enabled, "tenant": name}
-            print_json({**row, "file": str(where)})
+            print_json({**row, "suspended": suspended.get(entry.name), "file": str(where)})
         else:
-            table.add_row(entry.name, entry.scheme, "yes" if entry.enabled else "no", name)
+            enabled, why = "yes" if entry.enabled else "no", suspended.get(entry.name, {})
+            table.add_row(entry.name, entry.scheme, enabled, why.get("reason", ""), name)
     if not as_json:
         print_table(table)

@@ -9,6 +9,7 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 
@@ -20,13 +21,15 @@ def next_token_in_s(queue: Queue, zone: str) -> float:
 
 
 async def hold_if_suspended(queue: Queue, lease: Lease) -> bool:
-    """Whether the tenant of the message is suspended; the whole message is held then."""
-    tenant = lease.active.meta.origin.tenant
-    if not tenant or tenant not in queue.suspended:
+    """Whether the tenant or user of the message is suspended; the whole message is held then."""
+    if not queue.suspended:
         return False
-    queue.release(lease)
-    await queue.operator.hold(lease.active.id, None, f"tenant {tenant} is suspended")
-    return True
+    origin = lease.active.meta.origin
+    who = suspended_part(queue.suspended, origin.tenant, origin.user)
+    if who:
+        queue.release(lease)
+        await queue.operator.hold(lease.active.id, None, f"{who[0].lower()}{who[1:]} is suspended")
+    return bool(who)
 
 
 class LeaseContext:

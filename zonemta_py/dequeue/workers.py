@@ -255,7 +255,7 @@ class WorkerPool:
         """Run the routine for the message of ``task``. An exception of the routine defers only its message."""
         queue, lease = self._channel.queue, self._untaken[task]
         meta = lease.active.meta
-        if meta.options != NO_OPTIONS or meta.origin.tenant in queue.suspended:
+        if meta.options != NO_OPTIONS or queue.suspended:
             del self._untaken[task]  # the check settles the lease, even when this task is cancelled
             if await asyncio.shield(self._channel.skip(lease)):
                 return None

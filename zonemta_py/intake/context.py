@@ -15,6 +15,7 @@ from zonemta_py.intake.rejections import Rejections
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.intake.stamping import MessageRules, make_rules
 from zonemta_py.intake.users import Users, load_users
+from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.routing import Router
 from zonemta_py.storage.disk_space import DiskSpace
 
@@ -101,8 +102,8 @@ class ListenerContext:
 
     def check_sender(self, tenant: str, user: str, client_ip: str, sender: str) -> None:
         """Raises NotAccepted unless a client of ``tenant`` (empty: of none) may have the envelope sender."""
+        check_suspended(self.queue, tenant, user)
         if tenant:
-            check_suspended(self.queue, tenant)
             trusted = self.trusts(client_ip)
             self.rules.senders.check_sender(tenant, user or client_ip, sender, trusted=trusted)
 
@@ -112,10 +113,11 @@ class ListenerContext:
         return bool(networks) and is_trusted(peer_ip, networks)
 
 
-def check_suspended(queue: QueueClient, tenant: str) -> None:
-    """Raises NotAccepted for a tenant that is suspended."""
-    if tenant in queue.suspended:
-        raise NotAccepted(f"454 4.7.0 Tenant {tenant} is suspended")
+def check_suspended(queue: QueueClient, tenant: str, user: str) -> None:
+    """Raises NotAccepted for a tenant or user that is suspended."""
+    who = suspended_part(queue.suspended, tenant, user)
+    if who:
+        raise NotAccepted(f"454 4.7.0 {who} is suspended")
 
 
 def make_tls_context(listener: ListenerSettings) -> ssl.SSLContext | None:

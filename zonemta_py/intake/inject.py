@@ -83,7 +83,7 @@ class Injector:
             raise NotAccepted(f"501 5.1.3 {exc}") from exc
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
-        check_suspended(self._queue, origin.tenant)
+        check_suspended(self._queue, origin.tenant, origin.user)
         senders.check_sender(origin.tenant, origin.submitter, sender, trusted=True)
         refusal = self._queue.limits.closed(client_of(origin))
         if refusal:

@@ -44,7 +44,7 @@ class QueueClient(Protocol):
 
     @property
     def suspended(self) -> Container[str]:
-        """The names of tenants whose mail is not accepted now."""
+        """What is suspended; see ``suspended_part``."""
 
     @property
     def idempotency_keys(self) -> KeysClient:

@@ -74,7 +74,7 @@ class SpaceLeft(Struct, frozen=True, array_like=True, tag=6):
 
 
 class SuspendedTenants(Struct, frozen=True, array_like=True, tag=7):
-    """To a receiver, at the start and at each change: the tenants whose mail is not accepted."""
+    """To a receiver, at the start and at each change: tenants and users whose mail is not accepted."""
 
     names: list[str]
 

@@ -104,7 +104,7 @@ def compose(message: str, new: NewMessage, mark: Mark, tail: Sequence[bytes]) ->
         born_ms=_born_ms(message, mark),
         campaign=new.campaign,
         tags=new.tags,
-        options=new.options,
+        options=new.options._replace(quarantined=True) if new.hold else new.options,
     )
     return AcceptedMessage(message, meta, mark, tail, recipients, new.message_id, new.key, hold=new.hold)
 

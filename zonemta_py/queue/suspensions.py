@@ -1,4 +1,4 @@
-"""Suspended tenants: their mail is neither accepted nor sent. Stored under ``meta/suspended/``.
+"""Suspended tenants and users: their mail is neither accepted nor sent. Stored under ``meta/suspended/``.
 
 Mail that is leased for one is held, message by message, so that a suspension costs nothing for mail that is not due.
 """
@@ -13,9 +13,18 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT
 from zonemta_py.storage.interface import Store
 
+USER = "user:"  # in front of the name of a user; tenants have no colon in theirs
+
+
+def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
+    """Who of tenant and user is suspended, such as ``User ann``; empty for neither."""
+    if tenant in suspended:
+        return f"Tenant {tenant}"
+    return f"User {user}" if user and USER + user in suspended else ""
+
 
 class Suspension(NamedTuple):
-    """``meta/suspended/TENANT``: since when (unix ms), and why."""
+    """``meta/suspended/NAME``, a tenant or USER and a user: since when (unix ms), and why."""
 
     version: int
     since_ms: int
@@ -26,7 +35,7 @@ _read = unpacker(Suspension)
 
 
 class Suspensions(Container[str]):
-    """The suspended tenants of a queue, by name. ``now`` gives unix ms."""
+    """What is suspended in a queue: tenants by name, users by USER and name. ``now`` gives unix ms."""
 
     def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
         self._commits = commits
@@ -43,15 +52,15 @@ class Suspensions(Container[str]):
         return bool(self._by_name)
 
     def names(self) -> list[str]:
-        """The suspended tenants."""
+        """All that is suspended."""
         return sorted(self._by_name)
 
     def get(self, name: str) -> Suspension | None:
-        """The suspension of a tenant."""
+        """The suspension of ``name``."""
         return self._by_name.get(name)
 
     async def suspend(self, name: str, reason: str) -> None:
-        """Suspend a tenant; the time of an earlier suspension stays. Raises QueueUnavailable."""
+        """Suspend a tenant or user; the time of an earlier suspension stays. Raises QueueUnavailable."""
         before = self._by_name.get(name)
         found = Suspension(FORMAT, before.since_ms if before else self._now(), reason)
         batch = WriteBatch()
@@ -61,7 +70,7 @@ class Suspensions(Container[str]):
         await self._commits.submit(batch)
 
     async def resume(self, name: str) -> None:
-        """End the suspension of a tenant. Raises QueueUnavailable."""
+        """End a suspension. Raises QueueUnavailable."""
         batch = WriteBatch()
         batch.delete(keys.META_SUSPENDED + name.encode())
         await self._commits.submit(batch)

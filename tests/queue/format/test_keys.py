@@ -68,7 +68,9 @@ def test_records_are_frozen() -> None:
                 1_700_000_000_000,
                 "spring",
                 ("a", "b"),
-                DeliveryOptions(1_800_000_000_001, 1_800_000_000_002, True, 1_800_000_000_003, "urgent"),
+                DeliveryOptions(
+                    1_800_000_000_001, 1_800_000_000_002, True, 1_800_000_000_003, "urgent", True
+                ),
             ),
             read_meta,
         ),

@@ -51,6 +51,7 @@ class DeliveryOptions(NamedTuple):
 
     No attempt is made before ``not_before_ms``, and none from ``expires_ms`` on; then the sender gets a report,
     unless ``silent``. ``notify_ms``: when a report of delay is due. ``priority``: one of PRIORITIES, or empty.
+    ``quarantined``: the message was held at intake.
     """
 
     not_before_ms: int = 0
@@ -58,6 +59,7 @@ class DeliveryOptions(NamedTuple):
     silent: bool = False
     notify_ms: int = 0
     priority: str = ""
+    quarantined: bool = False
 
 
 NO_OPTIONS = DeliveryOptions()

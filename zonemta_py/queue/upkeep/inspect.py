@@ -10,7 +10,7 @@ from typing import Any
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_mark, read_meta, read_waiting
+from zonemta_py.queue.format.records import Meta, Waiting, read_mark, read_meta, read_waiting
 from zonemta_py.storage.interface import View
 
 TOP_DOMAINS = 10
@@ -122,24 +122,30 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
     }
 
 
-def held_messages(store: View, tenant: str) -> Iterator[str]:
-    """The messages of ``tenant`` with held recipients, each once."""
+def held_messages(store: View, tenant: str, user: str = "") -> Iterator[str]:
+    """The messages of ``tenant``, or of ``user`` if that is empty, with held recipients, each once.
+
+    Without those that a scanner had held: they wait for a decision of their own.
+    """
     prefix = keys.due_key(keys.HELD_MS, "", "").rstrip(b"/") + b"/"
     seen = ""
     for key in store.keys(prefix, keys.end_of(prefix)):
         message = keys.parse_due(key)[2]
         value = store.get(keys.meta_key(message)) if message != seen else None
         seen = message
-        if value is not None and _tenant_of(value) == tenant:
+        meta = _readable(value) if value is not None else None
+        if meta is None or meta.options.quarantined:
+            continue
+        if meta.origin.tenant == tenant if tenant else meta.origin.user == user:
             yield message
 
 
-def _tenant_of(value: bytes) -> str:
-    """The tenant in an envelope; empty for one that cannot be read, which ``check`` reports."""
+def _readable(value: bytes) -> Meta | None:
+    """An envelope; None for one that cannot be read, which ``check`` reports."""
     try:
-        return read_meta(value).origin.tenant
+        return read_meta(value)
     except QueueCorrupt:
-        return ""
+        return None
 
 
 def oldest_ms(view: View, now_ms: int) -> int:
