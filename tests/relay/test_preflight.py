@@ -46,3 +46,28 @@ def test_warnings(directory: Path) -> None:
     verify(config)
     assert len(list(warnings(config, "relay.example"))) == 2
     assert "not a full domain name" in next(iter(warnings(config, "localhost")))
+
+
+def test_domains_of_tenants_without_a_key(directory: Path) -> None:
+    """A key signs for its domain and those below it, if the tenant has it."""
+    tenants = """
+tenants:
+  acme: {domains: [acme.example, "*.acme.example", news.other.example]}
+  globex: {domains: ["*.globex.example", "*.many.example"]}
+"""
+    keys = """
+dkim:
+  keys:
+    - {domain: acme.example, selector: s, key_file: k}
+    - {domain: globex.example, selector: s, key_file: k}
+    - {domain: a.many.example, selector: s, key_file: k}
+"""
+    config = parse_config(tenants + keys, directory / "z.yaml")
+    [warning] = warnings(config, "relay.example")
+    assert warning == (
+        "dkim.keys has no key for news.other.example (acme), *.globex.example (globex): their mail is not signed"
+    )
+    assert list(warnings(parse_config(tenants, directory / "z.yaml"), "relay.example")) == []
+    many = "tenants: {acme: {domains: [" + ", ".join(f"d{n}.example" for n in range(9)) + "]}}\n"
+    [warning] = warnings(parse_config(many + keys, directory / "z.yaml"), "relay.example")
+    assert warning.endswith("d4.example (acme) and 4 others: their mail is not signed")

@@ -10,6 +10,7 @@ from pathlib import Path
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.schema import Config
+from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import Network
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core.errors import ConfigError
@@ -23,6 +24,7 @@ from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
 from zonemta_py.transports.connect import verifying_context
 
+UNSIGNED_SHOWN = 5  # domains in a warning
 CAP_NET_BIND_SERVICE = 1 << 10  # Source: capabilities(7)
 
 
@@ -91,10 +93,36 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
     for name, zone in config.zones.items():
         if zone.transport == DEQUEUE_TRANSPORT:
             yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
+    yield from _unsigned_tenants(config)
     if config.queue.durability == "none":
         yield "durability is none: accepted mail is lost in a power failure. For benchmarks only"
     if config.queue.store == "memory":
         yield "queue.store is memory: accepted mail is lost when the relay stops. For tests only"
+
+
+def _unsigned_tenants(config: Config) -> Iterator[str]:
+    """A warning about domains of tenants that no key signs for, if there are keys."""
+    keys = {entry.domain for entry in config.dkim.keys if entry.domain}
+    tenants = Tenants(config.tenants)
+
+    def is_signed(name: str, domain: str) -> bool:
+        base = domain.removeprefix("*.")
+        below = domain != base and any(key.endswith(f".{base}") for key in keys)
+        return below or any(
+            tenants.signs_for(name, key) for key in keys if base == key or base.endswith(f".{key}")
+        )
+
+    found = [
+        f"{domain} ({name})"
+        for name, tenant in config.tenants.items()
+        for domain in tenant.domains
+        if keys and not is_signed(name, domain)
+    ]
+    if found:
+        others = f" and {len(found) - UNSIGNED_SHOWN} others" if len(found) > UNSIGNED_SHOWN else ""
+        yield (
+            f"dkim.keys has no key for {', '.join(found[:UNSIGNED_SHOWN])}{others}: their mail is not signed"
+        )
 
 
 def _is_everyone(networks: Sequence[Network]) -> bool:
