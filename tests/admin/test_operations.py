@@ -33,8 +33,10 @@ from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
@@ -111,6 +113,32 @@ async def test_list(queue: Queue) -> None:
     ]
     assert await rows(queue, ListRequest(zone="other")) == []
     assert len(await rows(queue, ListRequest(limit=2))) == 2
+
+
+async def test_list_by_label(queue: Queue) -> None:
+    """By tenant, user, campaign and tag, of messages of several recipients."""
+    writer = queue.open_message()
+    writer.write(b"x\r\n")
+    to = [NewRecipient(f"{name}@a.example", "a.example", "default") for name in "ab"]
+    origin = Origin("", "192.0.2.1", "", "ann", "ESMTPA", "acme")
+    new = NewMessage(
+        "s@s.example", b"Subject: x\r\n", to, origin, campaign="spring", tags=("sale", "shoes")
+    )
+    await queue.accept(writer, new)
+    other = await put(queue)
+    for wanted in (
+        ListRequest(tenant="acme"), ListRequest(user="ann"), ListRequest(campaign="spring"),
+        ListRequest(tag="shoes"), ListRequest(tenant="acme", tag="sale", campaign="spring", user="ann"),
+    ):  # fmt: skip
+        found = await rows(queue, wanted)
+        assert [row["recipient"] for row in found] == ["a@a.example", "b@a.example"]
+        assert (found[0]["tenant"], found[0]["campaign"], found[0]["tags"]) == (
+            "acme",
+            "spring",
+            ("sale", "shoes"),
+        )
+    assert {row["message"] for row in await rows(queue, ListRequest(tenant=""))} == {other}
+    assert await rows(queue, ListRequest(tenant="acme", tag="boots")) == []
 
 
 async def test_show_and_body(queue: Queue) -> None:

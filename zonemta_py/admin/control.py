@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.admin.operation_table import operation_of, parse_request, run_operation
-from zonemta_py.admin.operations import Operations, Row
-from zonemta_py.admin.requests import Request
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.requests import Request, Row
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-from zonemta_py.admin.operations import Operations, Row
+from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -17,6 +17,7 @@ from zonemta_py.admin.requests import (
     ReloadRequest,
     Request,
     ResumeRequest,
+    Row,
     ShowRequest,
     StateRequest,
     StatsRequest,

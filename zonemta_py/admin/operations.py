@@ -7,8 +7,7 @@ between slices of its work.
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from zonemta_py.admin.requests import (
     AuditRequest,
@@ -21,32 +20,24 @@ from zonemta_py.admin.requests import (
     ListRequest,
     ReleaseRequest,
     ReloadRequest,
-    ResumeRequest,
     ShowRequest,
     StateRequest,
     StatsRequest,
     SummaryRequest,
-    SuspendRequest,
-    TenantsRequest,
     UnreachableRequest,
-    UsageRequest,
 )
-from zonemta_py.config.limits import Subject
+from zonemta_py.admin.tenant_operations import TenantOperations
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
 from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import USER
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
-from zonemta_py.queue.upkeep.inspect import Summary, held_messages, message_row, recipient_rows
+from zonemta_py.queue.upkeep.inspect import MessageLabels, Summary, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
 from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SLICE_ROWS = 500
-RELEASED_AT_ONCE = 100  # messages
 ALL = "all"
-
-Row = dict[str, Any]
 
 
 class ZoneView(Protocol):
@@ -62,7 +53,7 @@ class ZoneView(Protocol):
         """Try a suspended destination now; None: every one."""
 
 
-class Operations:
+class Operations(TenantOperations):
     """The operations on ``queue``.
 
     ``zones`` are those of the running relay, empty when it is down. ``unreachable`` are the addresses
@@ -76,7 +67,7 @@ class Operations:
         unreachable: UnreachableHosts | None = None,
         reload: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        self._queue = queue
+        super().__init__(queue)
         self._zones = zones
         self._unreachable = unreachable
         self._reload = reload
@@ -104,11 +95,14 @@ class Operations:
 
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
-        found = 0
+        found, labels = 0, MessageLabels(self._queue.store)
         for number, row in enumerate(recipient_rows(self._queue.store, request.zone)):
             if number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
+                continue
+            row.update(labels.of(row["message"]))
+            if not request.has_labels(row):
                 continue
             if row["state"] == "waiting":
                 row["reply"] = row["reply"] or self._suspension(row["zone"], row["domain"])
@@ -192,38 +186,6 @@ class Operations:
         released = await self._queue.operator.release(request.message, request.recipient)
         yield {"released": released}
 
-    async def suspended(self, request: TenantsRequest) -> AsyncIterator[Row]:
-        """A row for each suspended ``tenant`` or ``user``."""
-        for name in self._queue.suspended.names():
-            found, user = self._queue.suspended.get(name), name.removeprefix(USER)
-            if found is not None:
-                who = {"tenant": name} if user == name else {"user": user}
-                yield {**who, "since_ms": found.since_ms, "reason": found.reason}
-
-    async def usage(self, request: UsageRequest) -> AsyncIterator[Row]:
-        """A row for each limit of a tenant, with ``limit``, ``used``, ``of`` and ``per_s``."""
-        for row in self._queue.limits.used(Subject("tenant", request.tenant)):
-            yield row
-
-    async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
-        """One row with ``suspended``."""
-        await self._queue.suspended.suspend(_suspended(request), request.reason)
-        yield {"suspended": request.tenant or request.user}
-
-    async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
-        """Rows with ``released``, the number of recipients so far; the last has ``resumed``.
-
-        All held mail of the tenant or user is released, also what an operator held.
-        """
-        queue, released = self._queue, 0
-        await queue.suspended.resume(_suspended(request))
-        held = held_messages(queue.store, request.tenant, request.user)
-        while step := list(islice(held, RELEASED_AT_ONCE)):
-            counts = await asyncio.gather(*map(queue.operator.release, step))
-            released += sum(counts)
-            yield {"released": released}
-        yield {"released": released, "resumed": request.tenant or request.user}
-
     def _require(self, message: str) -> None:
         if self._queue.store.get(mark_key(message)) is None:
             raise _no_message(message)
@@ -306,8 +268,3 @@ def _chunk_row(chunk: bytes) -> Row:
 
 def _no_message(text: str) -> LocalError:
     return LocalError(f"no message {text} in the queue")
-
-
-def _suspended(request: SuspendRequest | ResumeRequest) -> str:
-    """The name in ``Suspensions``."""
-    return request.tenant or USER + request.user

@@ -1,6 +1,11 @@
 """The requests of the operations: a struct for each, with its arguments as fields."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from zonemta_py.core.codec import Struct
+
+Row = dict[str, Any]  # of an answer
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,12 +21,23 @@ class SummaryRequest(Request, frozen=True):
 
 
 class ListRequest(Request, frozen=True):
-    """List recipients; None: do not filter. ``state``: waiting, deferred or held."""
+    """List recipients; None: do not filter. ``state``: waiting, deferred or held. ``tag``: one of its tags."""
 
     zone: str | None = None
     domain: str | None = None
     state: str | None = None
     limit: int | None = None
+    tenant: str | None = None
+    user: str | None = None
+    campaign: str | None = None
+    tag: str | None = None
+
+    def has_labels(self, row: Mapping[str, Any]) -> bool:
+        """Whether a recipient is of the wanted tenant, user, campaign and tag."""
+        wanted = {"tenant": self.tenant, "user": self.user, "campaign": self.campaign}
+        return all(value in (None, row[name]) for name, value in wanted.items()) and (
+            self.tag is None or self.tag in row["tags"]
+        )
 
 
 class ShowRequest(Request, frozen=True):

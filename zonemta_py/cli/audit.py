@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from zonemta_py.admin.operations import Row
-from zonemta_py.admin.requests import AuditRequest
+from zonemta_py.admin.requests import AuditRequest, Row
 from zonemta_py.cli.common import (
     EXIT_FAILED,
     config_option,

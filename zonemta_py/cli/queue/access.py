@@ -6,8 +6,8 @@ from pathlib import Path
 
 from zonemta_py.admin.control import ask
 from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations, Row
-from zonemta_py.admin.requests import ChangeRequest, Request
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.requests import ChangeRequest, Request, Row
 from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
 from zonemta_py.config.schema import Config
 from zonemta_py.delivery.open_queue import open_queue

@@ -8,11 +8,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from zonemta_py.admin.operations import Row
 from zonemta_py.admin.requests import (
     BodyRequest,
     CheckRequest,
     ListRequest,
+    Row,
     ShowRequest,
     StateRequest,
     StatsRequest,
@@ -76,6 +76,10 @@ def summary(config_path: Path, as_json: bool) -> None:
 @zone_option
 @domain_option
 @click.option("--state", type=click.Choice(list(COUNTS)), help="Only recipients in this state.")
+@click.option("--tenant", help="Only mail of this tenant.")
+@click.option("--user", help="Only mail of this user.")
+@click.option("--campaign", help="Only mail with this X-Campaign.")
+@click.option("--tag", help="Only mail with this tag among its X-Tags.")
 @click.option("--limit", type=click.IntRange(1), help="The maximum number of recipients.")
 @json_option
 @reports_errors
@@ -83,8 +87,9 @@ def list_(config_path: Path, as_json: bool, **filters: Any) -> None:
     """List recipients, oldest message first within each zone.
 
     \b
-    Example:
+    Examples:
       zonemta queue list -c config/zonemta.yaml --domain example.org --state deferred
+      zonemta queue list -c config/zonemta.yaml --tenant acme --campaign autumn-sale
     """
     for row in rows_of(config_path, ListRequest(**filters)):
         if as_json:
@@ -122,6 +127,15 @@ def _print_message(row: Row) -> None:
     echo(f"sender     <{row['sender']}>")
     echo(f"accepted   {accepted}")
     echo(f"from       {source} by {origin['protocol'] or 'report'}")
+    for name, value in (("tenant", origin["tenant"]), ("campaign", row["campaign"])):
+        if value:
+            echo(f"{name:<10} {value}")
+    if row["tags"]:
+        echo(f"tags       {', '.join(row['tags'])}")
+    options = row["options"]
+    for name, at_ms in (("not before", options["not_before_ms"]), ("expires", options["expires_ms"])):
+        if at_ms:
+            echo(f"{name:<10} {clock.utc(at_ms):%Y-%m-%d %H:%M:%S} UTC")
     echo(f"body       {row['body_bytes']} bytes in {row['chunks']} chunks")
     echo("\n" + row["header"].replace("\r\n", "\n"))
     for recipient in row["recipients"]:

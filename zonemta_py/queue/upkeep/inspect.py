@@ -43,6 +43,27 @@ def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, A
             }
 
 
+class MessageLabels:
+    """Whose the messages of a queue are, and what their submitters called them. Remembers the last one."""
+
+    def __init__(self, store: View) -> None:
+        self._store = store
+        self._last: tuple[str, dict[str, Any]] = ("", {})
+
+    def of(self, message: str) -> dict[str, Any]:
+        """``tenant``, ``user``, ``campaign`` and ``tags``; empty for a message that is gone or damaged."""
+        if self._last[0] != message:
+            value = self._store.get(keys.meta_key(message))
+            meta = _readable(value) if value is not None else None
+            found: dict[str, Any] = {"tenant": "", "user": "", "campaign": "", "tags": ()}
+            if meta is not None:
+                origin = meta.origin
+                found = {"tenant": origin.tenant, "user": origin.user}
+                found |= {"campaign": meta.campaign, "tags": meta.tags}
+            self._last = message, found
+        return self._last[1]
+
+
 def state_of(space: bytes, record: Waiting) -> str:
     """waiting, deferred or held."""
     if record.due_ms == keys.HELD_MS:
@@ -115,6 +136,9 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
         "eight_bit": meta.eight_bit,
         "smtputf8": meta.smtputf8,
         "report_for": meta.report_for,
+        "campaign": meta.campaign,
+        "tags": meta.tags,
+        "options": meta.options._asdict(),
         "origin": meta.origin._asdict(),
         "header": meta.header.decode("utf-8", "replace"),
         "transactions": sum(1 for _ in view.keys(inflight, keys.end_of(inflight))),

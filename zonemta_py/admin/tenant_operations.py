@@ -1,0 +1,57 @@
+"""The operations on tenants and users: who is suspended, and what they have used of their limits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import islice
+
+from zonemta_py.admin.requests import ResumeRequest, Row, SuspendRequest, TenantsRequest, UsageRequest
+from zonemta_py.config.limits import Subject
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import USER
+from zonemta_py.queue.upkeep.inspect import held_messages
+
+RELEASED_AT_ONCE = 100  # messages
+
+
+class TenantOperations:
+    """A part of ``Operations``."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    async def suspended(self, request: TenantsRequest) -> AsyncIterator[Row]:
+        """A row for each suspended ``tenant`` or ``user``."""
+        for name in self._queue.suspended.names():
+            found, user = self._queue.suspended.get(name), name.removeprefix(USER)
+            if found is not None:
+                who = {"tenant": name} if user == name else {"user": user}
+                yield {**who, "since_ms": found.since_ms, "reason": found.reason}
+
+    async def usage(self, request: UsageRequest) -> AsyncIterator[Row]:
+        """A row for each limit of a tenant, with ``limit``, ``used``, ``of`` and ``per_s``."""
+        for row in self._queue.limits.used(Subject("tenant", request.tenant)):
+            yield row
+
+    async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
+        """One row with ``suspended``."""
+        await self._queue.suspended.suspend(_suspended(request), request.reason)
+        yield {"suspended": request.tenant or request.user}
+
+    async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
+        """Rows with ``released``, the number of recipients so far; the last has ``resumed``.
+
+        All held mail of the tenant or user is released, also what an operator held.
+        """
+        queue, released = self._queue, 0
+        await queue.suspended.resume(_suspended(request))
+        held = held_messages(queue.store, request.tenant, request.user)
+        while step := list(islice(held, RELEASED_AT_ONCE)):
+            counts = await asyncio.gather(*map(queue.operator.release, step))
+            released += sum(counts)
+            yield {"released": released}
+        yield {"released": released, "resumed": request.tenant or request.user}
+
+
+def _suspended(request: SuspendRequest | ResumeRequest) -> str:
+    """The name in ``Suspensions``."""
+    return request.tenant or USER + request.user
