@@ -20,6 +20,7 @@ from zonemta_py.admin.requests import (
     ListRequest,
     ReleaseRequest,
     ReloadRequest,
+    Row,
     ShowRequest,
     StateRequest,
     StatsRequest,
