@@ -37,7 +37,8 @@ def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     from zonemta_py.pipeline.spark.events import read_events
     from zonemta_py.pipeline.transforms.rates import attempt_rows, rates_by_dimension
 
-    events = [delivered(n, domain="gmail.com") for n in range(3)]
+    labels = {"tenant": "acme", "campaign": "spring", "tags": ["sale", "shoes"]}
+    events = [delivered(n, domain="gmail.com", **labels) for n in range(3)]
     events += [delivered(3, domain="gmail.com", event="deferred", code=451, reply="later 42")]
     events += [delivered(4, domain="y.example", event="bounced", code=550, reply="no")]
     write_segment(tmp_path, "a", events)
@@ -51,4 +52,8 @@ def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     assert total["deferral_rate"] == pytest.approx(0.2)
     assert found["provider", "google"]["attempts"] == 4
     assert found["campaign", "june"]["attempts"] == 1
+    assert found["campaign", "spring"]["attempts"] == 2
+    assert found["tenant", "acme"]["attempts"] == found["tag", "sale"]["attempts"] == 3
+    assert found["tag", "shoes"]["delivered"] == 3
+    assert found["tenant", ""]["attempts"] == 2
     assert found["domain", "y.example"]["p50_ms"] is None

@@ -9,7 +9,7 @@ from zonemta_py.pipeline.transforms import rates
 ROWS_MAX = 25  # of a table on the page; the Parquet tables have all
 TITLES = {
     "zone": "Zones", "provider": "Providers", "domain": "Recipient domains", "address": "Sending addresses",
-    "campaign": "Campaigns",
+    "campaign": "Campaigns", "tenant": "Tenants", "tag": "Tags",
 }  # fmt: skip
 HEAD = (
     "", "delivered", "deferred", "bounced", "expired", "delivery", "bounce", "deferral", "tries", "p50", "p95", "p99",

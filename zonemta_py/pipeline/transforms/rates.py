@@ -12,7 +12,8 @@ from zonemta_py.pipeline.rules.provider import PROVIDERS
 from zonemta_py.pipeline.transforms.replies import mask_reply
 
 ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
-DIMENSIONS = ("zone", "provider", "domain", "address", "campaign")
+DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
+TAG = "tag"  # a dimension, too: an attempt counts for each of its tags
 QUANTILES = (0.5, 0.95, 0.99)
 ACCURACY = 10_000  # of quantiles: an error of 1/ACCURACY of the rank
 ALLOWANCE = "day date, address string, provider string, allowed long"
@@ -21,7 +22,10 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 def attempt_rows(campaigns: DataFrame | None) -> Transform:
-    """One row for each attempt; a failure has the ``kind`` of its reply. ``campaigns`` maps ``message`` to ``campaign``."""
+    """One row for each attempt; a failure has the ``kind`` of its reply.
+
+    ``campaigns`` maps ``message`` to ``campaign``; other messages have that of their X-Campaign.
+    """
 
     def transform(events: DataFrame) -> DataFrame:
         rows = events.where(F.col("event").isin(*ATTEMPTS)).select(
@@ -42,11 +46,18 @@ def attempt_rows(campaigns: DataFrame | None) -> Transform:
             # Masked here once, and not again for each table: it is five expressions over every reply.
             F.when(F.col("event") != "delivered", mask_reply(F.col("reply"))).alias("kind"),
             "duration_ms",
+            F.coalesce("tenant", F.lit("")).alias("tenant"),  # null in events of earlier versions
+            F.coalesce(F.from_json("tags", "array<string>"), F.array().cast("array<string>")).alias(
+                "tags"
+            ),
+            F.coalesce("campaign", F.lit("")).alias("campaign"),
         )
         if campaigns is None:
-            return rows.select("*", F.lit("").alias("campaign"))
-        return rows.join(campaigns, "message", "left").select(
-            *rows.columns, F.coalesce("campaign", F.lit("")).alias("campaign")
+            return rows
+        planned = campaigns.withColumnRenamed("campaign", "planned")
+        return rows.join(planned, "message", "left").select(
+            *(name for name in rows.columns if name != "campaign"),
+            F.coalesce("planned", "campaign").alias("campaign"),
         )
 
     return transform
@@ -59,17 +70,22 @@ def provider(domain: str) -> Column:
 
 
 def rates_by_dimension(dimensions: Sequence[str] = DIMENSIONS) -> Transform:
-    """For each value of each dimension, and for ``all``: counts, rates, and quantiles of the time to delivery."""
+    """For each value of each dimension, for each tag, and for ``all``: counts, rates, and quantiles of the time to delivery."""
 
     def transform(rows: DataFrame) -> DataFrame:
         keys = [F.struct(F.lit("all").alias("dimension"), F.lit("").alias("value"))]
         keys += [
             F.struct(F.lit(name).alias("dimension"), F.col(name).alias("value")) for name in dimensions
         ]
+        tags = F.transform(
+            "tags", lambda tag: F.struct(F.lit(TAG).alias("dimension"), tag.alias("value"))
+        )
         counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
         delivered_age = F.when(F.col("event") == "delivered", F.col("age_ms"))
         grouped = (
-            rows.select("event", "age_ms", "attempt", F.explode(F.array(*keys)).alias("by"))
+            rows.select(
+                "event", "age_ms", "attempt", F.explode(F.concat(F.array(*keys), tags)).alias("by")
+            )
             .groupBy("by.dimension", "by.value")
             .agg(
                 *counted,
