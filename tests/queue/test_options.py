@@ -3,9 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, events, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, read_waiting
 from zonemta_py.queue.queue import Queue
@@ -62,6 +65,20 @@ async def test_it_is_not_taken_for_a_clock_that_was_wrong(directory: Path) -> No
         await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, LATER.not_before_ms)
         assert await queue.deferral._rescue(clock.ms + 1000) == 1
         assert left(queue) == ["b"]
+
+
+async def test_a_clock_that_is_set_back_while_the_relay_runs(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was deferred before waits no longer than a delay can be."""
+    monkeypatch.setattr(deferral, "RESCUE_EVERY_S", 0.01)
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        queue.deferral._longest_delay_ms = 1000
+        await accept(queue, "b@x.example")
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, clock.ms + 900)
+        clock.ms -= 86_400_000
+        await until(lambda: left(queue) == ["b"], "the recipient")
 
 
 async def test_the_age_counts_from_the_time_when_it_may_be_sent(directory: Path) -> None:

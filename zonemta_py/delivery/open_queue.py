@@ -53,13 +53,12 @@ def open_queue(
 
 
 def _longest_delay_ms(config: Config) -> int:
-    """No retry is later than the age at which its zone gives up, and no mail is held longer than its listener allows.
+    """No retry is later than the age at which its zone gives up; a day more for a changed configuration.
 
-    A day more for a changed configuration. A function may ask for any delay.
+    A function may ask for any delay.
     """
     retries = [part.retry for zone in config.zones.values() for _, part in zone.parts()]
     if any(retry.policy in ("function", "backoff") for retry in retries):
         return LONGEST_DELAY_MS
     longest_s = max((retry.give_up_after for retry in retries), default=0.0)
-    held_s = max((listener.options.hold_max for listener in config.listeners), default=0.0)
-    return round((max(longest_s, held_s) + DAY) * 1000)
+    return round((longest_s + DAY) * 1000)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
-from zonemta_py.core.clock import wait_event
+from zonemta_py.core.clock import monotonic_s, wait_event
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue import transitions
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
@@ -27,6 +27,7 @@ WAKE_MAX = 250  # recipients in one batch
 READ_MAX = 5000  # recipients read in one turn of the loop, unless one message has more
 CHECK_EVERY_S = 60.0  # in case the system clock was set
 RESCUE_EVERY_S = 3600.0
+SET_BACK_MS = 60_000  # of the clock, after which there may be recipients that are due too late
 
 
 class Deferral:
@@ -173,12 +174,22 @@ class Deferral:
         reservation.commit()
 
     async def keep_rescuing(self) -> None:
-        """Wake, now and every hour, what is due later than any delay allows: the clock was wrong."""
+        """Wake what is due later than any delay allows, now and after the clock was set back: it was wrong.
+
+        Not every hour: mail for later may be a million keys.
+        """
         await self._delete_unused_held()
         while True:
             if count := await self._rescue(self._now() + self._longest_delay_ms):
                 log.warning("%d recipients were due after any possible delay, and are tried now", count)
-            await asyncio.sleep(RESCUE_EVERY_S)
+            ahead_ms = self._ahead_ms()
+            while self._ahead_ms() > ahead_ms - SET_BACK_MS:
+                ahead_ms = max(ahead_ms, self._ahead_ms())
+                await asyncio.sleep(RESCUE_EVERY_S)
+
+    def _ahead_ms(self) -> float:
+        """How far the system clock is ahead of one that is never set."""
+        return self._now() - monotonic_s() * 1000
 
     async def _delete_unused_held(self) -> None:
         """Delete ``due/`` keys of held recipients that are gone: a command was interrupted."""
