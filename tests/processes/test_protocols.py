@@ -38,6 +38,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     bytes | None: st.none() | BYTES,
     list[int]: lists(NUMBER),
     list[str]: lists(TEXT),
+    list[tuple[str, str]]: lists(st.tuples(TEXT, TEXT)),
     list[tuple[bytes, bytes]]: lists(st.tuples(BYTES, BYTES)),
     tuple[tuple[str, str], ...]: lists(st.tuples(TEXT, TEXT)).map(tuple),
     IdempotencyRecord | None: st.none() | RECORD,
@@ -103,7 +104,7 @@ def test_the_wire_format() -> None:
     }
     assert tags[receiver_protocol] == {
         "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6,
-        "SuspendedTenants": 7, "ChargeResult": 8, "Ready": 11,
+        "SuspendedTenants": 7, "ChargeResult": 8, "VerifiedDomains": 9, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
         "Drained": 18, "ChargeUse": 19,
     }  # fmt: skip

@@ -26,6 +26,7 @@ from zonemta_py.admin.requests import (
     TenantsRequest,
     UnreachableRequest,
     UsageRequest,
+    VerifyRequest,
 )
 from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError
@@ -55,6 +56,7 @@ OPERATIONS = {
         Operation("suspended", TenantsRequest, Operations.suspended),
         Operation("suspend", SuspendRequest, Operations.suspend),
         Operation("resume", ResumeRequest, Operations.resume),
+        Operation("verify", VerifyRequest, Operations.verify),
         Operation("usage", UsageRequest, Operations.usage),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),
         Operation("reload", ReloadRequest, Operations.reload),

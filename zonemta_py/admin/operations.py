@@ -6,7 +6,7 @@ between slices of its work.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from zonemta_py.admin.requests import (
@@ -58,7 +58,8 @@ class Operations(TenantOperations):
     """The operations on ``queue``.
 
     ``zones`` are those of the running relay, empty when it is down. ``unreachable`` are the addresses
-    it knows as unreachable. ``reload`` reads its configuration again; see ``Relay.reload``.
+    it knows as unreachable. ``reload`` reads its configuration again; see ``Relay.reload``. ``verify``: see
+    ``TenantOperations``.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Operations(TenantOperations):
         zones: Mapping[str, ZoneView],
         unreachable: UnreachableHosts | None = None,
         reload: Callable[[], Sequence[str]] | None = None,
+        verify: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        super().__init__(queue)
+        super().__init__(queue, verify)
         self._zones = zones
         self._unreachable = unreachable
         self._reload = reload

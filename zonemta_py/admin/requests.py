@@ -120,6 +120,14 @@ class UsageRequest(Request, frozen=True):
     tenant: str
 
 
+class VerifyRequest(Request, frozen=True):
+    """Show whether the domains of a tenant are verified; with ``ask`` after looking them up."""
+
+    tenant: str
+    domains: tuple[str, ...] = ()
+    ask: bool = True
+
+
 class UnreachableRequest(Request, frozen=True):
     """List addresses whose connections timed out; ``clear`` removes one, or ``all``, from the list."""
 

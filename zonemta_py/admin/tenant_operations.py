@@ -1,11 +1,19 @@
 """The operations on tenants and users: who is suspended, and what they have used of their limits."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
 
-from zonemta_py.admin.requests import ResumeRequest, Row, SuspendRequest, TenantsRequest, UsageRequest
+from zonemta_py.admin.requests import (
+    ResumeRequest,
+    Row,
+    SuspendRequest,
+    TenantsRequest,
+    UsageRequest,
+    VerifyRequest,
+)
 from zonemta_py.config.limits import Subject
+from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import USER
 from zonemta_py.queue.upkeep.inspect import held_messages
@@ -14,10 +22,31 @@ RELEASED_AT_ONCE = 100  # messages
 
 
 class TenantOperations:
-    """A part of ``Operations``."""
+    """A part of ``Operations``. ``verify`` looks up the domains of a tenant; None when the relay is down."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, verify: Callable[[str], Awaitable[None]] | None = None) -> None:
         self._queue = queue
+        self._verify = verify
+
+    async def verify(self, request: VerifyRequest) -> AsyncIterator[Row]:
+        """A row for each domain, with ``verified``, ``checked_ms`` and ``verified_ms`` (0: never).
+
+        Raises LocalError for a look-up when the relay is down.
+        """
+        if request.ask:
+            if self._verify is None:
+                raise LocalError("the relay that looks up the domains is not running")
+            await self._verify(request.tenant)
+        for domain in request.domains:
+            found = self._queue.verified.get(request.tenant, domain)
+            times = (found.checked_ms, found.verified_ms) if found is not None else (0, 0)
+            is_verified = found is not None and found.is_verified
+            yield {
+                "domain": domain,
+                "verified": is_verified,
+                "checked_ms": times[0],
+                "verified_ms": times[1],
+            }
 
     async def suspended(self, request: TenantsRequest) -> AsyncIterator[Row]:
         """A row for each suspended ``tenant`` or ``user``."""

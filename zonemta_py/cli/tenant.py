@@ -1,5 +1,6 @@
 """The group ``zonemta tenant``."""
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,15 @@ from typing import Any
 import click
 from rich.table import Table
 
-from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, TenantsRequest, UsageRequest
+from zonemta_py.admin.requests import (
+    ResumeRequest,
+    SuspendRequest,
+    TenantsRequest,
+    UsageRequest,
+    VerifyRequest,
+)
 from zonemta_py.cli.common import (
+    EXIT_FAILED,
     EXIT_USAGE,
     config_option,
     echo,
@@ -22,7 +30,9 @@ from zonemta_py.cli.common import (
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
+from zonemta_py.config.tenants import bases
 from zonemta_py.config.units import Seconds
+from zonemta_py.core import clock
 
 
 @click.group()
@@ -110,11 +120,52 @@ def show(name: str, config_path: Path, as_json: bool) -> None:
         print_json({"tenant": name, **values, "usage": usage, "suspended": found})
         return
     click.echo(to_yaml({name: values}), nl=False)
+    if values["verify"] == "dns":
+        _print_domains(config_path, name, ask=False)
     for row in usage:
         per = plain_values(Seconds(row["per_s"]), Seconds)
         echo(f"{row['limit']} in {per}: {row['used']:,} of {row['of']:,}")
     if found is not None:
         echo(f"suspended since {_since(found)}")
+
+
+@tenant.command()
+@click.argument("name")
+@config_option
+@json_option
+@reports_errors
+def verify(name: str, config_path: Path, as_json: bool) -> None:
+    """Look up whether the domains of the tenant NAME are its own, with `verify: dns`.
+
+    A domain counts when a TXT record of _zonemta.DOMAIN is the name of the tenant. A running relay looks up new domains
+    at once, and all of them daily. Exits 1 when one is not verified.
+
+    \b
+    Example:
+      zonemta tenant verify acme -c config/zonemta.yaml
+    """
+    if _known(config_path, name)["verify"] != "dns":
+        fail(f"tenants.{name}.verify is none: its domains count as they are", EXIT_USAGE)
+    if not _print_domains(config_path, name, ask=True, as_json=as_json):
+        sys.exit(EXIT_FAILED)
+
+
+def _print_domains(config_path: Path, name: str, *, ask: bool, as_json: bool = False) -> bool:
+    """Print what is known of the domains of a tenant; whether all are verified."""
+    if not ask and not read_config(config_path).queue.directory.is_dir():
+        return False
+    domains = tuple(bases(read_config(config_path).tenants[name].domains))
+    rows = list(rows_of(config_path, VerifyRequest(name, domains, ask)))
+    for row in rows:
+        if as_json:
+            print_json(row)
+            continue
+        state = "verified" if row["verified"] else "not verified"
+        when = (
+            f", last on {clock.utc(row['verified_ms']):%Y-%m-%d %H:%M} UTC" if row["verified_ms"] else ""
+        )
+        echo(f'{row["domain"]}: {state}{when} (_zonemta.{row["domain"]} TXT "{name}")')
+    return all(row["verified"] for row in rows)
 
 
 @tenant.command()

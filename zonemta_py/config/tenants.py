@@ -1,13 +1,13 @@
 """Tenants: whose mail it is, what they may send as, and where. Values are frozen."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import NoReturn
 
 from zonemta_py.config.limits import NO_LIMITS, ClientLimits, IntakeLimits, LimitRules
-from zonemta_py.config.units import Network, number
+from zonemta_py.config.units import Network, choice, number
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
@@ -32,6 +32,7 @@ class TenantSettings:
     weight: int = number(1, 1, 1000)
     limits: IntakeLimits = NO_LIMITS
     scan: bool = True
+    verify: str = choice("none", "dns")
 
 
 def check_tenants(
@@ -76,27 +77,37 @@ def is_domain_pattern(text: str) -> bool:
         return False
 
 
-class Tenant:
-    """A tenant as mail needs it."""
+def bases(domains: Iterable[str]) -> list[str]:
+    """The domains of a tenant without ``*.``, each once."""
+    return list(dict.fromkeys(domain.removeprefix("*.") for domain in domains))
 
-    __slots__ = ("_above", "_domains", "name", "weight", "zones")
+
+class Tenant:
+    """A tenant as mail needs it. ``is_verified``: its domains count only if DNS says so."""
+
+    __slots__ = ("_above", "_domains", "is_verified", "name", "weight", "zones")
 
     def __init__(self, name: str, settings: TenantSettings) -> None:
         self.name = name
         self.zones = settings.zones
         self.weight = settings.weight
+        self.is_verified = settings.verify == "dns"
         self._domains = frozenset(domain for domain in settings.domains if domain[0] != "*")
         self._above = frozenset(domain[2:] for domain in settings.domains if domain[0] == "*")
 
     def has(self, domain: str) -> bool:
         """Whether ``domain``, which is normalised, is one of the tenant's."""
+        return bool(self.base_of(domain))
+
+    def base_of(self, domain: str) -> str:
+        """The domain of the tenant's list, without ``*.``, that ``domain`` belongs to; empty for none."""
         if domain in self._domains:
-            return True
+            return domain
         while self._above and domain:
             domain = domain.partition(".")[2]
             if domain in self._above:
-                return True
-        return False
+                return domain
+        return ""
 
     def may_use(self, zone: str) -> bool:
         """Whether the tenant's mail may go through ``zone``."""

@@ -105,7 +105,8 @@ class ListenerContext:
         check_suspended(self.queue, tenant, user)
         if tenant:
             trusted = self.trusts(client_ip)
-            self.rules.senders.check_sender(tenant, user or client_ip, sender, trusted=trusted)
+            verified = self.queue.verified
+            self.rules.senders.check_sender(tenant, user or client_ip, sender, verified, trusted=trusted)
 
     def is_proxy(self, peer_ip: str) -> bool:
         """Whether this peer names its clients by the PROXY protocol."""

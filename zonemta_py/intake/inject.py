@@ -84,7 +84,7 @@ class Injector:
         if not normalised:
             raise NotAccepted("503 5.5.1 No recipient")
         check_suspended(self._queue, origin.tenant, origin.user)
-        senders.check_sender(origin.tenant, origin.submitter, sender, trusted=True)
+        senders.check_sender(origin.tenant, origin.submitter, sender, self._queue.verified, trusted=True)
         refusal = self._queue.limits.closed(client_of(origin))
         if refusal:
             raise NotAccepted(refusal)

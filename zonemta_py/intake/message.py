@@ -172,7 +172,8 @@ class MessageReceiver:
             self._writers = EnvelopeWriters(self._queue, envelopes, self._writer)
             headers = [(each.header, scan(each.header)[0]) for each in envelopes]
         for header, fields in headers:
-            rules.senders.check_header(origin.tenant, origin.submitter, header, fields)
+            verified = self._queue.verified
+            rules.senders.check_header(origin.tenant, origin.submitter, header, fields, verified)
         if self._scanner is not None:
             self._begin_scan(self._scanner)
 

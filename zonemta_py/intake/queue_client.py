@@ -47,6 +47,10 @@ class QueueClient(Protocol):
         """What is suspended; see ``suspended_part``."""
 
     @property
+    def verified(self) -> Container[tuple[str, str]]:
+        """The verified domains, with their tenants in front."""
+
+    @property
     def idempotency_keys(self) -> KeysClient:
         """Its submission keys."""
 

@@ -1,6 +1,6 @@
 """Whose mail a message is, and whether its envelope sender and its authors are theirs. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from zonemta_py.config.tenants import Tenant, Tenants
 from zonemta_py.core.errors import NotAccepted
@@ -8,6 +8,8 @@ from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.smtp.authors import Unreadable, author_addresses
 from zonemta_py.smtp.headers import Field
+
+VerifiedDomains = Container[tuple[str, str]]  # tenant and domain
 
 NULL_SENDERS = ("", verp.DOUBLE_BOUNCE)
 
@@ -35,7 +37,9 @@ class SenderRules:
             raise NotAccepted(f"550 5.7.1 {_printable(user or client_ip)} belongs to no tenant")
         return ""
 
-    def check_sender(self, tenant: str, who: str, sender: str, *, trusted: bool) -> None:
+    def check_sender(
+        self, tenant: str, who: str, sender: str, verified: VerifiedDomains, *, trusted: bool
+    ) -> None:
         """Raises NotAccepted unless mail of ``tenant`` may have the envelope sender. ``who``: user or address."""
         found = self._find(tenant)
         if found is None:
@@ -44,9 +48,16 @@ class SenderRules:
             if not trusted:
                 raise NotAccepted(f"553 5.7.1 {_printable(who)} may not send with the null sender")
             return
-        self._check_address(found, who, verp.base(sender))
+        self._check_address(found, who, verp.base(sender), verified)
 
-    def check_header(self, tenant: str, who: str, header: bytes, fields: Sequence[Field]) -> None:
+    def check_header(
+        self,
+        tenant: str,
+        who: str,
+        header: bytes,
+        fields: Sequence[Field],
+        verified: VerifiedDomains,
+    ) -> None:
         """Raises NotAccepted unless all authors in From and Sender are addresses of ``tenant``."""
         found = self._find(tenant)
         if found is None:
@@ -56,7 +67,7 @@ class SenderRules:
         except Unreadable as exc:
             raise NotAccepted(f"550 5.7.1 {_printable(str(exc))}") from exc
         for author in authors:
-            self._check_address(found, who, author)
+            self._check_address(found, who, author, verified)
 
     def _find(self, name: str) -> Tenant | None:
         """The tenant; None for mail of none. Raises NotAccepted when it was removed since."""
@@ -65,9 +76,14 @@ class SenderRules:
             raise NotAccepted(f"550 5.7.1 There is no tenant {name} any more")
         return found
 
-    def _check_address(self, tenant: Tenant, who: str, address: str) -> None:
-        if not tenant.has(domain_of(address)):
+    def _check_address(self, tenant: Tenant, who: str, address: str, verified: VerifiedDomains) -> None:
+        base = tenant.base_of(domain_of(address))
+        if not base:
             raise NotAccepted(f"553 5.7.1 {_printable(who)} may not send as {_printable(address)}")
+        if tenant.is_verified and (tenant.name, base) not in verified:
+            raise NotAccepted(
+                f"450 4.7.1 {base} is not verified: no TXT record of _zonemta.{base} is {tenant.name}"
+            )
 
 
 def _printable(text: str) -> str:

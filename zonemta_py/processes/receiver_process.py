@@ -49,6 +49,9 @@ class ReceiverProcess:
             case protocol.SuspendedTenants():
                 assert self.queue is not None
                 self.queue.suspended = frozenset(frame.names)
+            case protocol.VerifiedDomains():
+                assert self.queue is not None
+                self.queue.verified = frozenset(frame.domains)
             case protocol.SpaceLeft():
                 self._space = Space(frame.free, frame.total)
             case protocol.Stop():

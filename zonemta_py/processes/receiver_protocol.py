@@ -87,6 +87,12 @@ class ChargeResult(Struct, frozen=True, array_like=True, tag=8):
     closed_ms: int
 
 
+class VerifiedDomains(Struct, frozen=True, array_like=True, tag=9):
+    """To a receiver, at the start and at each change: the verified domains, with their tenants in front."""
+
+    domains: list[tuple[str, str]]
+
+
 class Ready(Struct, frozen=True, array_like=True, tag=11):
     """From a receiver: it accepts connections."""
 
@@ -157,6 +163,7 @@ class Drained(Struct, frozen=True, array_like=True, tag=18):
 
 Frame = (
     Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants | ChargeResult
+    | VerifiedDomains
     | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained
 )  # fmt: skip
 

@@ -42,13 +42,16 @@ class ReceiverPool:
         self._sockets = sockets
         self._log_level = log_level
         self._reporting: asyncio.Task[None] | None = None
-        self._sharing: asyncio.Task[None] | None = None
+        self._sharing: list[asyncio.Task[None]] = []
         self._supervisor = ProcessSupervisor("receiver", len(sockets), self._launch)
 
     async def start(self) -> None:
         """Start all of them; they accept connections on return. Raises LocalError."""
         await self._supervisor.start()
-        self._sharing = asyncio.create_task(self._share_suspended(), name="suspended tenants")
+        self._sharing = [
+            asyncio.create_task(self._share_suspended(), name="suspended tenants"),
+            asyncio.create_task(self._share_verified(), name="verified domains"),
+        ]
         if self._queue.store.is_remote():
             self._reporting = asyncio.create_task(self._report_space(), name="space")
 
@@ -60,6 +63,15 @@ class ReceiverPool:
             suspended.changed.clear()
             for child in self._supervisor.children:
                 child.send_now(protocol.SuspendedTenants(suspended.names()))
+
+    async def _share_verified(self) -> None:
+        """Tell the receivers of each change."""
+        verified = self._queue.verified
+        while True:
+            await verified.changed.wait()
+            verified.changed.clear()
+            for child in self._supervisor.children:
+                child.send_now(protocol.VerifiedDomains(verified.verified()))
 
     async def _report_space(self) -> None:
         """Tell the receivers, which have no store, how much space it has."""
@@ -78,6 +90,7 @@ class ReceiverPool:
         child.welcome()
         config = self._config
         child.send(protocol.SuspendedTenants(self._queue.suspended.names()))
+        child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(self._configuration(slot))
         try:
             await asyncio.wait([child.ready], timeout=READY_TIMEOUT_S)
@@ -124,7 +137,7 @@ class ReceiverPool:
 
     async def close(self) -> None:
         """End all processes."""
-        for task in (self._reporting, self._sharing):
+        for task in (self._reporting, *self._sharing):
             if task is not None:
                 task.cancel()
         await self._supervisor.close()

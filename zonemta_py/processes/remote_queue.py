@@ -24,6 +24,7 @@ class RemoteQueue:
     def __init__(self, link: Link, welcome: protocol.Welcome) -> None:
         self.failure: QueueUnavailable | None = None
         self.suspended: frozenset[str] = frozenset()
+        self.verified: frozenset[tuple[str, str]] = frozenset()
         self._link = link
         self._boot = welcome.boot
         self._ids = MessageIds(welcome.node, welcome.last_id, welcome.worker)

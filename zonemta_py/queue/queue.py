@@ -37,6 +37,7 @@ from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
+from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.storage.interface import Store
 
@@ -79,6 +80,7 @@ class Queue:
         self.bodies = Bodies(store, self._active)
         self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
         self.suspended = Suspensions(store, self.commits, now)
+        self.verified = Verifications(store, self.commits, now)
         self.limits = IntakeLimiter(store, self.commits, now)
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self.operator = Operator(self)

@@ -32,6 +32,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.delivery_service import DeliveryService
+from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
@@ -95,6 +96,7 @@ class Relay:
         except BaseException:
             self._queue.store.close()
             raise
+        self._verifier = DomainVerifier(self._queue, config)
         self._on_events = on_events
         self._parts = Parts(())  # made by ``start``
         self._orphans: OrphanRecovery | None = None
@@ -108,13 +110,14 @@ class Relay:
         exporter = Exporter(queue, config.events, observers)
         control = ControlServer(
             config.queue.directory,
-            Operations(queue, delivery.zones, delivery.unreachable, self.reload),
+            Operations(queue, delivery.zones, delivery.unreachable, self.reload, self._verifier.verify),
         )
         parts = [
             Part("the queue", self._recover),
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
+            Part("the verification of domains", self._verifier.start, drain=self._verifier.close),
         ]
         if config.queue.directory.is_dir():  # a program's own store needs none
             parts.append(Part("the control socket", control.start, close=control.close))
@@ -258,6 +261,7 @@ class Relay:
         self._queue.limits.configure(limit_rules(config.tenants, config.limits))
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
+        self._verifier.configure(config)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
         return changed
 

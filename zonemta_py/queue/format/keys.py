@@ -46,6 +46,7 @@ META_EXPORTED = b"meta/exported"
 META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"
 META_SUSPENDED = b"meta/suspended/"
+META_VERIFIED = b"meta/verified/"
 
 MESSAGE_ID_LENGTH = 24
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE
