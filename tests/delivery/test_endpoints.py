@@ -109,6 +109,23 @@ async def test_a_sole_endpoint_is_cached_and_others_are_not() -> None:
         assert await resolver.find(zone, "a.example", "first") is not both
 
 
+async def test_the_pool_of_a_tenant() -> None:
+    """Instead of the zone's; another EHLO name is another session."""
+    pools = PRIVATE + (
+        "pools: {default: [{address: 127.0.0.1}], own: [{address: 127.0.0.9}], named: [{ehlo: m.example}]}\n"
+        "tenants: {acme: {pool: own}, globex: {pool: named}, other: {}}\n"
+    )
+    async with resolving(settings(pools)) as (resolver, _):
+        found = {}
+        for tenant in ("", "acme", "globex", "other", "gone"):
+            [(found[tenant], _)] = await resolver.find(Zone(), "one.example", "message", tenant)
+        sources = {tenant: endpoint.source for tenant, endpoint in found.items()}
+        assert sources == {
+            "": "127.0.0.1", "acme": "127.0.0.9", "globex": None, "other": "127.0.0.1", "gone": "127.0.0.1",
+        }  # fmt: skip
+        assert found["globex"].security != found[""].security == ""
+
+
 async def test_a_pool_with_a_choice_is_asked_for_every_message() -> None:
     pools = PRIVATE + "pools: {default: [{address: 127.0.0.1}, {address: 127.0.0.2}]}\n"
     async with resolving(settings(pools)) as (resolver, _):

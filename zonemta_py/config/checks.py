@@ -60,7 +60,7 @@ def check(config: Config, complain: Complain) -> None:
     url = config.intake.scan.rspamd
     if url is not None and not url.startswith(("http://", "https://")):
         complain("intake.scan.rspamd", f"found '{without_user_info(url)}', expected http:// or https://")
-    check_tenants(config.tenants, config.zones, complain)
+    check_tenants(config.tenants, config.zones, config.pools, complain)
     _routes(config, complain)
     _pools(config, complain)
     for name in config.peers:

@@ -21,7 +21,8 @@ Complain = Callable[[str, str], NoReturn]
 class TenantSettings:
     """A customer, or a part of an organisation, that shares the relay with others.
 
-    ``domains``: names, and ``*.name`` for those below it. ``zones`` None: all. ``weight``: its share of a
+    ``domains``: names, and ``*.name`` for those below it. ``zones`` None: all. ``pool``: instead
+    of the zone's. ``weight``: its share of a
     destination while others wait for the same, relative to theirs.
     """
 
@@ -29,6 +30,7 @@ class TenantSettings:
     networks: tuple[Network, ...] = ()
     domains: tuple[str, ...] = ()
     zones: tuple[str, ...] | None = None
+    pool: str | None = None
     weight: int = number(1, 1, 1000)
     limits: IntakeLimits = NO_LIMITS
     scan: bool = True
@@ -36,7 +38,10 @@ class TenantSettings:
 
 
 def check_tenants(
-    tenants: Mapping[str, TenantSettings], zones: Collection[str], complain: Complain
+    tenants: Mapping[str, TenantSettings],
+    zones: Collection[str],
+    pools: Collection[str],
+    complain: Complain,
 ) -> None:
     """Refuse values that are not usable, alone or together."""
     users: dict[str, str] = {}
@@ -58,6 +63,8 @@ def check_tenants(
                     f"found '{domain}', expected a domain in lower-case A-labels, or *.domain",
                 )
         _zones(tenant, zones, key, complain)
+        if tenant.pool is not None and tenant.pool not in pools:
+            complain(f"{key}.pool", f"no pool '{tenant.pool}'; pools: {', '.join(sorted(pools))}")
 
 
 def _zones(tenant: TenantSettings, zones: Collection[str], key: str, complain: Complain) -> None:

@@ -48,35 +48,39 @@ class EndpointResolver:
         self._rng = rng
         self._sole: dict[tuple[object, ...], tuple[float, Candidates]] = {}
         self._listening = [listener.address for listener in config.listeners]
+        self._pools = {name: each.pool for name, each in config.tenants.items() if each.pool is not None}
 
-    async def find(self, zone: Zone, domain: str, message: str) -> Candidates:
+    async def find(self, zone: Zone, domain: str, message: str, tenant: str = "") -> Candidates:
         """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed."""
-        key = (zone.smarthost or domain, zone.port, zone.pool, _security(zone))
+        pool = self._pools.get(tenant, zone.pool)
+        key = (zone.smarthost or domain, zone.port, pool, _security(zone))
         sole = self._sole.get(key)
         if sole is not None and sole[0] > clock.monotonic_s():
             return sole[1]
-        endpoints = await self._look_up(zone, domain, message)
-        if len(endpoints) == 1 and len(self._config.pools[zone.pool]) == 1:
+        endpoints = await self._look_up(zone, domain, message, pool)
+        if len(endpoints) == 1 and len(self._config.pools[pool]) == 1:
             if len(self._sole) >= SOLE_ENDPOINTS_MAX:
                 self._sole.clear()
             self._sole[key] = (clock.monotonic_s() + SOLE_ENDPOINT_S, endpoints)
         return endpoints
 
-    async def _look_up(self, zone: Zone, domain: str, message: str) -> Candidates:
+    async def _look_up(self, zone: Zone, domain: str, message: str, pool_name: str) -> Candidates:
         if zone.smarthost:
             found = await self._smarthosts(zone.smarthost)
         else:
             hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
             found = [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
-        pool, security = self._config.pools[zone.pool], _security(zone)
+        pool, security = self._config.pools[pool_name], _security(zone)
         endpoints = []
         for host, ip, port in found:
             source = choose_source(pool, message, ip)
+            if source is not None and pool_name != zone.pool:  # a session has one EHLO name
+                security = f"{_security(zone)} {source.ehlo or ''}"
             if source is not None:
                 endpoints.append((Endpoint(host, ip, port, source.address, security), source))
         if not endpoints:
             raise DestinationFailed(
-                0, "4.4.4", f"no address of pool '{zone.pool}' can reach {found[0][1]}"
+                0, "4.4.4", f"no address of pool '{pool_name}' can reach {found[0][1]}"
             )
         return endpoints
 

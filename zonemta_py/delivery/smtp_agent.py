@@ -83,7 +83,9 @@ class SmtpAgent:
         forms = MessageForms(request, context, self._resources.signer, self._resources.conversions)
         endpoints: Candidates = ()
         try:
-            endpoints = await self._resources.endpoints.find(zone, request.domain, request.message)
+            endpoints = await self._resources.endpoints.find(
+                zone, request.domain, request.message, request.tenant
+            )
             session, endpoint, reused = await self._session(endpoints, request, zone)
         except DestinationFailed as exc:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
