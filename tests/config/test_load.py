@@ -112,7 +112,7 @@ def test_values() -> None:
         ("tenants: {a: {domains: ['*']}}", "tenants.a.domains: found '*'"),
         ("tenants: {a: {zones: [x]}}", "tenants.a.zones: no zone 'x'; zones: default"),
         ("tenants: {a: {pool: x}}", "tenants.a.pool: no pool 'x'; pools: default"),
-        ("tenants: {a: {limits: {bytes: [5/h, none]}}}", r"limits.bytes\[1\]: found 'none', expected a size for a time"),
+        ("tenants: {a: {limits: {bytes: [5/h, none]}}}", "tenants.a.limits.bytes[1]: found 'none', expected a size for a time"),
         ("tenants: {a: {zones: []}}", "tenants.a.zones: at least one zone is needed"),
         ("tenants: {a: {weight: 0}}", "tenants.a.weight: found 0, allowed: 1 to 1000"),
         ("tenants: {a: {domain: [x.example]}}", "tenants.a.domain: unknown key; did you mean 'domains'?"),

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import re
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from tests.kit.relay import empty, logged_events, received, relaying, staged
 from tests.kit.smtp_client import RawClient
 from zonemta_py.cli.main import main
 from zonemta_py.config.load import load_config, parse_config
+from zonemta_py.config.schema import Config, MessageOptions
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.delivery.dkim import Key
+from zonemta_py.intake.message_options import of_header
 from zonemta_py.intake.users import hash_password
+from zonemta_py.queue.format.records import NO_OPTIONS, DeliveryOptions
 from zonemta_py.queue.upkeep.inspect import recipient_rows
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Script, Step
@@ -231,3 +235,24 @@ def test_the_examples_of_the_page(directory: Path) -> None:
     tenants = [parse_config(text, directory / "z.yaml").tenants for text in examples]
     assert [sorted(each) for each in tenants] == [["acme", "globex"], ["acme"]]
     assert (tenants[0]["acme"].weight, tenants[0]["globex"].zones) == (2, None)
+
+
+@pytest.mark.parametrize("page", ["limits.md", "scan.md"])
+def test_the_examples_of_other_pages(directory: Path, page: str) -> None:
+    """They are whole configurations, too."""
+    examples = re.findall(r"```yaml\n(.*?)```", (PAGE.parent / page).read_text(), re.DOTALL)
+    assert examples
+    for text in examples:
+        config = parse_config(text, directory / "z.yaml")
+        assert config != Config()
+
+
+def test_the_message_of_the_options_page() -> None:
+    """Its fields are taken as the page says, a day before its time."""
+    [example] = re.findall(r"```\n(From: .*?)```", (PAGE.parent / "options.md").read_text(), re.DOTALL)
+    values = dict(line.lower().split(": ", 1) for line in example.splitlines())
+    now_ms = round(datetime(2026, 11, 23, 8, tzinfo=UTC).timestamp() * 1000)
+    found = of_header(MessageOptions(), values, NO_OPTIONS, now_ms)
+    assert (found.campaign, found.tags) == ("autumn-sale", ("sale", "shoes"))
+    begins_ms = now_ms + 24 * 3_600_000
+    assert found.delivery == DeliveryOptions(begins_ms, begins_ms + 6 * 3_600_000, silent=True)
