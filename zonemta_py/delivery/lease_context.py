@@ -22,8 +22,6 @@ def next_token_in_s(queue: Queue, zone: str) -> float:
 
 async def hold_if_suspended(queue: Queue, lease: Lease) -> bool:
     """Whether the tenant or user of the message is suspended; the whole message is held then."""
-    if not queue.suspended:
-        return False
     origin = lease.active.meta.origin
     who = suspended_part(queue.suspended, origin.tenant, origin.user)
     if who:

@@ -15,7 +15,6 @@ from zonemta_py.delivery.outcome import RetryRules, before_attempt, decide_outco
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import NO_OPTIONS
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
@@ -114,8 +113,6 @@ class Worker:
     async def settle_unsent(self, lease: Lease) -> bool:
         """Whether nothing may be sent now, by what the submitter asked for; ``lease`` is settled then."""
         active = lease.active
-        if active.meta.options == NO_OPTIONS:
-            return False
         outcomes = before_attempt(active.meta, lease.recipients, clock.now_ms())
         if outcomes:
             zone = self._table.zones[self._table.number(lease.destination)]

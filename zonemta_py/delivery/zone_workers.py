@@ -16,7 +16,7 @@ from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import starts
+from zonemta_py.queue.format.records import NO_OPTIONS, starts
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
@@ -191,9 +191,10 @@ class ZoneWorkers:
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
-            if await hold_if_suspended(self._context.queue, lease):
+            queue, options = self._context.queue, lease.active.meta.options
+            if queue.suspended and await hold_if_suspended(queue, lease):
                 continue
-            if await self._worker.settle_unsent(lease):
+            if options != NO_OPTIONS and await self._worker.settle_unsent(lease):
                 continue
             result = await self._deliver(lease, slot)
             if result.recipients_max:

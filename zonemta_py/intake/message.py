@@ -174,7 +174,7 @@ class MessageReceiver:
         for header, fields in headers:
             verified = self._queue.verified
             rules.senders.check_header(origin.tenant, origin.submitter, header, fields, verified)
-        if self._scanner is not None:
+        if self._scanner is not None and self._scanner.is_on:
             self._begin_scan(self._scanner)
 
     def _begin_scan(self, scanner: MessageScanner) -> None:

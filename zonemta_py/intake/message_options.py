@@ -54,6 +54,8 @@ def of_header(
 
     Raises NotAccepted.
     """
+    if not values:
+        return Labels("", (), asked) if asked is not NO_OPTIONS else NO_LABELS
     found = {
         name: values[field.lower()]
         for name in ("campaign", "tags", "not_before", "expire", "priority")

@@ -68,9 +68,14 @@ class MessageScanner:
         self._settings = config.intake.scan
         self._exempt = frozenset(name for name, each in config.tenants.items() if not each.scan)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether any message is scanned."""
+        return self._settings.rspamd is not None
+
     def begin(self, envelope: ScannedEnvelope) -> Scan | None:
         """Scan a message."""
-        if self._settings.rspamd is None or envelope.origin.tenant in self._exempt:
+        if not self.is_on or envelope.origin.tenant in self._exempt:
             return None
         if self._client is None:
             # Imported where it is used: loading aiohttp takes a quarter of a second.
