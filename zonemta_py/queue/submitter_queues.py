@@ -43,7 +43,16 @@ def rank_of(lane: str) -> int:
 class SubmitterQueues:
     """One destination's recipients; in each lane the oldest comes first. ``length`` counts all."""
 
-    __slots__ = ("_counts", "_submitters", "_turn_of", "_turns", "_weights", "length")
+    __slots__ = (
+        "_counts",
+        "_last",
+        "_last_name",
+        "_submitters",
+        "_turn_of",
+        "_turns",
+        "_weights",
+        "length",
+    )
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -51,6 +60,8 @@ class SubmitterQueues:
         self._turns = 0  # that it has had in a row
         self._submitters: OrderedDict[str, dict[int, Lanes]] = OrderedDict()  # the next one first
         self._counts: dict[str, int] = {}  # of recipients, by submitter
+        self._last_name: str | None = None  # of the lane of the last ``append``, until anything else
+        self._last: deque[QueuedRecipient] = deque()
         self.length = 0
 
     def count(self, submitter: str) -> int:
@@ -66,11 +77,10 @@ class SubmitterQueues:
     def append(self, recipient: QueuedRecipient) -> None:
         """Put ``recipient`` at the end of its lane."""
         name = recipient.record.lane
-        lanes = self._lanes(recipient.submitter, name)
-        lane = lanes.get(name)
-        if lane is None:
-            lane = lanes[name] = deque()
-        lane.append(recipient)
+        if name is not self._last_name:  # the recipients of a message share it
+            self._last = self._lanes(recipient.submitter, name).setdefault(name, deque())
+            self._last_name = name
+        self._last.append(recipient)
         self._add(recipient.submitter, 1)
 
     def _lanes(self, submitter: str, lane: str) -> Lanes:
@@ -86,6 +96,7 @@ class SubmitterQueues:
 
     def put_back(self, recipients: Iterable[QueuedRecipient]) -> None:
         """Put recipients at the front of their lane, in order, and make that lane the next."""
+        self._last_name = None
         for recipient in reversed(list(recipients)):
             name = recipient.record.lane
             lanes = self._lanes(recipient.submitter, name)
@@ -99,6 +110,7 @@ class SubmitterQueues:
 
         The second value: the submitters that had a turn, the last one with the recipients.
         """
+        self._last_name = None
         taken: list[QueuedRecipient] = []
         turns: list[str] = []
         while self._submitters and not taken:

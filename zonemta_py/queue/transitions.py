@@ -123,12 +123,13 @@ def settle(
     """
     if number is not None:
         batch.delete(keys.inflight_key(outcomes[0].recipient.message, number))
+    created_ms = starts(meta, outcomes[0].recipient.message)
     for outcome in outcomes:
         batch.kinds.append(_KINDS[outcome.kind])
         batch.delete(outcome.recipient.key)
         if outcome.kind is OutcomeKind.DEFERRED:
             _defer(batch, outcome, now_ms)
-        _record(batch, meta, outcome, report, now_ms)
+        _record(batch, meta, outcome, report, now_ms, created_ms)
 
 
 def due_keys_of(recipients: Iterable[QueuedRecipient]) -> set[bytes]:
@@ -167,7 +168,9 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
     )
 
 
-def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int) -> None:
+def _record(
+    batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms: int, created_ms: int
+) -> None:
     recipient, attempt = outcome.recipient, outcome.attempt
     if outcome.kind is OutcomeKind.LAPSED:
         own = event_fields(meta, recipient.key, recipient.record, now_ms)
@@ -187,7 +190,7 @@ def _record(batch: WriteBatch, meta: Meta, outcome: Outcome, report: str, now_ms
         "campaign": meta.campaign,
         "tags": meta.tags,
         "attempt": recipient.record.attempts + 1,
-        "created_ms": starts(meta, recipient.message),
+        "created_ms": created_ms,
         "phase": attempt.phase,
         "code": attempt.code,
         "status": attempt.status,
