@@ -22,6 +22,7 @@ from zonemta_py.queue.format.keys import HELD_MS, waiting_key
 from zonemta_py.queue.format.records import FORMAT, DeliveryOptions, Meta, Origin, new_waiting
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.transitions import deferred
 from zonemta_py.schedule.retry import make_policy
 from zonemta_py.smtp.classify import Phase, Verdict
 from zonemta_py.smtp.dsn_params import DELAY, FAILURE, NEVER, SUCCESS, UNSET
@@ -169,8 +170,7 @@ def test_a_message_that_expires_is_not_tried_again_after_that() -> None:
     outcome = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, ACCEPTED_MS, 0)
     assert (outcome.kind, outcome.due_ms) == (OutcomeKind.DEFERRED, ACCEPTED_MS + 30_000)
     late = decide_outcome(meta, "normal", recipient(), GREYLISTED, RULES, ACCEPTED_MS + 30_000, 0)
-    assert (late.kind, late.attempt.status) == (OutcomeKind.LAPSED, "5.4.7")
-    assert late.attempt.text.endswith("last: later")
+    assert (late.kind, late.due_ms) == (OutcomeKind.DEFERRED, ACCEPTED_MS + 30_001)  # it lapses then
     for final in (DELIVERED, REFUSED):
         outcome = decide_outcome(meta, "normal", recipient(), final, RULES, ACCEPTED_MS + 30_000, 0)
         assert outcome.kind in (OutcomeKind.DELIVERED, OutcomeKind.BOUNCED)
@@ -189,9 +189,15 @@ def test_what_may_not_be_sent_now() -> None:
     meta = asked(not_before_ms=ACCEPTED_MS + 10, expires_ms=ACCEPTED_MS + 20)
     [early] = before_attempt(meta, [recipient()], ACCEPTED_MS + 9)
     assert (early.kind, early.due_ms) == (OutcomeKind.DEFERRED, ACCEPTED_MS + 10)
+    assert deferred(early, ACCEPTED_MS).attempts == 0
     assert before_attempt(meta, [recipient()], ACCEPTED_MS + 10) == []
-    [late] = before_attempt(meta, [recipient()], ACCEPTED_MS + 20)
-    assert late.kind is OutcomeKind.LAPSED
+    tried = recipient(2)
+    tried.record = tried.record._replace(text="later")
+    [late] = before_attempt(meta, [tried], ACCEPTED_MS + 20)
+    assert (late.kind, late.attempt.status) == (OutcomeKind.LAPSED, "5.4.7")
+    assert late.attempt.text.endswith("last: later")
+    [note] = report_notes(meta, [late], RETRY, ACCEPTED_MS + 20)
+    assert note.attempts == 2
 
 
 @pytest.mark.parametrize(

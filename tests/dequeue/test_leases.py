@@ -127,6 +127,34 @@ async def test_cancelled_before_the_routine(directory: Path) -> None:
         assert len(seen) == 1
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_cancelled_while_mail_is_skipped(directory: Path, turns: int) -> None:
+    """At any turn of the loop: a message with options still waits, one of a suspended user is held or waits."""
+    async with opened(directory) as queue:
+        inner = queue.channels.context.queue
+        await inner.suspended.suspend("user:ann", "test")
+        await put(queue, body=b"X-Priority-Class: urgent\r\n" + BODY)
+        await queue.enqueue("s@a.example", ["a@x.example"], BODY, zone=ZONE, user="ann")
+        task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.Event().wait()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: in_flight(queue) == [])
+        await inner.suspended.resume("user:ann")
+        seen: list[str] = []
+
+        async def routine(message: AsyncMessage) -> None:
+            seen.append(message.info.id)
+            await message.finish(Disposition.DELIVERED)
+
+        await inner.deferral.flush(None, None, None)
+        for message in stored(queue):
+            await inner.operator.release(message)
+        await run(queue, routine)
+        assert len(seen) == 2
+
+
 async def test_a_routine_that_exits(directory: Path) -> None:
     """sys.exit() ends the routine, not the thread that others wait for."""
 

@@ -123,7 +123,7 @@ def test_parameters(parameters: str, expected: DeliveryOptions) -> None:
     "parameters",
     [
         "HOLDFOR=1 HOLDUNTIL=2027-01-15T10:00:00Z", "HOLDFOR=1h", "HOLDFOR=-1", "HOLDFOR", "HOLDFOR=1234567890",
-        "HOLDUNTIL=soon", "HOLDUNTIL=2027-01-15T10:00:00", "HOLDUNTIL=2027-13-15T10:00:00Z",
+        "HOLDUNTIL=soon", "HOLDUNTIL", "HOLDUNTIL=2027-01-15T10:00:00", "HOLDUNTIL=2027-13-15T10:00:00Z",
         "HOLDFOR=2592001", "BY=0;R", "BY=-5;R", "BY=5", "BY=5;X", "BY=1e3;N", "BY",
     ],
 )  # fmt: skip

@@ -185,3 +185,29 @@ async def test_8_bit_mail_for_hosts_that_take_none(directory: Path, senders: int
         bodies = [m.data.rpartition(b"\r\n\r\n")[2] for m in made.hosts["one"].messages]
         assert sorted(bodies) == [b"gr=C3=BCn\r\n", b"plain\r\n"]
         assert made.sessions("two") <= 1
+
+
+@SENDERS
+async def test_a_pool_of_a_tenant_that_cannot_reach_the_host(directory: Path, senders: int) -> None:
+    """Its mail waits; the destination is not suspended for the others."""
+
+    def own_pool(stage: Stage) -> dict[str, Any]:
+        tenants = {
+            "acme": {"users": ["ann"], "domains": ["acme.example"], "pool": "six"},
+            "globex": {"users": ["bob"], "domains": ["globex.example"]},
+        }
+        return {"tenants": tenants, "pools": {"default": [{}], "six": [{"address": "::1"}]}}
+
+    async with peers(directory, "", senders, settings=own_pool, **NEVER) as made:
+        for number in range(3):
+            for user, tenant in (("ann", "acme"), ("bob", "globex")):
+                data = f"From: n@{tenant}.example\r\n\r\nhello\r\n".encode()
+                await made.relay.enqueue(
+                    f"s@{tenant}.example", [f"{user}{number}@{DOMAIN}"], data, user=user
+                )
+        await made.sent_to("one", 3)
+        assert made.arrived("one") == ["bob0", "bob1", "bob2"]
+        await made.is_deferred("ann0", "ann1", "ann2")
+        assert made.suspended() == ""
+    replies = {str(e["reply"]) for e in logged_events(directory, "deferred")}
+    assert replies == {"no address of pool 'six' can reach 127.0.1.1"}

@@ -8,6 +8,7 @@ import pytest
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, events, everything, lease, opened, problems, settle
 from zonemta_py.core.model import OutcomeKind
+from zonemta_py.delivery.outcome import before_attempt
 from zonemta_py.queue import deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import DeliveryOptions, read_waiting
@@ -48,15 +49,55 @@ async def test_a_message_for_later_takes_no_room_until_then(directory: Path) -> 
         assert left(queue) == ["a", "b"]
 
 
-async def test_a_flush_that_names_the_message_sends_it_now(directory: Path) -> None:
+async def test_no_flush_sends_it_before_its_time(directory: Path) -> None:
+    """Also one that names the message; other deferred recipients are woken."""
     async with opened(directory) as queue:
         message = await accept(queue, "a@x.example", options=LATER)
-        assert await queue.deferral.flush("default", None, message) == 1
-        assert left(queue) == ["a"]
+        await accept(queue, "b@x.example")
+        await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, LATER.not_before_ms)
+        assert await queue.deferral.flush("default", None, message) == 0
+        assert await queue.deferral.flush(None, None, None) == 1
+        assert left(queue) == ["b"]
+
+
+async def test_what_is_released_waits_for_its_time(directory: Path) -> None:
+    """A lease finds that it is too early; that is no attempt, and no event."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        message = await accept(queue, "a@x.example", options=LATER)
+        await queue.operator.hold(message)
+        assert await queue.operator.release(message) == 1
+        held = lease(queue, "x.example")
+        await queue.settle(held, before_attempt(held.active.meta, held.recipients, clock.ms))
+        assert [e["event"] for e in events(queue.store)] == ["accepted", "held", "released"]
+        assert await queue.deferral.flush(None, None, None) == 0
+        clock.ms = LATER.not_before_ms
+        assert await queue.deferral.wake_due(clock.ms) == 1
+        assert lease(queue, "x.example").recipients[0].record.attempts == 0
+        assert problems(queue.store) == []
+
+
+@pytest.mark.parametrize("days", [1, 20])
+async def test_a_restart_long_before_its_time(directory: Path, days: int) -> None:
+    """The rescue of every start leaves it alone, with the key that wakes it."""
+    clock = Clock()
+    options = DeliveryOptions(clock.ms + days * 86_400_000)
+    async with opened(directory, clock) as queue:
+        await accept(queue, "a@x.example", "b@x.example", options=options)
+    for _ in range(2):
+        async with opened(directory, clock) as queue:
+            queue.deferral._longest_delay_ms = 3600_000
+            await queue.deferral._rescue(clock.ms + 3600_000)
+            assert problems(queue.store) == []
+    clock.ms = options.not_before_ms
+    async with opened(directory, clock) as queue:
+        await until(lambda: queue.windows.zone("default").waiting("x.example") == 2, "both recipients")
+        assert left(queue) == ["a", "b"]
+        assert problems(queue.store) == []
 
 
 async def test_it_is_not_taken_for_a_clock_that_was_wrong(directory: Path) -> None:
-    """An attempt that is due in a year is, if no delay is so long."""
+    """Others that are due in an hour are, if no delay is so long."""
     clock = Clock()
     async with opened(directory, clock) as queue:
         queue.deferral._longest_delay_ms = 1000
@@ -65,6 +106,7 @@ async def test_it_is_not_taken_for_a_clock_that_was_wrong(directory: Path) -> No
         await settle(queue, lease(queue, "x.example"), OutcomeKind.DEFERRED, LATER.not_before_ms)
         assert await queue.deferral._rescue(clock.ms + 1000) == 1
         assert left(queue) == ["b"]
+        assert problems(queue.store) == []
 
 
 async def test_a_clock_that_is_set_back_while_the_relay_runs(
@@ -114,6 +156,17 @@ async def test_urgent_mail_does_not_wait_behind_the_flood_of_its_submitter(direc
     async with opened(directory, window=80) as queue:
         assert left(queue)[0] == "code"
         assert problems(queue.store) == []
+
+
+async def test_urgent_mail_has_its_bounds(directory: Path) -> None:
+    """It fills two shares of a destination, and leaves the rest of the window to others."""
+    async with opened(directory, window=800) as queue:
+        for number in range(600):
+            await accept(queue, f"{number}@x.example", user="ann", options=URGENT)
+        window = queue.windows.zone("default")
+        assert window.waiting("x.example") == 200
+        await accept(queue, "b@other.example", user="bob")
+        assert window.waiting("other.example") == 1
 
 
 async def test_the_lane_says_the_priority(directory: Path) -> None:

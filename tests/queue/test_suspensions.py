@@ -53,6 +53,16 @@ async def test_held_messages_of_a_user(directory: Path) -> None:
         assert len(list(held_messages(queue.store, "acme"))) == 2
 
 
+async def test_what_an_operator_released_is_not_the_scanners_any_more(directory: Path) -> None:
+    """Held again with its tenant, it is released with it; over a restart, too."""
+    async with opened(directory) as queue:
+        message = await accept(queue, "a@x.example", tenant="acme", hold="rspamd: quarantine")
+        await queue.operator.release(message)
+        await queue.operator.hold(message)
+        assert list(held_messages(queue.store, "acme")) == [message]
+        assert problems(queue.store) == []
+
+
 def test_who_is_suspended() -> None:
     assert suspended_part(("acme",), "acme", "ann") == "Tenant acme"
     assert suspended_part(("user:ann",), "acme", "ann") == "User ann"

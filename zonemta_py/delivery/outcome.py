@@ -54,9 +54,6 @@ def decide_outcome(
         return Outcome(recipient, OutcomeKind.DELIVERED, attempt)
     if meaning is Verdict.FAILED:
         return Outcome(recipient, OutcomeKind.BOUNCED, attempt)
-    options = meta.options
-    if 0 < options.expires_ms <= now_ms:
-        return Outcome(recipient, OutcomeKind.LAPSED, lapse(recipient, attempt))
     born_ms = starts(meta, recipient.message)
     if has_no_address(attempt) and born_ms <= now_ms - NO_ADDRESS_MS:
         text = f"{attempt.text}, not within a day"
@@ -79,15 +76,16 @@ def decide_outcome(
         policy = rules.settings.policy
         by_function = policy == "backoff" or (policy == "function" and now_ms < context.end_ms)
         return Outcome(recipient, OutcomeKind.BOUNCED if by_function else OutcomeKind.EXPIRED, attempt)
-    for limit_ms in (options.expires_ms, options.notify_ms):
-        if limit_ms > now_ms:
-            due_ms = min(due_ms, limit_ms)
+    if meta.options.expires_ms:  # at that time the message lapses, see ``before_attempt``
+        due_ms = min(due_ms, max(meta.options.expires_ms, now_ms + 1))
+    if meta.options.notify_ms > now_ms:
+        due_ms = min(due_ms, meta.options.notify_ms)
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
 
 
-def lapse(recipient: QueuedRecipient, last: Attempt | None = None) -> Attempt:
-    """The end of a recipient whose time is over, after its ``last`` attempt; None: that is in its record."""
-    reply = last.text if last is not None else recipient.record.text
+def _lapse(recipient: QueuedRecipient) -> Attempt:
+    """The end of a recipient whose time is over."""
+    reply = recipient.record.text
     text = "not delivered within the time that its sender allowed" + (
         f"; last: {reply}" if reply else ""
     )
@@ -98,10 +96,13 @@ def before_attempt(meta: Meta, recipients: Sequence[QueuedRecipient], now_ms: in
     """The outcomes of recipients to which nothing may be sent now; empty: an attempt may be made."""
     options = meta.options
     if 0 < options.expires_ms <= now_ms:
-        return [Outcome(each, OutcomeKind.LAPSED, lapse(each)) for each in recipients]
+        return [Outcome(each, OutcomeKind.LAPSED, _lapse(each), attempted=False) for each in recipients]
     if options.not_before_ms > now_ms:  # it was released by an operator, or restored by a repair
         early = Attempt("", 0, "4.3.0", "its sender asked for a later time")
-        return [Outcome(each, OutcomeKind.DEFERRED, early, options.not_before_ms) for each in recipients]
+        return [
+            Outcome(each, OutcomeKind.DEFERRED, early, options.not_before_ms, attempted=False)
+            for each in recipients
+        ]
     return []
 
 
@@ -166,7 +167,7 @@ def _note(outcome: Outcome, action: str, now_ms: int) -> Note:
     recipient, attempt = outcome.recipient, outcome.attempt
     return Note(
         FORMAT, recipient.zone, recipient.record.recipient_index, recipient.address, recipient.record.orcpt,
-        action, outcome.kind is OutcomeKind.EXPIRED, recipient.record.attempts + 1, now_ms,
+        action, outcome.kind is OutcomeKind.EXPIRED, recipient.record.attempts + outcome.attempted, now_ms,
         attempt.phase, attempt.code, attempt.status, attempt.text, attempt.mx if attempt.code else "",
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from zonemta_py.config.zones import BounceSettings, Retry, Zone
+from zonemta_py.config.zones import BounceSettings, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.delivery.bounce_hook import Bounce, apply_bounce_function
@@ -19,7 +19,7 @@ from zonemta_py.events.schema import Discarded
 from zonemta_py.queue.accept import NewMessage, NewRecipient, compose_report
 from zonemta_py.queue.active import ActiveMessage
 from zonemta_py.queue.format.keys import digest_key
-from zonemta_py.queue.format.records import FORMAT, DigestEntry, Note, Origin, born
+from zonemta_py.queue.format.records import FORMAT, DigestEntry, Note, Origin, born, starts
 from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.queue.queue import Queue
 from zonemta_py.smtp import qsbmf, verp
@@ -82,8 +82,9 @@ class ReportComposer:
             self.digests.append((digest_key(group, report_id), entry))
             context.pending.add_digest(group, clock.monotonic_s())
             return
-        born_ms = born(active.meta, active.id)
-        failures = [_failure(note, self._zone.retry, born_ms) for note in notes]
+        until_ms = starts(active.meta, active.id) + int(self._zone.retry.give_up_after * 1000)
+        until_ms = min(until_ms, active.meta.options.expires_ms or until_ms)
+        failures = [_failure(note, until_ms) for note in notes]
         qsbmf_wanted = self._zone.bounce.format == "qsbmf" and notes[0].action == "failed"
         report = (self._qsbmf if qsbmf_wanted else self._rfc3464)(report_id, to, failures)
         bounce = Bounce(active.id, to, failures, active.meta.header, report.header, report.body)
@@ -176,9 +177,8 @@ def _beginning(queue: Queue, active: ActiveMessage, max_bytes: int) -> bytes:
     return found
 
 
-def _failure(note: Note, retry: Retry, born_ms: int) -> RecipientReport:
+def _failure(note: Note, until_ms: int) -> RecipientReport:
     default = {"failed": "5.0.0", "delayed": "4.0.0"}.get(note.action, "2.0.0")
-    until_ms = born_ms + int(retry.give_up_after * 1000)
     return RecipientReport(
         action=note.action,
         recipient=note.recipient,
@@ -194,7 +194,7 @@ def _failure(note: Note, retry: Retry, born_ms: int) -> RecipientReport:
 
 def failure_row(message: str, note: Note) -> DigestRow:
     """``note`` as a row of a digest."""
-    report = _failure(note, Retry(), note.time_ms)
+    report = _failure(note, note.time_ms)
     return DigestRow(
         report.last_attempt, message, report.recipient, report.action, report.status,
         report.diagnostic or note.text, report.remote_mta,

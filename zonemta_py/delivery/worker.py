@@ -51,6 +51,8 @@ class Worker:
         self._zone = zone
         self._scheduler = scheduler
         self._table = scheduler.table
+        tenants = context.config.tenants
+        self._own_pools = {name for name, each in tenants.items() if each.pool is not None}
         self._rules = [
             RetryRules(each.retry, make_policy(each.retry, log.error, context.hooks.backoff_function))
             for each in self._table.zones
@@ -80,6 +82,8 @@ class Worker:
             settled = await self._settle(lease, result.attempts)
             return LeaseResult(settled, recipients_max=result.recipients_max)
         failure = None if result.permanent else result.failure
+        if meta.origin.tenant in self._own_pools and not slot.destination.failing:
+            failure = None  # it may be the tenant's addresses that are refused: others' mail is tried
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:

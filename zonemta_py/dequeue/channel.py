@@ -6,9 +6,9 @@ The same for a queue of the program's own and for a relay in the program.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from zonemta_py.config.checks import ZONE_NAME
 from zonemta_py.config.units import Percent
@@ -24,6 +24,7 @@ from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.outcome import Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.queue.upkeep.requeue import copy_body, requeue
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy
@@ -127,18 +128,24 @@ class Channel:
         """The oldest waiting message with all of its waiting recipients; None when no message waits."""
         return self.queue.lease(self.name, DEQUEUE_DESTINATION, RECIPIENTS_MAX)
 
-    async def skip(self, lease: Lease) -> bool:
-        """Whether a program must not get ``lease`` now: its tenant is suspended, or see ``before_attempt``.
+    def skip(self, lease: Lease) -> Coroutine[Any, Any, None] | None:
+        """What settles ``lease`` if a program must not get it now; None if it may.
 
-        Its recipients are held or settled then. Raises QueueUnavailable.
+        Its tenant or user is suspended, or see ``before_attempt``. The coroutine raises QueueUnavailable.
         """
-        if await hold_if_suspended(self.queue, lease):
-            return True
-        outcomes = before_attempt(lease.active.meta, lease.recipients, self.queue.now())
-        if outcomes:
-            after = await settle_effects(self.channels.context, self.settings, lease.active, outcomes)
-            await self.queue.settle(lease, outcomes, after)
-        return bool(outcomes)
+        meta = lease.active.meta
+        if suspended_part(self.queue.suspended, meta.origin.tenant, meta.origin.user):
+            return self._hold(lease)
+        outcomes = before_attempt(meta, lease.recipients, self.queue.now())
+        return self._settle_unsent(lease, outcomes) if outcomes else None
+
+    async def _hold(self, lease: Lease) -> None:
+        if not await hold_if_suspended(self.queue, lease):
+            self.queue.release(lease)  # resumed a moment ago
+
+    async def _settle_unsent(self, lease: Lease, outcomes: Sequence[Outcome]) -> None:
+        after = await settle_effects(self.channels.context, self.settings, lease.active, outcomes)
+        await self.queue.settle(lease, outcomes, after)
 
     async def settle(self, lease: Lease, verdicts: Mapping[str, RecipientVerdict]) -> None:
         """Settle a message in one batch: its reports, the copy for deferred recipients, its removal.

@@ -20,7 +20,6 @@ from zonemta_py.dequeue.disposition import ABORT
 from zonemta_py.dequeue.errors import BadArgument
 from zonemta_py.dequeue.message import AsyncMessage, Message
 from zonemta_py.queue.active import Lease
-from zonemta_py.queue.format.records import NO_OPTIONS
 
 Routine = Callable[[Message], object]
 AsyncRoutine = Callable[[AsyncMessage], Awaitable[object]]
@@ -254,12 +253,11 @@ class WorkerPool:
     async def _process(self, executor: Executor, task: "asyncio.Task[None]") -> object:
         """Run the routine for the message of ``task``. An exception of the routine defers only its message."""
         queue, lease = self._channel.queue, self._untaken[task]
-        meta = lease.active.meta
-        if meta.options != NO_OPTIONS or queue.suspended:
-            del self._untaken[task]  # the check settles the lease, even when this task is cancelled
-            if await asyncio.shield(self._channel.skip(lease)):
-                return None
-            self._untaken[task] = lease
+        skipped = self._channel.skip(lease)
+        if skipped is not None:
+            del self._untaken[task]  # it is settled, even when this task is cancelled
+            await asyncio.shield(skipped)
+            return None
         await queue.start(lease)
         self.messages += 1
         del self._untaken[task]  # from here on the executor settles the lease

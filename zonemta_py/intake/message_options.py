@@ -89,12 +89,15 @@ def _delivery(
     options: MessageOptions, found: Mapping[str, str], asked: DeliveryOptions, now_ms: int
 ) -> DeliveryOptions:
     not_before_ms, expires_ms, silent = asked.not_before_ms, asked.expires_ms, asked.silent
+    notify_ms = asked.notify_ms
     if "not_before" in found and not not_before_ms:
         at_ms = _time(options.not_before, found["not_before"], now_ms)
         if at_ms - now_ms > options.hold_max * 1000:
             days = f"{options.hold_max / 86_400:g} days"
             raise NotAccepted(f"550 5.6.0 {options.not_before} is more than {days} from now")
         not_before_ms = at_ms if at_ms > now_ms else 0
+        later_ms = max(0, at_ms - now_ms)  # BY counts from the time when it may be sent
+        expires_ms, notify_ms = (each and each + later_ms for each in (expires_ms, notify_ms))
     if "expire" in found and not expires_ms:
         text, semicolon, word = found["expire"].partition(";")
         silent = word.strip().lower() == SILENT
@@ -109,7 +112,7 @@ def _delivery(
     if priority and priority not in PRIORITIES:
         raise NotAccepted(f"550 5.6.0 {options.priority} is not one of {', '.join(PRIORITIES)}")
     return DeliveryOptions(
-        not_before_ms, expires_ms, silent, asked.notify_ms, priority if priority != "normal" else ""
+        not_before_ms, expires_ms, silent, notify_ms, priority if priority != "normal" else ""
     )
 
 

@@ -16,10 +16,12 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue import transitions
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting, read_waiting
+from zonemta_py.queue.format.records import Waiting, read_meta, read_waiting
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.windows import ReadyWindows
 from zonemta_py.storage.interface import Store
+
+IsDue = Callable[[str, Waiting], bool]  # of a message, one of its recipients
 
 log = logging.getLogger(__name__)
 
@@ -86,20 +88,21 @@ class Deferral:
     async def wake_due(self, now_ms: int) -> int:
         """Move up to WAKE_MAX due recipients; returns how many ``due/`` keys were handled."""
         stop = keys.due_key(now_ms + 1, "", "")
-        turn = self._turn(self._due_keys(stop), lambda record: record.due_ms <= now_ms)
+        turn = self._turn(self._due_keys(stop), lambda message, record: record.due_ms <= now_ms)
         self._cursor = turn.resume_at or self._cursor
         if turn.handled:
             await self.commit(turn.batch, turn.woken)
         return turn.handled
 
-    def _turn(self, due_keys: Iterable[bytes], is_due: Callable[[Waiting], bool]) -> "_Turn":
+    def _turn(self, due_keys: Iterable[bytes], is_due: IsDue) -> "_Turn":
         """Wake recipients of ``due_keys`` that are due, as many as one turn of the loop may."""
         turn = _Turn()
         for due in due_keys:
             if len(turn.woken) >= WAKE_MAX or turn.handled >= WAKE_MAX or turn.read >= READ_MAX:
                 break
-            _, zone, message = keys.parse_due(due)
+            due_ms, zone, message = keys.parse_due(due)
             finished = undamaged = True
+            turn.left.clear()
             try:
                 for recipient in self._wake_message(turn, zone, message, is_due):
                     turn.woken.append(recipient)
@@ -111,7 +114,7 @@ class Deferral:
                 undamaged = False  # the key stays: the next start may read the message
             turn.handled += 1
             if finished:
-                if undamaged and due not in self._expected:
+                if undamaged and due not in self._expected and due_ms not in turn.left:
                     turn.batch.delete(due)
                 turn.resume_at = due + b"\x00"
         return turn
@@ -125,15 +128,19 @@ class Deferral:
             self._cursor = max(self._cursor, stop)
 
     def _wake_message(
-        self, turn: "_Turn", zone: str, message: str, is_due: Callable[[Waiting], bool]
+        self, turn: "_Turn", zone: str, message: str, is_due: IsDue
     ) -> Iterator[QueuedRecipient]:
         prefix = keys.zone_prefix(keys.DEFERRED, zone, message)
         for key, value in self._store.scan(prefix, keys.end_of(prefix)):
             turn.read += 1
             record = readable(key, value)
-            if record is not None and is_due(record) and key not in self.moving:
+            if record is None or key in self.moving:
+                continue
+            if is_due(message, record):
                 address = keys.parse_recipient(key)[2]
                 yield transitions.wake(turn.batch, zone, message, address, record)
+            else:
+                turn.left.add(record.due_ms)
 
     def delete_unused_due_keys(
         self, batch: WriteBatch, zone: str, message: str, times: Set[int], removed: Container[bytes]
@@ -203,27 +210,33 @@ class Deferral:
             await self.commit(batch, [])
 
     async def _rescue(self, latest_ms: int) -> int:
-        """Wake what is due at ``latest_ms`` or later, except held recipients; returns how many.
+        """Wake what is due at ``latest_ms`` or later, except held mail and mail for later; returns how many."""
 
-        Without an attempt it is the submitter who wants it sent so late.
-        """
+        def is_stranded(message: str, record: Waiting) -> bool:
+            is_late = latest_ms <= record.due_ms < keys.HELD_MS
+            return is_late and not self.is_for_later(message, record)
+
         start, stop = keys.due_key(latest_ms, "", ""), keys.due_key(keys.HELD_MS, "", "")
         count = 0
         while True:
-            turn = self._turn(
-                self._store.keys(start, stop),
-                lambda record: bool(record.attempts) and latest_ms <= record.due_ms < keys.HELD_MS,
-            )
+            turn = self._turn(self._store.keys(start, stop), is_stranded)
             if not turn.handled:
                 return count
             await self.commit(turn.batch, turn.woken)
             start = turn.resume_at or start
             count += len(turn.woken)
 
+    def is_for_later(self, message: str, record: Waiting) -> bool:
+        """Whether the recipient waits for the time before which its submitter wants nothing sent."""
+        if record.attempts:
+            return False
+        value = self._store.get(keys.meta_key(message))
+        return value is not None and read_meta(value).options.not_before_ms == record.due_ms
+
     async def flush(self, zone: str | None, domain: str | None, message: str | None) -> int:
         """Wake deferred recipients before their time, except held ones; None matches all.
 
-        Mail that its submitter wants sent later is woken only if ``message`` names it. Returns how many. Raises QueueUnavailable.
+        Mail that its submitter wants sent later is left alone. Returns how many. Raises QueueUnavailable.
         """
         prefix = keys.DEFERRED if zone is None else keys.zone_prefix(keys.DEFERRED, zone, message or "")
         cursor: bytes | None = prefix
@@ -243,6 +256,7 @@ class _Turn:
 
     batch: WriteBatch = field(default_factory=WriteBatch)
     woken: list[QueuedRecipient] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)  # due times of recipients of the message that stay
     handled: int = 0  # due keys
     read: int = 0  # recipients
     resume_at: bytes = b""
@@ -275,9 +289,9 @@ class _Flush:
             record = readable(key, value)
             if record is None or key in self._deferral.moving or record.due_ms == keys.HELD_MS:
                 continue
-            if self._message is None and not record.attempts and record.due_ms > self._now_ms:
-                continue
             if self._message in (None, message) and self._domain in (None, record.domain):
+                if record.due_ms > self._now_ms and self._deferral.is_for_later(message, record):
+                    continue
                 self.woken.append(transitions.wake(self.batch, zone, message, address, record))
                 self._times.add(record.due_ms)
                 removed.add(key)

@@ -13,7 +13,7 @@ class Outcome(Struct, frozen=True):
     """The outcome of one leased recipient.
 
     ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
-    REQUEUED.
+    REQUEUED. ``attempted``: False for a recipient that nothing was sent to, because of what its submitter asked for.
     """
 
     recipient: QueuedRecipient
@@ -21,6 +21,7 @@ class Outcome(Struct, frozen=True):
     attempt: Attempt
     due_ms: int = 0
     again: tuple[str, int] = ("", 0)
+    attempted: bool = True
 
 
 class AcceptedMessage(Struct, frozen=True):

@@ -15,6 +15,7 @@ from zonemta_py.queue.submitter_queues import EQUAL, QueuedRecipient, SubmitterQ
 
 SHARES = 8  # a destination gets at most 1/8 of the window
 HEADROOM = 4  # the last 1/4 of the window is for low-volume submitters
+URGENT_SHARES = 2  # shares of a destination that may be filled when urgent mail comes
 LOW_VOLUME = 16  # recipients in the window: up to this many find room at any destination, and go first
 
 
@@ -50,16 +51,15 @@ class ReadyWindow:
     # ---- room
 
     def has_room(self, destination: str, submitter: str, *, urgent: bool = False) -> bool:
-        """Whether one more recipient of ``submitter`` may enter."""
-        if urgent:
-            return self.size < self.limit
+        """Whether one more recipient of ``submitter`` may enter; urgent mail has larger shares."""
         low_volume = self._by_submitter.get(submitter, 0) < self.low_volume
         if self.size >= (self.limit if low_volume else self.limit - self.limit // HEADROOM):
             return False
         queues = self._queues.get(destination)
         if low_volume or queues is None:
             return True
-        return queues.length + self._reserved.get((destination, submitter), 0) < self.share
+        share = self.share * URGENT_SHARES if urgent else self.share
+        return queues.length + self._reserved.get((destination, submitter), 0) < share
 
     def is_low_volume(self, submitter: str) -> bool:
         """Whether the submitter has so little here that its mail goes first."""

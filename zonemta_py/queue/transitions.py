@@ -157,6 +157,8 @@ def _defer(batch: WriteBatch, outcome: Outcome, now_ms: int) -> None:
 def deferred(outcome: Outcome, now_ms: int) -> Waiting:
     """The record of a recipient after an attempt that failed temporarily."""
     record, attempt = outcome.recipient.record, outcome.attempt
+    if not outcome.attempted:
+        return record._replace(due_ms=outcome.due_ms)
     return record._replace(
         attempts=record.attempts + 1,
         due_ms=outcome.due_ms,
@@ -176,6 +178,8 @@ def _record(
         own = event_fields(meta, recipient.key, recipient.record, now_ms)
         expires_ms = meta.options.expires_ms
         batch.record(Lapsed(**own, expires_ms=expires_ms, reply=attempt.text, report=report))
+        return
+    if not outcome.attempted:
         return
     fields: dict[str, Any] = {
         "time_ms": now_ms,

@@ -95,7 +95,7 @@ def _hold(timing: Mapping[str, str]) -> tuple[int, int]:
     hold_for, until = timing.get("HOLDFOR", "0"), timing.get("HOLDUNTIL", "")
     if not (hold_for.isascii() and hold_for.isdigit() and len(hold_for) <= 9):
         raise Refused("501 5.5.4 Bad value of HOLDFOR")
-    if not until:
+    if "HOLDUNTIL" not in timing:
         return int(hold_for), 0
     try:
         when = datetime.fromisoformat(until)

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.events.schema import Released
 from zonemta_py.queue import transitions
@@ -18,7 +19,7 @@ from zonemta_py.queue.active import ActiveMessage, recipient_keys
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.deferral import readable
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Waiting
+from zonemta_py.queue.format.records import FORMAT, Waiting
 from zonemta_py.queue.ready import ReadyWindow
 from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.queue.upkeep.changes import Change, Deletion, Hold, Return, Withdrawal
@@ -94,6 +95,10 @@ class Operator:
                     woken.append(transitions.wake(batch, zone, message, found, fresh))
                     held[key] = record.due_ms
                     batch.record(Released(**transitions.event_fields(active.meta, key, record, now_ms)))
+                if woken and address is None and active.meta.options.quarantined:
+                    options = active.meta.options._replace(quarantined=False)
+                    active.meta = active.meta._replace(version=FORMAT, options=options)
+                    batch.put(keys.meta_key(message), pack(active.meta))
                 gone.add((), held)
                 if is_last:
                     gone.delete_unused(batch, held)
