@@ -132,9 +132,9 @@ async def test_cancelled_while_mail_is_skipped(directory: Path, turns: int) -> N
     """At any turn of the loop: a message with options still waits, one of a suspended user is held or waits."""
     async with opened(directory) as queue:
         inner = queue.channels.context.queue
-        await inner.suspended.suspend("user:ann", "test")
         await put(queue, body=b"X-Priority-Class: urgent\r\n" + BODY)
         await queue.enqueue("s@a.example", ["a@x.example"], BODY, zone=ZONE, user="ann")
+        await inner.suspended.suspend("user:ann", "test")
         task = asyncio.create_task(adequeue(queue, ZONE, lambda message: asyncio.Event().wait()))
         for _ in range(turns):
             await asyncio.sleep(0)
