@@ -1,6 +1,7 @@
 """What a scanner says decides over a message before its 250; a scanner that is away does what was configured."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ def stored_header(which: ListenerUnderTest, reply: str) -> bytes:
         ({"action": "reject", "messages": {"smtp_message": "Gtube\r\n250 ok"}}, "550 5.7.1 Gtube250 ok"),
         ({"action": "discard"}, "550 5.7.1 The message was rejected as spam"),
         ({"action": "soft reject", "messages": {"smtp_message": "Too much"}}, "451 4.7.1 Too much"),
-        ({"action": "greylist", "messages": []}, "451 4.7.1 Try again later"),
+        ({"action": "soft reject", "messages": []}, "451 4.7.1 Try again later"),
     ],
 )
 async def test_a_message_that_is_refused(
@@ -180,6 +181,23 @@ async def test_the_data_are_passed_on_as_they_come(tmp_path: Path) -> None:
         assert scanner.requests[0][1] == b"Subject: x\r\n\r\n" + lines * 2
         _, mark = read_message(which.queue.store, reply.split()[-1])
         assert mark.size == len(lines) * 2
+
+
+@pytest.mark.parametrize(
+    ("unavailable", "reply"), [("accept", "250"), ("defer", "451 4.7.1 The message")]
+)
+async def test_a_scanner_that_takes_no_data(tmp_path: Path, unavailable: str, reply: str) -> None:
+    """It accepts the connection and reads nothing: the client does not wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        scan = f"rspamd: '{url}', unavailable: {unavailable}, timeout: 200ms, max_size: 50MiB"
+        async with (
+            listening(tmp_path, "", f"intake: {{scan: {{{scan}}}}}") as which,
+            await RawClient.connect(which.address.port) as client,
+        ):
+            await client.ehlo()
+            large = BODY.replace(b"hello\r\n", (b"y" * 70 + b"\r\n") * 150_000)
+            assert (await client.message(large)).startswith(reply)
 
 
 async def test_a_client_that_disconnects(tmp_path: Path) -> None:

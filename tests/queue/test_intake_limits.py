@@ -104,6 +104,26 @@ async def test_what_no_window_can_hold(directory: Path) -> None:
         assert (charge.closed_ms, queue.limits.closed(ANN)) == (0, "")
 
 
+async def test_what_is_remembered_is_the_refusal_of_any_message(directory: Path) -> None:
+    """A receiver says it to later messages: not that one was too large for good."""
+    async with opened(directory) as queue:
+        limits = IntakeLimits((), (Rate(1, HOUR),), (), (ByteRate(Rate(1000, HOUR)),))
+        queue.limits.configure(rules(limits))
+        assert accepted(queue.limits, 1) == 1
+        charge = queue.limits.charge(ANN, Use(0, 1, 1, 1001))
+        assert charge.closed_ms
+        assert charge.refusal == queue.limits.closed(ANN)
+        assert charge.refusal.startswith("450 4.7.1")
+
+
+def test_a_window_that_sixty_does_not_divide() -> None:
+    """It is not shorter than it says."""
+    for length_ms in (90, 1000, 10_000):
+        window = SlidingWindow(1, length_ms)
+        window.add(1_000_000, 1)
+        assert window.opens_ms(1_000_000, 1) >= 1_000_000 + length_ms
+
+
 async def test_tenant_user_and_address(directory: Path) -> None:
     """Each has its own windows; the addresses of one IPv6 network are one client."""
     async with opened(directory) as queue:

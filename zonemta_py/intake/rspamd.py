@@ -16,6 +16,7 @@ from zonemta_py.queue.batch import CommitFuture
 PATH = "/checkv2"
 BACKLOG_MAX = 256 << 10  # bytes of a message that wait for the scanner, before its client has to
 ANSWER_MAX = 1 << 20  # bytes
+RECIPIENTS_MAX = 100  # named to rspamd, whose header has a limit
 WARN_EVERY_S = 60.0
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,10 @@ class RspamdClient:
     """The connections of one process."""
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # a slow client must not take another's scan
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
         self._warn_from_s = 0.0
         self._silent = 0  # failures since the last warning
 
@@ -85,6 +89,7 @@ class RspamdScan:
         self._more.set()
         if self._backlog > BACKLOG_MAX and self._room is None:
             self._room = CommitFuture()
+            self._set_timer()  # a scanner that takes nothing must not hold up the client
         return self._room
 
     def finish(self) -> CommitFuture:
@@ -92,9 +97,18 @@ class RspamdScan:
         self._complete = True
         self._more.set()
         if not self._task.done():
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._settings.timeout, self._on_timeout)
+            self._set_timer()
         return self._done
+
+    def _set_timer(self) -> None:
+        self._stop_timer()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._settings.timeout, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def abort(self) -> None:
         """See ``Scan``."""
@@ -109,8 +123,7 @@ class RspamdScan:
         self.verdict = unavailable(self._settings)
 
     def _ended(self, task: "asyncio.Task[ScanVerdict]") -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             if not isinstance(failure, (aiohttp.ClientError, OSError, ValueError)):
@@ -153,6 +166,8 @@ class RspamdScan:
     def _let_in(self) -> None:
         room, self._room = self._room, None
         if room is not None:
+            if not self._complete:
+                self._stop_timer()
             room.set_result()
 
 
@@ -162,7 +177,7 @@ def _fields(envelope: ScannedEnvelope) -> list[tuple[str, str]]:
     fields = [
         ("Queue-Id", envelope.message), ("From", envelope.sender), ("Helo", origin.helo),
         ("IP", origin.client_ip), ("User", origin.user), ("MTA-Name", envelope.hostname),
-        *(("Rcpt", recipient) for recipient in envelope.recipients),
+        *(("Rcpt", recipient) for recipient in envelope.recipients[:RECIPIENTS_MAX]),
     ]  # fmt: skip
     return [(name, _printable(value)) for name, value in fields if value]
 

@@ -108,11 +108,11 @@ def read_verdict(answer: object, settings: ScanSettings) -> ScanVerdict:
         raise ValueError("the answer has no action")
     score = f"{_number(answer.get('score')):.2f} of {_number(answer.get('required_score')):.2f}"
     match action:
-        case "no action":
+        case "no action" | "greylist":  # one that greylists says "soft reject"
             return ACCEPT
         case "reject" | "discard":
             return ScanVerdict("550 5.7.1 " + _reason(answer, "The message was rejected as spam"))
-        case "soft reject" | "greylist":
+        case "soft reject":
             return ScanVerdict("451 4.7.1 " + _reason(answer, "Try again later"))
         case "quarantine":
             return ScanVerdict(hold=f"rspamd: {action}, {score}")

@@ -92,7 +92,7 @@ class Session(SecureConnection):
             refused = self._rejected("MAIL", str(exc))
             self._reset_transaction()
             raise refused from exc
-        asked = None
+        asked = self._limits.recipients_max = None
         if not context.rules.limits.empty:
             client = client_of(self._origin())
             asked = self._limits.ask(context.queue.limits, context.rules.limits, client)

@@ -102,6 +102,10 @@ class ReceiverPool:
             raise OSError(f"process {child.pid} did not become ready")
         if self._config is not config:  # a reload happened before it was one of the children
             child.send(self._configuration(slot))
+        child.send(
+            protocol.SuspendedTenants(self._queue.suspended.names())
+        )  # they may have changed, too
+        child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         return child
 
     def _configuration(self, slot: int) -> protocol.Configure:

@@ -125,8 +125,8 @@ class IntakeLimiter:
         now_ms, windows = self._now(), self._windows_of(client)
         refusal, _ = self._refusal(windows, use, now_ms)
         if refusal:
-            closed_ms = self._refusal(windows, SMALLEST, now_ms)[1]
-            return Charge().answer(refusal, closed_ms)
+            closed, closed_ms = self._refusal(windows, SMALLEST, now_ms)
+            return Charge().answer(closed if closed_ms else refusal, closed_ms)
         batch = WriteBatch()
         for subject, its_windows in windows:
             for name, rate, window in its_windows:

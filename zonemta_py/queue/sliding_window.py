@@ -15,7 +15,7 @@ class SlidingWindow:
 
     def __init__(self, limit: int, length_ms: int) -> None:
         self.limit = limit
-        self.slot_ms = max(1, length_ms // SLOTS)
+        self.slot_ms = max(1, -(-length_ms // SLOTS))
         self._slots: deque[tuple[int, int]] = deque()  # number and use, oldest first
         self._used = 0
 

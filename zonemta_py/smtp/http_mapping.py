@@ -48,7 +48,7 @@ def status_of(reply: Reply) -> int:
     """The HTTP status of a response with ``reply``."""
     if reply.completed:
         return 204
-    if _AGAIN.search(reply.text):
+    if reply.code == 450 and _AGAIN.search(reply.text):
         return 429
     if reply.code < 500:
         return 503
@@ -57,10 +57,13 @@ def status_of(reply: Reply) -> int:
 
 def retry_after_s(reply: Reply, now_ms: int) -> int | None:
     """Seconds until the time that a refusal because of a limit names; None for another reply."""
-    match = _AGAIN.search(reply.text)
+    match = _AGAIN.search(reply.text) if reply.code == 450 else None
     if match is None:
         return None
-    again_ms = datetime.fromisoformat(match[1]).timestamp() * 1000
+    try:
+        again_ms = datetime.fromisoformat(match[1]).timestamp() * 1000
+    except ValueError:  # a reply of a policy or a scanner
+        return None
     return max(1, ceil((again_ms - now_ms) / 1000))
 
 
