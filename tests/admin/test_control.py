@@ -26,7 +26,7 @@ async def queue(directory: Path) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def server(directory: Path, queue: Queue) -> AsyncIterator[ControlServer]:
-    server = ControlServer(directory, Operations(queue, {}))
+    server = ControlServer(directory, Operations(queue))
     await server.start()
     try:
         yield server
@@ -107,7 +107,7 @@ async def test_a_socket_that_a_killed_relay_left(directory: Path, queue: Queue) 
         left.bind(str(directory / SOCKET_NAME))
     with pytest.raises(ConnectionRefusedError):
         await asked(directory, SummaryRequest())
-    server = ControlServer(directory, Operations(queue, {}))
+    server = ControlServer(directory, Operations(queue))
     await server.start()
     assert await asked(directory, SummaryRequest()) == []
     await server.close()
@@ -120,7 +120,7 @@ async def test_a_relay_that_stops_during_its_answer(directory: Path, queue: Queu
     """The client is not left with half an answer that looks whole."""
     for number in range(4):
         await accept(queue, *(f"{number}-{n}-{'x' * 40}@a.example" for n in range(1000)))
-    server = ControlServer(directory, Operations(queue, {}))
+    server = ControlServer(directory, Operations(queue))
     await server.start()
     answer = ask(directory, ListRequest())
     await asyncio.to_thread(next, answer)  # the others do not fit into the buffers of the socket
@@ -134,7 +134,7 @@ async def test_a_long_path(tmp_path: Path, queue: Queue) -> None:
     """Longer than a Unix socket's path may be."""
     directory = tmp_path / ("d" * 100) / ("e" * 100)
     directory.mkdir(parents=True)
-    server = ControlServer(directory, Operations(queue, {}))
+    server = ControlServer(directory, Operations(queue))
     await server.start()
     assert await asked(directory, SummaryRequest()) == []
     await server.close()

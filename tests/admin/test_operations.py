@@ -11,6 +11,7 @@ import pytest
 from tests.kit.queue import HEADER, accept, lease, opened, settle
 from zonemta_py.admin.operation_table import OPERATIONS, operation_of, parse_request, run_operation
 from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -38,6 +39,7 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Origin
 from zonemta_py.queue.queue import Queue
+from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 GONE = "0" * 24
@@ -49,11 +51,12 @@ class SuspendedZone:
     def __init__(self) -> None:
         self.probed: list[str | None] = []
 
-    def describe(self, destination: str) -> str:
-        return "no route until noon" if destination == "b.example" else ""
-
-    def next_try_ms(self, destination: str) -> int:
-        return 1_900_000_000_000 if destination == "b.example" else 0
+    def why(self, destination: str) -> Constraint | None:
+        if destination != "b.example":
+            return None
+        return Constraint(
+            "suspension", "no route until noon", 1, 1_900_000_000_000, "zones.default.retry"
+        )
 
     def probe(self, destination: str | None) -> None:
         self.probed.append(destination)
@@ -66,9 +69,7 @@ async def queue(directory: Path) -> AsyncIterator[Queue]:
 
 
 async def rows(queue: Queue, request: Request, **others: Any) -> list[dict[str, Any]]:
-    return [
-        row async for row in run_operation(Operations(queue, others.pop("zones", {}), **others), request)
-    ]
+    return [row async for row in run_operation(Operations(queue, RunningRelay(**others)), request)]
 
 
 async def defer(queue: Queue, leased: Lease) -> None:
@@ -88,10 +89,14 @@ async def put(queue: Queue) -> str:
 async def test_summary(queue: Queue) -> None:
     assert await rows(queue, SummaryRequest()) == []
     await put(queue)
+    queue.windows.suspend("default", "b.example")
     (row,) = await rows(queue, SummaryRequest(), zones={"default": SuspendedZone()})
-    assert (row["zone"], row["waiting"], row["deferred"], row["held"]) == ("default", 2, 1, 0)
-    assert row["domains"] == {"a.example": 1, "b.example": 1, "c.example": 1}
-    assert row["resting"] == {"b.example": "no route until noon"}
+    assert (row["zone"], row["waiting"], row["deferred"], row["held"]) == ("default", 1, 1, 0)
+    assert (row["suspended"], row["in_flight"], row["not_before"], row["counting"]) == (1, 0, 0, False)
+    assert row["destinations"] == {"a.example": 1, "b.example": 1, "c.example": 1}
+    assert row["suspensions"]["b.example"]["reason"] == "no route until noon"
+    assert row["next_due_ms"] > 0
+    assert row["oldest_ms"] > 0
 
 
 async def test_list(queue: Queue) -> None:
@@ -104,9 +109,12 @@ async def test_list(queue: Queue) -> None:
         (message, "y@b.example", "waiting"),
         (message, "z@c.example", "deferred"),
     }
-    assert {r["recipient"]: r["reply"] for r in found}["y@b.example"] == "no route until noon"
-    due_ms = {r["recipient"]: r["due_ms"] for r in found}
-    assert (due_ms["x@a.example"], due_ms["y@b.example"]) == (0, 1_900_000_000_000)
+    why = {r["recipient"]: r["why"] for r in found}
+    assert why["y@b.example"] == {
+        "name": "suspension", "reason": "no route until noon", "since_ms": 1,
+        "until_ms": 1_900_000_000_000, "key": "zones.default.retry",
+    }  # fmt: skip
+    assert (why["x@a.example"]["name"], why["z@c.example"]["name"]) == ("turn", "retry")
     assert [r["recipient"] for r in await rows(queue, ListRequest(state="deferred"))] == ["z@c.example"]
     assert [r["recipient"] for r in await rows(queue, ListRequest(domain="a.example"))] == [
         "x@a.example"
@@ -274,6 +282,7 @@ def test_every_operation_is_a_command() -> None:
         *queue_commands.commands,
         *tenant_commands.commands,
         "audit",
+        "why",
         "reload",
         "suspended",
         "usage",

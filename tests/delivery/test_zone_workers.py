@@ -226,8 +226,11 @@ async def test_every_sender_behind_a_suspended_destination_is_warned(directory: 
                 await accept(stage.queue, f"{number}@a.example", sender=f"s{number}@sender.example")
         await stage.idle()
         await until(lambda: stage.count(SPILL) == 5, "the spill of the others")
-        assert stage.workers.next_try_ms("a.example") > clock.now_ms() + 200_000
-        assert stage.workers.next_try_ms("b.example") == 0
+        why = stage.workers.why("a.example")
+        assert why is not None
+        assert (why.name, why.key) == ("suspension", "zones.default.retry")
+        assert why.until_ms > clock.now_ms() + 200_000
+        assert stage.workers.why("b.example") is None
         stage.workers.probe("a.example")
         await until(lambda: stage.count(DEFERRED) == 6, "the deferral of all")
         warned = [f"s{number}@sender.example" for number in range(6)]

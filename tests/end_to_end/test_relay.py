@@ -16,6 +16,7 @@ from tests.kit.relay import empty, ledger, logged_events, received, relaying, se
 from tests.kit.servers import queue_settings
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.admin.requests import (
     FlushRequest,
     HoldRequest,
@@ -434,7 +435,7 @@ async def test_flush_ends_rests(directory: Path) -> None:
             back = Sink(keep=True)
             await back.start("127.0.2.2", stage.port)
             try:
-                operations = Operations(relay.queue, relay._delivery.zones)
+                operations = Operations(relay.queue, RunningRelay(relay._delivery.views))
                 rows = [
                     row async for row in run_operation(operations, FlushRequest(domain="dead.example"))
                 ]
@@ -553,13 +554,15 @@ async def test_dead_addresses_are_skipped(directory: Path) -> None:
             await received(sink, 1)
             rows = [
                 row
-                async for row in run_operation(Operations(relay.queue, {}, dead), UnreachableRequest())
+                async for row in run_operation(
+                    Operations(relay.queue, RunningRelay(unreachable=dead)), UnreachableRequest()
+                )
             ]
             assert [row["ip"] for row in rows] == ["127.0.2.99"], "it was not even tried"
             cleared = [
                 row
                 async for row in run_operation(
-                    Operations(relay.queue, {}, dead), UnreachableRequest("all")
+                    Operations(relay.queue, RunningRelay(unreachable=dead)), UnreachableRequest("all")
                 )
             ]
             assert cleared == [{"cleared": 1}]
@@ -582,7 +585,7 @@ async def test_hold_and_release(directory: Path) -> None:
             message = keys.parse_recipient(next(store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))))[
                 1
             ]
-            operations = Operations(relay.queue, {})
+            operations = Operations(relay.queue)
             assert [row async for row in run_operation(operations, HoldRequest(message))] == [
                 {"held": 1, "in_flight": 0}
             ]
@@ -595,12 +598,11 @@ async def test_hold_and_release(directory: Path) -> None:
         async with relaying(config) as relay:
             await relay.flush()
             rows = [
-                row
-                async for row in run_operation(Operations(relay.queue, {}), ListRequest(state="held"))
+                row async for row in run_operation(Operations(relay.queue), ListRequest(state="held"))
             ]
             assert [(row["recipient"], row["due_ms"]) for row in rows] == [("x@a.example", 0)]
             assert sound(relay)
-            run = run_operation(Operations(relay.queue, {}), ReleaseRequest(message))
+            run = run_operation(Operations(relay.queue), ReleaseRequest(message))
             assert [row async for row in run] == [{"released": 1}]
             await received(sink, 2)
             await empty(relay)

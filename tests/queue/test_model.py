@@ -18,6 +18,8 @@ from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, events, everything, make_queue, outcomes, problems
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.active import Lease
+from zonemta_py.queue.census import count_all, differences
+from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_waiting
 
@@ -185,7 +187,17 @@ class QueueMachine(RuleBasedStateMachine):
         assert waiting == self.waiting
         assert deferred == self.deferred
         assert problems(store) == []
+        self.runner.run(self._census_agrees())
         assert [p for zone in ZONES for p in self.queue.windows.zone(zone).problems()] == []
+
+    async def _census_agrees(self) -> None:
+        await until(lambda: self.queue.census.is_complete, "the census")
+        with self.queue.store.frozen() as view:
+            on_disk = [c for c in count_all(view, lambda zone, domain: domain) if c is not None]
+        assert list(differences(self.queue.census.copy(), on_disk[0].copy())) == []
+        depths = Depths(self.queue.census, self.queue.windows)
+        leased = sum(len(lease.recipients) for lease in self.leases)
+        assert sum(depths.zone(zone)["in_flight"] for zone in ZONES) == leased
 
     def teardown(self) -> None:
         if not hasattr(self, "queue"):

@@ -1,6 +1,7 @@
 """Turns, slow start, suspensions and the budget of connections without a session, on a virtual clock."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from zonemta_py.config.units import Rate
 from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import LIMIT_S, SUSPENDED_MAX_S, Destination
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import FRESH_S, KNOWN_S, Scheduler
@@ -332,10 +334,15 @@ def test_all_mail_is_served_in_the_end(
 class SchedulerMachine(RuleBasedStateMachine):
     """Workers start, get sessions, fail and end in any order; the limits hold in every state."""
 
-    @initialize(connections=st.integers(1, 30), per_domain=st.integers(1, 8))
-    def begin(self, connections: int, per_domain: int) -> None:
+    @initialize(
+        connections=st.integers(1, 30),
+        per_domain=st.integers(1, 8),
+        rate=st.sampled_from([None, Rate(1, 1.0), Rate(3, 60.0), Rate(1000, 1.0)]),
+    )
+    def begin(self, connections: int, per_domain: int, rate: Rate | None) -> None:
         self.now_s = 0.0
-        self.zone = Zone(connections=connections, connections_per_domain=per_domain)
+        self.zone = Zone(connections=connections, connections_per_domain=per_domain, rate=rate)
+        self.with_mail: set[str] = set()
         self.scheduler = Scheduler(self.zone, 0.0, ignore)
         self.slots: list[WorkerSlot] = []
         self.sessions: list[WorkerSlot] = []
@@ -343,19 +350,99 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 40), urgent=st.booleans())
     def mail(self, number: int, urgent: bool) -> None:
         self.scheduler.ready(f"d{number}", self.now_s, urgent=urgent)
+        self.with_mail.add(f"d{number}")
 
     @rule()
     def start(self) -> None:
-        self.slots += started(self.scheduler, self.now_s)
+        """Start all that may start. Mail that has no worker then waits for one limit, which has a name."""
+        self._start_all()
+        for name in self.with_mail:
+            assert self.scheduler.binding(name, self.now_s) or self._active(name), name
+
+    def _start_all(self) -> None:
+        if self.scheduler.rate_wait_s(self.now_s) == 0:
+            self.slots += started(self.scheduler, self.now_s)
+
+    def _active(self, name: str) -> int:
+        return sum(slot.destination.name == name for slot in self.slots)
+
+    @precondition(lambda self: self.with_mail)
+    @rule(data=st.data())
+    def lift(self, data: st.DataObject) -> None:
+        """Lift what keeps the mail of a destination waiting, and what does then: it gets another worker."""
+        name = data.draw(st.sampled_from(sorted(self.with_mail)))
+        self._start_all()
+        before = self._active(name)
+        for _ in range(500):
+            binding = self.scheduler.binding(name, self.now_s)
+            if binding is None:
+                break
+            assert binding.since_s <= self.now_s
+            self._lift(name, binding)
+            self.scheduler.ready(name, self.now_s)
+            self._start_all()
+            if self._active(name) > before:
+                break
+        else:
+            raise AssertionError(f"{name} does not move: {binding}")
+        assert self._active(name)
+
+    def _lift(self, name: str, binding: Binding) -> None:
+        zone = self.zone
+        match binding.limit:
+            case Limit.SUSPENSION:
+                self._advance(binding.until_s)
+            case Limit.RATE:
+                self._open_sessions(None)  # messages that look for a session may have all tokens
+                self._advance(max(self.now_s, binding.until_s) + 0.001)
+            case Limit.LEARNED_LIMIT:
+                self._open_sessions(name)
+                self._advance(max(self.now_s, binding.until_s))
+            case Limit.CONNECTIONS:
+                self._configure(replace(zone, connections=self.scheduler.active + 1))
+            case Limit.CONNECTIONS_PER_DOMAIN:
+                self._configure(replace(zone, connections_per_domain=self._active(name) + 1))
+            case Limit.PROBE | Limit.SLOW_START:
+                self._open_sessions(name)
+            case Limit.UNANSWERED_BUDGET:
+                self._open_sessions(None)
+
+    def _configure(self, zone: Zone) -> None:
+        self.zone = zone
+        self.scheduler.configure(zone, self.now_s)
+
+    def _open_sessions(self, name: str | None) -> None:
+        for slot in self.slots:
+            if name not in (None, slot.destination.name):
+                continue
+            if slot.is_newcomer:
+                self.scheduler.leased(slot, self.now_s, more=slot.destination.name in self.with_mail)
+            if slot not in self.sessions:
+                self.scheduler.session_opened(slot, self.now_s)
+                self.sessions.append(slot)
+                slot.destination.answered()
 
     @rule(step_s=st.floats(0, 120))
     def time_passes(self, step_s: float) -> None:
-        self.now_s += step_s
+        self._advance(self.now_s + step_s)
+
+    def _advance(self, now_s: float) -> None:
+        """Time passes, and the timers of suspensions call."""
+        before_s, self.now_s = self.now_s, now_s
+        for name in self.with_mail:
+            state = self.scheduler.state(name)
+            if state is not None and state.failing and before_s < state.down_until_s <= now_s:
+                self.scheduler.ready(name, now_s)
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data(), more=st.booleans())
     def lease(self, data: st.DataObject, more: bool) -> None:
-        self.scheduler.leased(data.draw(st.sampled_from(self.slots)), self.now_s, more=more)
+        slot = data.draw(st.sampled_from(self.slots))
+        self.scheduler.leased(slot, self.now_s, more=more)
+        self._note(slot, more)
+
+    def _note(self, slot: WorkerSlot, has_mail: bool) -> None:
+        (self.with_mail.add if has_mail else self.with_mail.discard)(slot.destination.name)
 
     @precondition(lambda self: any(slot not in self.sessions for slot in self.slots))
     @rule(data=st.data())
@@ -379,6 +466,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 self.scheduler.failed(slot.destination, 30.0, self.now_s, "refused")
         self.scheduler.ended(slot, self.now_s, has_mail=has_mail)
+        self._note(slot, has_mail)
 
     @invariant()
     def limits_hold(self) -> None:

@@ -27,6 +27,7 @@ from zonemta_py.admin.requests import (
     UnreachableRequest,
     UsageRequest,
     VerifyRequest,
+    WhyRequest,
 )
 from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError
@@ -46,6 +47,7 @@ OPERATIONS = {
         Operation("summary", SummaryRequest, Operations.summary),
         Operation("list", ListRequest, Operations.list),
         Operation("show", ShowRequest, Operations.show),
+        Operation("why", WhyRequest, Operations.why),
         Operation("body", BodyRequest, Operations.body),
         Operation("state", StateRequest, Operations.state),
         Operation("flush", FlushRequest, Operations.flush),

@@ -6,9 +6,10 @@ between slices of its work.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
+from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -26,94 +27,98 @@ from zonemta_py.admin.requests import (
     StatsRequest,
     SummaryRequest,
     UnreachableRequest,
+    WhyRequest,
 )
 from zonemta_py.admin.tenant_operations import TenantOperations
 from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
-from zonemta_py.queue.format.keys import META_EXPORTED, OUTBOX, end_of, mark_key, parse_outbox
+from zonemta_py.queue.census import TOTAL, count_all, differences
+from zonemta_py.queue.depths import Depths
+from zonemta_py.queue.format.keys import (
+    META_EXPORTED,
+    OUTBOX,
+    end_of,
+    mark_key,
+    parse_outbox,
+    waiting_key,
+)
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
-from zonemta_py.queue.upkeep.inspect import MessageLabels, Summary, message_row, recipient_rows
+from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
-from zonemta_py.schedule.unreachable import UnreachableHosts
 
 SLICE_ROWS = 500
+TOP_DESTINATIONS = 10
 ALL = "all"
-
-
-class ZoneView(Protocol):
-    """A running zone, as an operator sees it."""
-
-    def describe(self, destination: str) -> str:
-        """Why mail for ``destination`` is not sent now; empty when it is."""
-
-    def next_try_ms(self, destination: str) -> int:
-        """When mail for ``destination``, which is suspended, is tried again, in unix ms; 0 when it is not."""
-
-    def probe(self, destination: str | None) -> None:
-        """Try a suspended destination now; None: every one."""
+DOWN = RunningRelay()
 
 
 class Operations(TenantOperations):
-    """The operations on ``queue``.
+    """The operations on ``queue``, and on the ``relay`` that runs on it."""
 
-    ``zones`` are those of the running relay, empty when it is down. ``unreachable`` are the addresses
-    it knows as unreachable. ``reload`` reads its configuration again; see ``Relay.reload``. ``verify``: see
-    ``TenantOperations``.
-    """
-
-    def __init__(
-        self,
-        queue: Queue,
-        zones: Mapping[str, ZoneView],
-        unreachable: UnreachableHosts | None = None,
-        reload: Callable[[], Sequence[str]] | None = None,
-        verify: Callable[[str], Awaitable[None]] | None = None,
-    ) -> None:
-        super().__init__(queue, verify)
-        self._zones = zones
-        self._unreachable = unreachable
-        self._reload = reload
+    def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
+        super().__init__(queue, relay.verify)
+        self._relay = relay
 
     async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
         """A row for each zone."""
-        summary = Summary()
-        for number, row in enumerate(recipient_rows(self._queue.store)):
-            summary.add(row)
-            if number % SLICE_ROWS == 0:
+        queue, census = self._queue, self._queue.census
+        if not census.is_complete and not queue.counting:  # the queue is not running
+            for counted in count_all(queue.store, queue.windows.destination_of):
                 await asyncio.sleep(0)
-        for row in summary.rows():
-            reasons = {domain: self._suspension(row["zone"], domain) for domain in row["domains"]}
-            yield {**row, "resting": {domain: reason for domain, reason in reasons.items() if reason}}
-
-    def _suspension(self, zone: str, domain: str) -> str:
-        """Why the destination of ``domain`` is suspended; empty when it is not."""
-        view = self._zones.get(zone)
-        return view.describe(self._queue.windows.destination_of(zone, domain)) if view else ""
-
-    def _next_try_ms(self, zone: str, domain: str) -> int:
-        """When the suspension of the destination ends, in unix ms; 0 when it is not suspended."""
-        view = self._zones.get(zone)
-        return view.next_try_ms(self._queue.windows.destination_of(zone, domain)) if view else 0
+                census = counted or census
+        depths, next_due_ms = Depths(census, queue.windows), queue.deferral.next_due_ms()
+        reasons = Reasons(queue, self._relay)
+        for zone in census.zones():
+            suspended = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
+            suspensions = {
+                name: to_plain(why)
+                for name in suspended
+                if (why := reasons.destination(zone, name)) is not None
+            }
+            yield {
+                "zone": zone,
+                **depths.zone(zone),
+                "counting": not census.is_complete,
+                "oldest_ms": depths.oldest_ms(zone),
+                "next_due_ms": next_due_ms.get(zone),
+                "destinations": {
+                    name: row[TOTAL] for name, row in census.largest(zone, TOP_DESTINATIONS)
+                },
+                "suspensions": suspensions,
+            }
 
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
-        found, labels = 0, MessageLabels(self._queue.store)
+        found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
         for number, row in enumerate(recipient_rows(self._queue.store, request.zone)):
+            record = row.pop("record")
             if number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
+            row["state"] = self._state(row)
             if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
                 continue
             row.update(labels.of(row["message"]))
             if not request.has_labels(row):
                 continue
-            if row["state"] == "waiting":
-                row["reply"] = row["reply"] or self._suspension(row["zone"], row["domain"])
-                row["due_ms"] = self._next_try_ms(row["zone"], row["domain"])
+            row["why"] = to_plain(reasons.of(row["zone"], row["message"], row["recipient"], record))
             yield row
             found += 1
             if found == request.limit:
                 return
+
+    def _state(self, row: Row) -> str:
+        """One of STATES, for a recipient that waits by what the running relay knows."""
+        state: str = row["state"]
+        if state == "waiting":
+            zone, windows = row["zone"], self._queue.windows
+            window = windows.zone(zone)
+            if window.is_leased(waiting_key(zone, row["message"], row["recipient"])):
+                return "in_flight"
+            if window.is_suspended(windows.destination_of(zone, row["domain"])):
+                return "suspended"
+        return state
 
     async def show(self, request: ShowRequest) -> AsyncIterator[Row]:
         """One row. Raises LocalError when there is no such message."""
@@ -121,7 +126,24 @@ class Operations(TenantOperations):
             row = message_row(view, request.message)
         if row is None:
             raise _no_message(request.message)
+        reasons = Reasons(self._queue, self._relay)
+        for recipient in row["recipients"]:
+            record = recipient.pop("record")
+            recipient["state"] = self._state({**recipient, "message": request.message})
+            why = reasons.of(recipient["zone"], request.message, recipient["recipient"], record)
+            recipient["why"] = to_plain(why)
         yield row
+
+    async def why(self, request: WhyRequest) -> AsyncIterator[Row]:
+        """A row for each recipient, with ``state`` and ``why``. Raises LocalError when there is none."""
+        found = False
+        async for row in self.show(ShowRequest(request.message)):
+            for recipient in row["recipients"]:
+                if request.recipient in (None, recipient["recipient"]):
+                    found = True
+                    yield {name: recipient[name] for name in ("recipient", "zone", "state", "why")}
+        if not found:
+            raise _no_message(f"{request.message} to {request.recipient}")
 
     async def body(self, request: BodyRequest) -> AsyncIterator[Row]:
         """Rows with ``chunk``. Raises LocalError when there is no such message or it is damaged."""
@@ -150,15 +172,15 @@ class Operations(TenantOperations):
         destination_of = self._queue.windows.destination_of
         destinations = {
             name: destination_of(name, request.domain) if request.domain else None
-            for name in self._zones
+            for name in self._relay.zones
             if request.zone in (None, name)
         }
-        if self._unreachable is not None:  # before mail is ready that would be refused for it
+        if self._relay.unreachable is not None:  # before mail is ready that would be refused for it
             for destination in set(destinations.values()):
-                self._unreachable.clear(destination=destination)
+                self._relay.unreachable.clear(destination=destination)
         woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
         for name, destination in destinations.items():
-            self._zones[name].probe(destination)
+            self._relay.zones[name].probe(destination)
         yield {"woken": woken}
 
     async def delete(self, request: DeleteRequest) -> AsyncIterator[Row]:
@@ -195,21 +217,21 @@ class Operations(TenantOperations):
 
     async def unreachable(self, request: UnreachableRequest) -> AsyncIterator[Row]:
         """A row for each address; with ``clear`` one row with ``cleared``. No row when no relay runs."""
-        if self._unreachable is None:
+        if self._relay.unreachable is None:
             return
         if request.clear is not None:
             ip = None if request.clear == ALL else request.clear
-            yield {"cleared": self._unreachable.clear(ip)}
+            yield {"cleared": self._relay.unreachable.clear(ip)}
             return
-        for row in self._unreachable.rows(monotonic_s()):
+        for row in self._relay.unreachable.rows(monotonic_s()):
             yield row
 
     async def reload(self, request: ReloadRequest) -> AsyncIterator[Row]:
         """One row with ``changed``, keys of the configuration, or ``refused``, why it is not used."""
-        if self._reload is None:
+        if self._relay.reload is None:
             raise LocalError("no relay is running")
         try:
-            yield {"changed": list(self._reload())}
+            yield {"changed": list(self._relay.reload())}
         except ConfigError as exc:
             yield {"refused": str(exc)}
 
@@ -223,6 +245,8 @@ class Operations(TenantOperations):
 
     async def _problems(self) -> AsyncIterator[str]:
         store = self._queue.store
+        async for problem in self._wrong_counts():
+            yield problem
         for problem in check_queue(store, bodies=not store.is_remote()):
             if problem:
                 yield problem
@@ -232,6 +256,23 @@ class Operations(TenantOperations):
             async for problem in check_bodies(store):
                 if problem:
                     yield problem
+
+    async def _wrong_counts(self) -> AsyncIterator[str]:
+        """Where the census of a running relay differs from the keys."""
+        queue = self._queue
+        if not queue.census.is_complete:
+            return
+        with ExitStack() as stack:
+            frozen = queue.store.frozen()
+            view, counts = await queue.commits.between_groups(
+                lambda: (stack.enter_context(frozen), queue.census.copy())
+            )
+            for counted in count_all(view, queue.windows.destination_of):
+                if queue.store.has_snapshots():
+                    await asyncio.sleep(0)
+                if counted is not None:
+                    for problem in differences(counts, counted.copy()):
+                        yield problem
 
     async def audit(self, request: AuditRequest) -> AsyncIterator[Row]:
         """``seq``, ``exported`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.

@@ -21,7 +21,7 @@ class SummaryRequest(Request, frozen=True):
 
 
 class ListRequest(Request, frozen=True):
-    """List recipients; None: do not filter. ``state``: waiting, deferred or held. ``tag``: one of its tags."""
+    """List recipients; None: do not filter. ``state``: one of ``queue.depths.STATES``. ``tag``: one of its tags."""
 
     zone: str | None = None
     domain: str | None = None
@@ -44,6 +44,13 @@ class ShowRequest(Request, frozen=True):
     """Show a message without its body."""
 
     message: str
+
+
+class WhyRequest(Request, frozen=True):
+    """Explain why the recipients of a message, or ``recipient``, do not move."""
+
+    message: str
+    recipient: str | None = None
 
 
 class BodyRequest(Request, frozen=True):

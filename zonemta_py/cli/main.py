@@ -16,6 +16,7 @@ COMMANDS = {
     "submit": "zonemta_py.cli.submit",
     "lint": "zonemta_py.cli.lint",
     "queue": "zonemta_py.cli.queue.group",
+    "why": "zonemta_py.cli.why",
     "audit": "zonemta_py.cli.audit",
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",

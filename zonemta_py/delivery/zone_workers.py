@@ -17,6 +17,7 @@ from zonemta_py.delivery.worker import LeaseResult, Worker
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import NO_OPTIONS, starts
+from zonemta_py.schedule.constraint import Constraint, constraint_of
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
@@ -108,12 +109,13 @@ class ZoneWorkers:
         wait_s = max(0, round(state.down_until_s - clock.monotonic_s()))
         return f"next try in {wait_s} s: {state.reason}"
 
-    def next_try_ms(self, destination: str) -> int:
-        """When mail for ``destination``, which is suspended, is tried again, in unix ms; 0 when it is not."""
-        state = self.scheduler.state(destination)
-        if state is None or not state.failing:
-            return 0
-        return clock.now_ms() + max(0, int((state.down_until_s - clock.monotonic_s()) * 1000))
+    def why(self, destination: str) -> Constraint | None:
+        """What keeps mail for ``destination`` waiting; None: it has its turn next, or is being sent."""
+        now_s = clock.monotonic_s()
+        binding = self.scheduler.binding(destination, now_s)
+        if binding is None:
+            return None
+        return constraint_of(binding, self.name, now_s, clock.now_ms())
 
     def probe(self, destination: str | None) -> None:
         """Try a suspended destination now, or all of them (None)."""

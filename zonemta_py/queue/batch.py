@@ -8,10 +8,10 @@ puts them under one ``outbox/`` key, so that the event log neither misses nor in
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from zonemta_py.core import faults
 from zonemta_py.core.errors import QueueUnavailable
@@ -19,6 +19,7 @@ from zonemta_py.core.threads import Threads
 from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.format.ids import MessageIds
 from zonemta_py.queue.format.keys import META_IDS, outbox_key
+from zonemta_py.queue.format.records import CensusLabels, RecipientState
 from zonemta_py.storage.interface import Op, Store
 
 GROUP_OPS_MAX = 2048  # a large group delays every batch behind it
@@ -26,6 +27,10 @@ GROUP_BYTES_MAX = 2 << 20
 CATCH_UP_S = 0.01  # between two checks of a store that is behind
 
 DoneCallback = Callable[[QueueUnavailable | None], None]
+# Zone, message, domain, state before and after (None: not in the queue), number of recipients, their labels
+# if they enter or leave. A plain tuple: every message makes several.
+Count = tuple[str, str, str, RecipientState | None, RecipientState | None, int, CensusLabels | None]
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +88,11 @@ class WriteBatch:
     """The operations of one transition, written together or not at all; ``future`` is their result.
 
     ``kinds``: its transitions, as fault injection names them (``core/faults.py``). ``may_wait``: a chunk of
-    a large body, whose future may be completed late, while the store compacts (decision 38).
+    a large body, whose future may be completed late, while the store compacts (decision 38). ``counts``: what
+    it changes in the census.
     """
 
-    __slots__ = ("events", "future", "kinds", "may_wait", "ops", "size_bytes")
+    __slots__ = ("counts", "events", "future", "kinds", "may_wait", "ops", "size_bytes")
 
     def __init__(self) -> None:
         self.future = CommitFuture()
@@ -94,6 +100,7 @@ class WriteBatch:
         self.ops: list[Op] = []
         self.events: list[bytes] = []
         self.kinds: list[str] = []
+        self.counts: list[Count] = []
         self.size_bytes = 0
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -110,15 +117,32 @@ class WriteBatch:
         self.events.append(encode(event))
 
 
+class BatchCounter(Protocol):
+    """What counts the changes of batches: the census."""
+
+    def apply(self, batches: Sequence[WriteBatch]) -> None:
+        """These batches are on disk."""
+
+
 class GroupCommit:
-    """The only writer of a store.
+    """The only writer of a store. ``census`` counts what is written.
 
     ``groups`` counts writes (one fsync each), ``batches`` the batches in them; ``written_seq`` is the
     number of the last group with events that is on disk.
     """
 
-    def __init__(self, store: Store, ids: MessageIds, node: str, next_seq: int, *, sync: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ids: MessageIds,
+        node: str,
+        next_seq: int,
+        census: BatchCounter,
+        *,
+        sync: bool,
+    ) -> None:
         self._store = store
+        self._census = census
         self._ids = ids
         self._node = node
         self._next_seq = next_seq
@@ -126,6 +150,7 @@ class GroupCommit:
         self._sync = sync
         self._waiting: deque[WriteBatch] = deque()
         self._group: list[WriteBatch] = []  # being written
+        self._looks: list[Callable[[], None]] = []  # for the end of the group
         self._delayed: list[WriteBatch] = []  # on disk, their results delayed
         self._scheduled = False  # ``_write_group`` will be called at the end of this turn of the loop
         self._thread: Threads | None = None
@@ -181,12 +206,39 @@ class GroupCommit:
         if any(batch.events for batch in group):
             self.written_seq = self._next_seq - 1
             self.outbox_grew.set()
+        self._census.apply(group)
+        self._look()
         self._write_group()  # the thread writes while the loop runs the callbacks
         if any(batch.may_wait for batch in group) and self._store.is_behind():
             self._delay([batch for batch in group if batch.may_wait])
             group = [batch for batch in group if not batch.may_wait]
         for batch in group:
             batch.future.set_result()
+
+    async def between_groups(self, look: Callable[[], R]) -> R:
+        """The result of ``look``, called when what is on disk is what the census has counted.
+
+        It must be short: nothing is written meanwhile.
+        """
+        if not self._group:
+            return look()
+        found: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def answer() -> None:
+            if found.done():
+                return
+            try:
+                found.set_result(look())
+            except Exception as exc:
+                found.set_exception(exc)
+
+        self._looks.append(answer)
+        return await found
+
+    def _look(self) -> None:
+        looks, self._looks = self._looks, []
+        for look in looks:
+            look()
 
     def _delay(self, batches: list[WriteBatch]) -> None:
         """Complete the futures of ``may_wait`` batches once the store has caught up (decision 38)."""
@@ -232,6 +284,7 @@ class GroupCommit:
         log.critical("the queue cannot be written, new mail is refused: %s", exc)
         self.failure = exc
         self.failed.set()
+        self._look()
         refused = [*group, *self._waiting]
         self._waiting.clear()
         for batch in refused:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 WAKE_MAX = 250  # recipients in one batch
 READ_MAX = 5000  # recipients read in one turn of the loop, unless one message has more
+DUE_LOOKED_AT = 1000
 CHECK_EVERY_S = 60.0  # in case the system clock was set
 RESCUE_EVERY_S = 3600.0
 SET_BACK_MS = 60_000  # of the clock, after which there may be recipients that are due too late
@@ -80,6 +81,15 @@ class Deferral:
             if self._next_due_ms is not None:
                 wait_s = min(wait_s, max(0.0, (self._next_due_ms - self._now()) / 1000))
             await wait_event(self._changed, wait_s)
+
+    def next_due_ms(self) -> dict[str, int]:
+        """When deferred recipients of each zone are due next (unix ms), among the next DUE_LOOKED_AT messages."""
+        found: dict[str, int] = {}
+        held = keys.due_key(keys.HELD_MS, "", "")
+        for due in islice(self._due_keys(held), DUE_LOOKED_AT):
+            due_ms, zone, _ = keys.parse_due(due)
+            found.setdefault(zone, due_ms)
+        return found
 
     def _first_due_ms(self) -> int | None:
         key = next(self._due_keys(keys.end_of(keys.DUE)), None)

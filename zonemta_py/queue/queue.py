@@ -23,6 +23,7 @@ from zonemta_py.queue.accept import Acceptor, NewMessage, compose
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
 from zonemta_py.queue.batch import CommitFuture, GroupCommit, WriteBatch
 from zonemta_py.queue.bodies import Bodies
+from zonemta_py.queue.census import Census, CensusScan
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
@@ -69,8 +70,9 @@ class Queue:
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
+        self.census = Census(identity.last_id, destination_of)
         self.commits = GroupCommit(
-            store, self.ids, identity.node, first_seq(identity.boot), sync=options.sync
+            store, self.ids, identity.node, first_seq(identity.boot), self.census, sync=options.sync
         )
         self.windows = ReadyWindows(store, self.commits, options.window, destination_of, on_ready)
         self.deferral = Deferral(store, self.commits, self.windows, now, options.longest_delay_ms)
@@ -101,6 +103,7 @@ class Queue:
         self.background.start(self.cleanup.run(), "cleanup")
         self.background.start(self.idempotency_keys.run(), "submissions")
         self.background.start(self.limits.run(), "limits")
+        self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
         for zone in zones_on_disk(self.store):
             self.background.start(
@@ -112,6 +115,11 @@ class Queue:
     def scanning(self) -> int:
         """The number of zones whose start-up scan has not ended."""
         return self.background.running("scan-")
+
+    @property
+    def counting(self) -> bool:
+        """Whether the census has not yet counted all recipients of earlier boots."""
+        return self.background.running("census") > 0
 
     @property
     def failure(self) -> QueueUnavailable | None:

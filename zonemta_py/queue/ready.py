@@ -38,7 +38,7 @@ class ReadyWindow:
         self._by_submitter: Counter[str] = Counter()  # of ``size``
         # By key: the queued recipient, or None while it is leased or withdrawn.
         self._known: dict[bytes, QueuedRecipient | None] = {}
-        self._leased: set[bytes] = set()
+        self._leased: dict[bytes, str] = {}  # with the destination
         self._withdrawn: set[bytes] = set()  # taken by an operator
         self._suspended: set[str] = set()  # destinations whose mail stays on disk
         self._may_be_low: set[str] = (
@@ -120,7 +120,7 @@ class ReadyWindow:
         taken, turns = queues.take(limit)
         for recipient in taken:
             self._known[recipient.key] = None
-            self._leased.add(recipient.key)
+            self._leased[recipient.key] = destination
         if taken:
             self.size -= len(taken)
             self._count(taken[0].submitter, -len(taken))
@@ -149,7 +149,7 @@ class ReadyWindow:
         """Put leased recipients back at the front, in order."""
         returned = list(recipients)
         for recipient in returned:
-            self._leased.discard(recipient.key)
+            self._leased.pop(recipient.key, None)
             self._known[recipient.key] = recipient
             self._by_submitter[recipient.submitter] += 1
         if destination not in self._queues:
@@ -161,7 +161,7 @@ class ReadyWindow:
         """These recipients are settled, deferred or deleted."""
         for key in keys:
             self._known.pop(key, None)
-            self._leased.discard(key)
+            self._leased.pop(key, None)
             self._withdrawn.discard(key)
 
     def withdraw(self, key: bytes) -> bool:
@@ -273,10 +273,27 @@ class ReadyWindow:
 
     # ---- queries
 
+    def is_leased(self, key: bytes) -> bool:
+        """Whether a worker holds the recipient."""
+        return key in self._leased
+
+    def leased(self) -> Counter[str]:
+        """How many recipients workers hold, by destination."""
+        return Counter(self._leased.values())
+
+    def suspended(self) -> list[str]:
+        """The suspended destinations."""
+        return list(self._suspended)
+
     def waiting(self, destination: str) -> int:
         """How many recipients of ``destination`` are in the window."""
         queues = self._queues.get(destination)
         return queues.length if queues is not None else 0
+
+    def submitters(self, destination: str) -> int:
+        """How many submitters have recipients of ``destination`` in the window."""
+        queues = self._queues.get(destination)
+        return queues.submitters if queues is not None else 0
 
     def has_mail(self, destination: str) -> bool:
         """Whether there is mail of ``destination`` to lease, in the window or spilled."""

@@ -68,6 +68,11 @@ class SubmitterQueues:
         """The number of recipients of ``submitter``."""
         return self._counts.get(submitter, 0)
 
+    @property
+    def submitters(self) -> int:
+        """How many submitters have recipients here."""
+        return len(self._counts)
+
     def _add(self, submitter: str, change: int) -> None:
         self.length += change
         count = self._counts[submitter] = self._counts.get(submitter, 0) + change

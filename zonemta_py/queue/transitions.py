@@ -27,7 +27,9 @@ from zonemta_py.queue.format.records import (
     Inflight,
     Meta,
     Note,
+    RecipientState,
     Waiting,
+    labels_of,
     starts,
 )
 from zonemta_py.queue.outcome import AcceptedMessage, Outcome
@@ -49,6 +51,7 @@ def accept(batch: WriteBatch, new: AcceptedMessage, now_ms: int) -> None:
     batch.put(keys.meta_key(message), pack(meta))
     for recipient in new.recipients:
         batch.put(recipient.key, pack(recipient.record))
+    _count(batch, meta, new.recipients, enter=True)
     for due in due_keys_of(new.recipients):
         batch.put(due, b"")
     if mark.chunks > len(new.tail):
@@ -124,12 +127,17 @@ def settle(
     if number is not None:
         batch.delete(keys.inflight_key(outcomes[0].recipient.message, number))
     created_ms = starts(meta, outcomes[0].recipient.message)
+    left: list[QueuedRecipient] = []
     for outcome in outcomes:
+        recipient = outcome.recipient
         batch.kinds.append(_KINDS[outcome.kind])
-        batch.delete(outcome.recipient.key)
+        batch.delete(recipient.key)
         if outcome.kind is OutcomeKind.DEFERRED:
             _defer(batch, outcome, now_ms)
+        else:
+            left.append(recipient)
         _record(batch, meta, outcome, report, now_ms, created_ms)
+    _count(batch, meta, left, enter=False)
 
 
 def due_keys_of(recipients: Iterable[QueuedRecipient]) -> set[bytes]:
@@ -146,12 +154,32 @@ def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
     }
 
 
+def _count(batch: WriteBatch, meta: Meta, recipients: Sequence[QueuedRecipient], *, enter: bool) -> None:
+    """Count recipients of a message that enter or leave the queue."""
+    groups: dict[tuple[str, str, RecipientState], int] = {}
+    for each in recipients:
+        group = each.zone, each.record.domain, each.record.state
+        groups[group] = groups.get(group, 0) + 1
+    if groups:
+        message = recipients[0].message
+        labels = labels_of(meta, message)
+        for (zone, domain, state), count in groups.items():
+            before, after = (None, state) if enter else (state, None)
+            batch.counts.append((zone, message, domain, before, after, count, labels))
+
+
+def move(batch: WriteBatch, zone: str, message: str, before: Waiting, after: Waiting) -> None:
+    """Count the change of a recipient that stays in the queue."""
+    batch.counts.append((zone, message, after.domain, before.state, after.state, 1, None))
+
+
 def _defer(batch: WriteBatch, outcome: Outcome, now_ms: int) -> None:
     recipient = outcome.recipient
     record = deferred(outcome, now_ms)
     zone, message = recipient.zone, recipient.message
     batch.put(keys.deferred_key(zone, message, recipient.address), pack(record))
     batch.put(keys.due_key(outcome.due_ms, zone, message), b"")
+    move(batch, zone, message, recipient.record, record)
 
 
 def deferred(outcome: Outcome, now_ms: int) -> Waiting:
@@ -222,6 +250,9 @@ def delete(batch: WriteBatch, meta: Meta, key: bytes, record: Waiting, now_ms: i
     """S2 → S2: an operator removes a recipient. ``key`` is its waiting or deferred key."""
     batch.kinds.append("delete")
     batch.delete(key)
+    zone, message, _ = keys.parse_recipient(key)
+    labels = labels_of(meta, message)
+    batch.counts.append((zone, message, record.domain, record.state, None, 1, labels))
     batch.record(Deleted(**event_fields(meta, key, record, now_ms)))
 
 
@@ -234,6 +265,7 @@ def hold(
     batch.delete(key)
     held = record._replace(due_ms=keys.HELD_MS)
     batch.put(keys.deferred_key(zone, message, address), pack(held))
+    move(batch, zone, message, record, held)
     batch.put(keys.due_key(keys.HELD_MS, zone, message), b"")
     batch.record(Held(**event_fields(meta, key, record, now_ms), reason=reason))
     return held
@@ -294,4 +326,5 @@ def wake(batch: WriteBatch, zone: str, message: str, address: str, record: Waiti
     ready = record._replace(version=FORMAT, due_ms=0)
     batch.delete(keys.deferred_key(zone, message, address))
     batch.put(key, pack(ready))
+    move(batch, zone, message, record, ready)
     return QueuedRecipient(key, zone, message, address, ready)

@@ -21,7 +21,27 @@ from zonemta_py.dequeue.channel import Channels
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
 from zonemta_py.relay.parts import Part
 from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
+from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import UnreachableHosts
+
+
+class ProgramZone:
+    """A zone that programs deliver, as an operator sees it."""
+
+    def __init__(self, name: str, channels: Channels) -> None:
+        self._name = name
+        self._channels = channels
+
+    def why(self, destination: str) -> Constraint | None:
+        """No program takes its mail, or None."""
+        if self._name in self._channels.wakeups:
+            return None
+        return Constraint(
+            "no_program", "no program dequeues this zone", key=f"zones.{self._name}.transport"
+        )
+
+    def probe(self, destination: str | None) -> None:
+        """Nothing is suspended here."""
 
 
 class DeliveryService:
@@ -40,6 +60,7 @@ class DeliveryService:
         if senders:
             self.senders = SenderPool(config, hostname, self.unreachable, senders, log_level)
         self._zones: dict[str, ZoneWorkers] = {}
+        self.views: dict[str, ZoneWorkers | ProgramZone] = {}
         self.channels: Channels | None = None
 
     @property
@@ -69,10 +90,16 @@ class DeliveryService:
         self._look_ups.close()
 
     async def _start_workers(self) -> None:
-        for name, zone in self._context.config.zones.items():
-            if zone.transport != DEQUEUE_TRANSPORT:
-                self._zones[name] = ZoneWorkers(name, zone, self._context, self._agent)
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
+        for name, zone in self._context.config.zones.items():
+            self._add_zone(name, zone)
+
+    def _add_zone(self, name: str, zone: Zone) -> None:
+        if zone.transport == DEQUEUE_TRANSPORT:
+            assert self.channels is not None
+            self.views[name] = ProgramZone(name, self.channels)
+        else:
+            self.views[name] = self._zones[name] = ZoneWorkers(name, zone, self._context, self._agent)
 
     async def _drain(self, grace_s: float) -> None:
         work = [zone.close(grace_s) for zone in self._zones.values()]
@@ -118,13 +145,12 @@ class DeliveryService:
         self._endpoints = self._resolver(config, hostname)
         self._peers = Peers(config.peers)
         for name, zone in config.zones.items():
-            if zone.transport == DEQUEUE_TRANSPORT:
-                continue
             if name in self._zones:
                 self._zones[name].configure(zone)
-            else:
-                self._zones[name] = ZoneWorkers(name, zone, context, self._agent)
-                self._zones[name].ready_all()
+            elif name not in self.views:
+                self._add_zone(name, zone)
+                if name in self._zones:
+                    self._zones[name].ready_all()
 
     def probe(self) -> None:
         """Try suspended destinations of all zones now."""

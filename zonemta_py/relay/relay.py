@@ -9,6 +9,7 @@ from typing import Unpack
 from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
 from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config, Processes
@@ -108,9 +109,10 @@ class Relay:
         config, queue, delivery = self._config, self._queue, self._delivery
         observers = [self._on_events] if self._on_events is not None else []
         exporter = Exporter(queue, config.events, observers)
+        running = RunningRelay(delivery.views, delivery.unreachable, self.reload, self._verifier.verify)
         control = ControlServer(
             config.queue.directory,
-            Operations(queue, delivery.zones, delivery.unreachable, self.reload, self._verifier.verify),
+            Operations(queue, running),
         )
         parts = [
             Part("the queue", self._recover),

@@ -3,6 +3,8 @@
 Times are monotonic seconds.
 """
 
+from zonemta_py.schedule.constraint import Binding, Limit
+
 LIMIT_S = 60.0  # how long a learned connection limit applies before one more session is tried
 SUSPENDED_MAX_S = 300.0
 RECIPIENTS_LIMIT_S = 600.0  # how long a learned limit of recipients applies
@@ -23,14 +25,17 @@ class Destination:
 
     __slots__ = (
         "_limit",
+        "_limit_since_s",
         "_limit_until_s",
         "_recipients_max",
         "_recipients_until_s",
         "active",
         "blocked",
+        "blocked_since_s",
         "connections_max",
         "down_until_s",
         "failing",
+        "failing_since_s",
         "has_newcomer",
         "name",
         "reason",
@@ -46,10 +51,13 @@ class Destination:
         self.working = 0
         self.has_newcomer = False
         self.blocked = False  # a worker was refused since the last session opened
+        self.blocked_since_s = 0.0
         self.failing = False
+        self.failing_since_s = 0.0
         self.down_until_s = 0.0
         self.reason = ""
         self._limit = 0  # 0: none is known
+        self._limit_since_s = 0.0
         self._limit_until_s = 0.0
         self._recipients_max = 0
         self._recipients_until_s = 0.0
@@ -70,9 +78,35 @@ class Destination:
             most = min(most, self._limit + (now_s >= self._limit_until_s))
         return self.active < most
 
+    def block(self, now_s: float) -> None:
+        """A worker was refused."""
+        if not self.blocked:
+            self.blocked = True
+            self.blocked_since_s = now_s
+
+    def binding(self, now_s: float) -> Binding | None:
+        """Why no further worker may start, if so; of one that does not answer, in any case."""
+        if self.failing and now_s < self.down_until_s:
+            return Binding(Limit.SUSPENSION, self.failing_since_s, self.down_until_s, self.reason)
+        if self.failing and self.active:
+            return Binding(Limit.PROBE, self.failing_since_s, 0.0, self.reason)
+        if self.may_start(now_s):
+            return None
+        since_s = self.blocked_since_s if self.blocked else now_s
+        if self.active >= self.connections_max:
+            most = f"{self.active} sessions are open or being opened, of {self.connections_max}"
+            return Binding(Limit.CONNECTIONS_PER_DOMAIN, since_s, 0.0, most)
+        if self._limit and self.active >= self._limit:
+            learned = f"it refused more than {self._limit} sessions"
+            until_s = self._limit_until_s if now_s < self._limit_until_s else 0.0
+            return Binding(Limit.LEARNED_LIMIT, self._limit_since_s, until_s, learned)
+        opening = f"{self.starting} sessions are being opened, {self.established} have been"
+        return Binding(Limit.SLOW_START, since_s, 0.0, opening)
+
     def limit_reached(self, now_s: float) -> None:
         """The peer accepts no more sessions than those that work."""
         self._limit = max(1, self.working)
+        self._limit_since_s = now_s
         self._limit_until_s = now_s + LIMIT_S
 
     def learn_recipients_max(self, most: int, now_s: float) -> None:
@@ -90,8 +124,10 @@ class Destination:
         if self._limit:
             self._limit = max(self._limit, self.working)
 
-    def failed(self, until_s: float, reason: str) -> None:
+    def failed(self, until_s: float, now_s: float, reason: str) -> None:
         """No session could be opened: suspend until ``until_s``."""
+        if not self.failing:
+            self.failing_since_s = now_s
         self.failing = True
         self.down_until_s = max(self.down_until_s, until_s)
         self.reason = reason

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
 from zonemta_py.schedule.rings import FAILING, FRESH, KNOWN, NEW, ORDERS, URGENT, Ring, WorkerSlot
 from zonemta_py.schedule.token_bucket import TokenBucket
@@ -40,6 +41,7 @@ class Scheduler:
         next_token_in_s: float = 0.0,
     ) -> None:
         self.active = 0  # workers, on all destinations
+        self._full_since_s = now_s  # when the last of the connections was taken
         self.unpaid = 0  # of them: workers whose lease has no token yet
         self.bucket: TokenBucket | None = None
         self._on_room = on_room
@@ -129,8 +131,8 @@ class Scheduler:
                     if ring in ORDERS:
                         self._order = ORDERS[ring]
                         waiting[name] = since_s
-                    return self._start(destination, ring)
-                destination.blocked = True
+                    return self._start(destination, ring, now_s)
+                destination.block(now_s)
         return None
 
     def _has_room(self, ring: Ring) -> bool:
@@ -150,13 +152,15 @@ class Scheduler:
             return fresh < fresh_max
         return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
 
-    def _start(self, destination: Destination, ring: Ring) -> WorkerSlot:
+    def _start(self, destination: Destination, ring: Ring, now_s: float) -> WorkerSlot:
         # One that has failed before gets all the time it needs.
         hurried = (ring is FRESH or ring is NEW) and len(self._rings[NEW]) > self.trying_max
         destination.active += 1
         destination.starting += 1
         destination.has_newcomer = True
         self.active += 1
+        if self.active >= self.zone.connections:
+            self._full_since_s = now_s
         self.unpaid += 1
         self._starting[ring] += 1
         return WorkerSlot(destination, ring, hurried=hurried)
@@ -259,7 +263,7 @@ class Scheduler:
 
     def failed(self, destination: Destination, delay_s: float, now_s: float, reason: str) -> float:
         """No session could be opened: suspend the destination. Returns when it may be probed."""
-        destination.failed(now_s + min(delay_s, SUSPENDED_MAX_S), reason)
+        destination.failed(now_s + min(delay_s, SUSPENDED_MAX_S), now_s, reason)
         self._known.pop(destination.name, None)
         self.empty(destination.name)
         return destination.down_until_s
@@ -270,6 +274,31 @@ class Scheduler:
         for destination in suspended:
             destination.down_until_s = 0.0
         return [destination.name for destination in suspended]
+
+    def binding(self, name: str, now_s: float) -> Binding | None:
+        """Which limit keeps the mail of a destination waiting; None: it has its turn next, or workers take it."""
+        destination = self._destinations.get(name)
+        if destination is not None and destination.failing:
+            own = destination.binding(now_s)
+            if own is not None:
+                return own
+        rings = [ring for ring in Ring if name in self._rings[ring]]
+        since_s = min((self._rings[ring][name] for ring in rings), default=now_s)
+        if self.bucket is not None:
+            wait_s = self.bucket.wait_s(now_s)
+            if wait_s > 0 or not self.has_token_ahead():
+                rate = self.zone.rate
+                return Binding(Limit.RATE, since_s, now_s + wait_s, f"the rate is {rate}")
+        if self.active >= self.zone.connections:
+            full = f"all {self.zone.connections} connections of the zone are in use"
+            return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
+        own = destination.binding(now_s) if destination is not None else None
+        if own is not None:
+            return own
+        if rings and not any(self._has_room(ring) for ring in rings):
+            budget = f"{self.trying_max} connections are for destinations that have not answered lately, and are in use"
+            return Binding(Limit.UNANSWERED_BUDGET, since_s, 0.0, budget)
+        return None
 
     def state(self, name: str) -> Destination | None:
         """The state of a destination, or None if the zone keeps none for it."""

@@ -82,6 +82,9 @@ class Store(View, Protocol):
     def is_behind(self) -> bool:
         """Return whether more large writes would now delay every later write."""
 
+    def has_snapshots(self) -> bool:
+        """Return whether writes go on while a view is frozen."""
+
     def is_remote(self) -> bool:
         """Return whether chunks are on a server.
 

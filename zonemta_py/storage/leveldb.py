@@ -133,6 +133,10 @@ class LevelDBStore(LevelDBView):
         """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
         return int(self._db.get_property(b"leveldb.num-files-at-level0")) >= LEVEL0_FILES
 
+    def has_snapshots(self) -> bool:
+        """Return True."""
+        return True
+
     def is_remote(self) -> bool:
         """Return False."""
         return False

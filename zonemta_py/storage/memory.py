@@ -88,6 +88,10 @@ class MemoryStore:
         """Return False: there is no deferred work."""
         return False
 
+    def has_snapshots(self) -> bool:
+        """Return False: changes wait."""
+        return False
+
     def is_remote(self) -> bool:
         """Return False."""
         return False

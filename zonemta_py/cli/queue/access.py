@@ -40,6 +40,6 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     if access is Access.EXISTING:
         queue.commits.start()
     try:
-        return [row async for row in run_operation(Operations(queue, {}), request)]
+        return [row async for row in run_operation(Operations(queue), request)]
     finally:
         await queue.close()

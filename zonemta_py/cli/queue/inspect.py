@@ -30,9 +30,9 @@ from zonemta_py.cli.common import (
     zone_option,
 )
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import ago, reason_text, time_left
 from zonemta_py.core import clock
-
-COUNTS = ("waiting", "deferred", "held")
+from zonemta_py.queue.depths import STATES
 
 
 @click.command()
@@ -40,7 +40,11 @@ COUNTS = ("waiting", "deferred", "held")
 @json_option
 @reports_errors
 def summary(config_path: Path, as_json: bool) -> None:
-    """Count recipients per zone, with the largest domains.
+    """Count recipients per zone and state, with the largest destinations.
+
+    A running relay keeps these numbers: they cost nothing. in flight: a session delivers them now; suspended: their
+    destination does not answer; deferred: they wait for their next attempt; not before: for the time that their
+    submitter gave; held: for `zonemta queue release`.
 
     \b
     Example:
@@ -55,27 +59,29 @@ def summary(config_path: Path, as_json: bool) -> None:
         echo("the queue is empty")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("zone", *COUNTS, "oldest", "next due", "largest domains"):
-        table.add_column(title, justify="right" if title in COUNTS else "left")
+    for title in ("zone", *STATES, "oldest", "next due", "largest destinations"):
+        table.add_column(title.replace("_", " "), justify="right" if title in STATES else "left")
     for row in rows:
         table.add_row(
             row["zone"],
-            *(str(row[count]) for count in COUNTS),
-            _ago(row["oldest_ms"]),
-            _in(row["next_due_ms"]),
-            ", ".join(f"{domain} {count}" for domain, count in row["domains"].items()),
+            *(str(row[state]) for state in STATES),
+            ago(row["oldest_ms"]),
+            time_left(row["next_due_ms"]),
+            ", ".join(f"{name} {count}" for name, count in row["destinations"].items()),
         )
     print_table(table)
     for row in rows:
-        for domain, reason in row["resting"].items():
-            echo(f"{row['zone']}/{domain} is suspended: {reason}")
+        for destination, why in row["suspensions"].items():
+            echo(f"{row['zone']}/{destination}: {reason_text(why)}")
+    if any(row["counting"] for row in rows):
+        echo("counting: the relay has not yet read all recipients of before its start")
 
 
 @click.command("list")
 @config_option
 @zone_option
 @domain_option
-@click.option("--state", type=click.Choice(list(COUNTS)), help="Only recipients in this state.")
+@click.option("--state", type=click.Choice(STATES), help="Only recipients in this state.")
 @click.option("--tenant", help="Only mail of this tenant.")
 @click.option("--user", help="Only mail of this user.")
 @click.option("--campaign", help="Only mail with this X-Campaign.")
@@ -95,11 +101,9 @@ def list_(config_path: Path, as_json: bool, **filters: Any) -> None:
         if as_json:
             print_json(row)
         else:
-            due = "" if row["state"] == "held" else _in(row["due_ms"]) if row["due_ms"] else "now"
-            reply = " ".join(str(row[k]) for k in ("code", "status", "reply") if row[k])
             echo(
-                f"{row['message']}  {row['zone']:<12} {row['state']:<8} {due:>8}  "
-                f"attempts {row['attempts']}  {row['recipient']}  {reply}".rstrip()
+                f"{row['message']}  {row['zone']:<12} {row['state']:<10} "
+                f"attempts {row['attempts']}  {row['recipient']}  {reason_text(row['why'])}"
             )
 
 
@@ -121,7 +125,7 @@ def show(config_path: Path, message: str, as_json: bool) -> None:
 
 def _print_message(row: Row) -> None:
     origin = row["origin"]
-    accepted = f"{clock.utc(row['created_ms']):%Y-%m-%d %H:%M:%S} UTC ({_ago(row['created_ms'])} ago)"
+    accepted = f"{clock.utc(row['created_ms']):%Y-%m-%d %H:%M:%S} UTC ({ago(row['created_ms'])} ago)"
     source = origin["user"] or origin["client_ip"] or "this relay"
     echo(f"message    {row['message']}")
     echo(f"sender     <{row['sender']}>")
@@ -139,13 +143,11 @@ def _print_message(row: Row) -> None:
     echo(f"body       {row['body_bytes']} bytes in {row['chunks']} chunks")
     echo("\n" + row["header"].replace("\r\n", "\n"))
     for recipient in row["recipients"]:
-        due = f", due in {_in(recipient['due_ms'])}" if recipient["due_ms"] else ""
         echo(
             f"  <{recipient['recipient']}> {recipient['state']} in {recipient['zone']}, "
-            f"attempts {recipient['attempts']}{due}"
+            f"attempts {recipient['attempts']}"
         )
-        if recipient["text"]:
-            echo(f"      {recipient['code'] or ''} {recipient['status']} {recipient['text']}")
+        echo(f"      {reason_text(recipient['why'])}")
 
 
 @click.command()
@@ -230,21 +232,3 @@ def stats(config_path: Path, as_json: bool) -> None:
         for name, value in row.items():
             text = ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}"
             echo(f"{name:<12} {text}")
-
-
-def _ago(ms: int | None) -> str:
-    return _span((clock.now_ms() - ms) / 1000) if ms else ""
-
-
-def _in(ms: int | None) -> str:
-    if not ms:
-        return ""
-    left_s = (ms - clock.now_ms()) / 1000
-    return _span(left_s) if left_s > 0 else "now"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds / size:.1f}{unit}"
-    return f"{max(0, seconds):.0f}s"

@@ -5,11 +5,12 @@ golden file. A relay never writes an older version than it reads.
 """
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 from zonemta_py.core.codec import unpacker
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.queue.format.keys import created_ms
+from zonemta_py.queue.format.keys import HELD_MS, created_ms
 
 FORMAT = 5
 READABLE = (1, 2, 3, 4, 5)
@@ -18,6 +19,26 @@ TENANT_LANE = "tenant:"  # in front of the name; no user has a colon in theirs
 PRIORITIES = ("urgent", "normal", "nonurgent")  # RFC 2156
 URGENT_LANE = f"{LANE_SEPARATOR}!urgent"  # at the end of a lane
 NONURGENT_LANE = f"{LANE_SEPARATOR}!nonurgent"
+
+
+class RecipientState(IntEnum):
+    """Where a recipient is. NOT_BEFORE: deferred until the time that its submitter gave."""
+
+    WAITING = 0
+    DEFERRED = 1
+    NOT_BEFORE = 2
+    HELD = 3
+
+
+_WAITING, _DEFERRED, _NOT_BEFORE, _HELD = RecipientState
+
+
+class CensusLabels(NamedTuple):
+    """What the recipients of a message are counted by; ``born_ms`` is unix ms."""
+
+    tenant: str
+    campaign: str
+    born_ms: int
 
 
 class Origin(NamedTuple):
@@ -123,6 +144,15 @@ class Waiting(NamedTuple):
     def submitter(self) -> str:
         """Whose turn it is in fair queuing: the tenant's, else the user's, else that of the client's address."""
         return self.lane.partition(LANE_SEPARATOR)[0]
+
+    @property
+    def state(self) -> RecipientState:
+        """Where the recipient is."""
+        if not self.due_ms:
+            return _WAITING
+        if self.due_ms == HELD_MS:
+            return _HELD
+        return _DEFERRED if self.attempts or self.uncertain or self.last_ms else _NOT_BEFORE
 
 
 class Inflight(NamedTuple):
@@ -253,6 +283,11 @@ read_open = _reader(Open)
 def born(meta: Meta, message: str) -> int:
     """When the mail of ``message`` was first accepted (unix ms); its age counts from then."""
     return meta.born_ms or created_ms(message)
+
+
+def labels_of(meta: Meta, message: str) -> CensusLabels:
+    """What the recipients of ``message`` are counted by."""
+    return CensusLabels(meta.origin.tenant, meta.campaign, born(meta, message))
 
 
 def starts(meta: Meta, message: str) -> int:

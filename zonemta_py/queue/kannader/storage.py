@@ -120,6 +120,7 @@ class Storage:
         if record.due_ms:
             self._delete_unused_due_key(batch, key, record)
         batch.put(keys.deferred_key(mail.zone, message, mail.address), pack(now))
+        transitions.move(batch, mail.zone, message, record, now)
         due = keys.due_key(now.due_ms, mail.zone, message)
         batch.put(due, b"")
         self._queue.deferral.expect(due)  # it must not be deleted before it is written

@@ -3,7 +3,6 @@
 Each function is a generator over short reads, so that a running relay can do other work between rows.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,6 @@ from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, Waiting, read_mark, read_meta, read_waiting
 from zonemta_py.storage.interface import View
-
-TOP_DOMAINS = 10
 
 
 def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, Any]]:
@@ -32,7 +29,7 @@ def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, A
                 "recipient": address,
                 "zone": in_zone,
                 "domain": record.domain,
-                "state": state_of(space, record),
+                "state": record.state.name.lower(),
                 "attempts": record.attempts,
                 "created_ms": keys.created_ms(message),
                 "due_ms": due_of(record),
@@ -40,6 +37,7 @@ def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, A
                 "status": record.status,
                 "reply": record.text,
                 "index": record.recipient_index,
+                "record": record,
             }
 
 
@@ -64,50 +62,9 @@ class MessageLabels:
         return self._last[1]
 
 
-def state_of(space: bytes, record: Waiting) -> str:
-    """waiting, deferred or held."""
-    if record.due_ms == keys.HELD_MS:
-        return "held"
-    return "waiting" if space == keys.WAITING else "deferred"
-
-
 def due_of(record: Waiting) -> int:
     """The due time of a deferred recipient (unix ms); 0 for a waiting or held one."""
     return 0 if record.due_ms == keys.HELD_MS else record.due_ms
-
-
-class Summary:
-    """Counts over recipient rows."""
-
-    def __init__(self) -> None:
-        self.zones: dict[str, dict[str, Any]] = {}
-        self._domains: dict[str, Counter[str]] = {}
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Count one row."""
-        zone = self.zones.setdefault(
-            row["zone"],
-            {
-                "zone": row["zone"],
-                "waiting": 0,
-                "deferred": 0,
-                "held": 0,
-                "oldest_ms": None,
-                "next_due_ms": None,
-            },
-        )
-        zone[row["state"]] += 1
-        zone["oldest_ms"] = min(filter(None, (zone["oldest_ms"], row["created_ms"])))
-        if row["due_ms"]:
-            zone["next_due_ms"] = min(filter(None, (zone["next_due_ms"], row["due_ms"])))
-        self._domains.setdefault(row["zone"], Counter())[row["domain"]] += 1
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per zone, with its largest domains."""
-        return [
-            {**zone, "domains": dict(self._domains[name].most_common(TOP_DOMAINS))}
-            for name, zone in sorted(self.zones.items())
-        ]
 
 
 def message_row(view: View, message: str) -> dict[str, Any] | None:
@@ -120,12 +77,21 @@ def message_row(view: View, message: str) -> dict[str, Any] | None:
     for key, value in recipients_of(view, message, meta.zones):
         zone, _, address = keys.parse_recipient(key)
         record = read_waiting(value)
-        state = state_of(key[: key.index(b"/") + 1], record)
+        state = record.state.name.lower()
         fields = record._replace(due_ms=due_of(record))._asdict()
         fields["submitter"] = record.submitter
         del fields["lane"]
         index = fields.pop("recipient_index")
-        recipients.append({"index": index, "recipient": address, "zone": zone, "state": state, **fields})
+        recipients.append(
+            {
+                "index": index,
+                "recipient": address,
+                "zone": zone,
+                "state": state,
+                **fields,
+                "record": record,
+            }
+        )
     inflight = keys.INFLIGHT + f"{message}/".encode()
     return {
         "message": message,

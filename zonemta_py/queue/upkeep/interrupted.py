@@ -61,10 +61,11 @@ class InterruptedDeliveries:
         zone, message, address = keys.parse_recipient(key)
         fields = transitions.event_fields(meta, key, record, self._now_ms)
         batch.record(Uncertain(**{**fields, "attempt": attempt}))
-        record = record._replace(version=FORMAT, uncertain=record.uncertain + 1)
+        before, record = record, record._replace(version=FORMAT, uncertain=record.uncertain + 1)
         if record.uncertain >= self._poison_after:
             reason = f"the relay stopped {record.uncertain} times in the middle of this delivery"
             log.critical("%s to %s is held: %s", message, address, reason)
+            transitions.move(batch, zone, message, before, record)
             record = record._replace(code=0, status="4.3.0", text=reason, last_ms=self._now_ms)
             held = transitions.hold(batch, meta, key, record, reason, self._now_ms)
             return keys.deferred_key(zone, message, address), held
@@ -77,9 +78,11 @@ class InterruptedDeliveries:
                 keys.deferred_key(zone, message, address),
             )
             batch.put(deferred_key, pack(suspect))
+            transitions.move(batch, zone, message, before, suspect)
             batch.put(keys.due_key(due_ms, zone, message), b"")
             return deferred_key, suspect
         batch.put(key, pack(record))
+        transitions.move(batch, zone, message, before, record)
         return key, record
 
 

@@ -176,7 +176,8 @@ class _Repair:
             if not key.startswith(keys.DEFERRED):
                 return record
             held = (message, index) in self._held
-            return record._replace(due_ms=keys.HELD_MS if held else self._queue.now())
+            now_ms = self._queue.now()
+            return record._replace(due_ms=keys.HELD_MS if held else now_ms, last_ms=now_ms)
 
     # ---- messages
 

@@ -1,0 +1,145 @@
+"""Why a recipient does not move: exactly one answer, the same words in every view."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import USER, suspended_part
+from zonemta_py.schedule.constraint import Constraint
+from zonemta_py.schedule.unreachable import UnreachableHosts
+from zonemta_py.smtp.classify import NO_ADDRESS
+
+DNS_FAILED = "4.4.3"  # RFC 3463: the look-up of the destination failed
+
+
+class ZoneView(Protocol):
+    """A running zone, as an operator sees it."""
+
+    def why(self, destination: str) -> Constraint | None:
+        """What keeps mail for ``destination`` waiting; None: it has its turn next, or is being sent."""
+
+    def probe(self, destination: str | None) -> None:
+        """Try a suspended destination now; None: every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRelay:
+    """What the operations need of a running relay; the defaults are those of one that is down.
+
+    ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant.
+    """
+
+    zones: Mapping[str, ZoneView] = field(default_factory=dict)
+    unreachable: UnreachableHosts | None = None
+    reload: Callable[[], Sequence[str]] | None = None
+    verify: Callable[[str], Awaitable[None]] | None = None
+
+
+class Reasons:
+    """Answers for the recipients of ``queue``; answers on destinations are remembered, so use one for each request."""
+
+    def __init__(self, queue: Queue, relay: RunningRelay) -> None:
+        self._queue = queue
+        self._relay = relay
+        self._by_destination: dict[tuple[str, str], Constraint | None] = {}
+        self._meta: tuple[str, Meta | None] = ("", None)
+
+    def destination(self, zone: str, destination: str) -> Constraint | None:
+        """What keeps all mail for a destination waiting."""
+        place = zone, destination
+        if place not in self._by_destination:
+            view = self._relay.zones.get(zone)
+            self._by_destination[place] = view.why(destination) if view is not None else None
+        return self._by_destination[place]
+
+    def of(self, zone: str, message: str, address: str, record: Waiting) -> Constraint:
+        """Why a recipient does not move."""
+        failure = self._queue.failure
+        if failure is not None:
+            return Constraint("queue_not_writable", str(failure), key="queue")
+        match record.state:
+            case RecipientState.HELD:
+                return self._held(message, record)
+            case RecipientState.NOT_BEFORE:
+                return Constraint(
+                    "not_before", "its submitter wants it sent later", until_ms=record.due_ms
+                )
+            case RecipientState.DEFERRED:
+                return self._deferred(zone, record)
+            case RecipientState.WAITING:
+                return self._waiting(zone, message, address, record)
+
+    def _held(self, message: str, record: Waiting) -> Constraint:
+        meta = self._meta_of(message)
+        if meta is not None and meta.options.quarantined:
+            reason = "the scanner had it held; `zonemta queue release` or `delete` decides"
+            return Constraint("hold", reason, key="intake.scan")
+        if meta is not None and (suspended := self._suspended(meta)) is not None:
+            return suspended
+        if record.uncertain >= self._queue.poison_after:
+            return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")
+        return Constraint("hold", "it is held; `zonemta queue release` ends that")
+
+    def _suspended(self, meta: Meta) -> Constraint | None:
+        origin, suspended = meta.origin, self._queue.suspended
+        who = suspended_part(suspended, origin.tenant, origin.user)
+        if not who:
+            return None
+        is_tenant = origin.tenant in suspended
+        found = suspended.get(origin.tenant if is_tenant else USER + origin.user)
+        reason, since_ms = (found.reason, found.since_ms) if found is not None else ("", 0)
+        name = "tenant_suspension" if is_tenant else "user_suspension"
+        return Constraint(name, f"{who} is suspended: {reason}", since_ms)
+
+    def _meta_of(self, message: str) -> Meta | None:
+        if self._meta[0] != message:
+            value = self._queue.store.get(keys.meta_key(message))
+            try:
+                self._meta = message, read_meta(value) if value is not None else None
+            except QueueCorrupt:
+                self._meta = message, None
+        return self._meta[1]
+
+    def _deferred(self, zone: str, record: Waiting) -> Constraint:
+        if record.due_ms <= self._queue.now():
+            return Constraint("waking", "it is due, and made ready now", record.due_ms)
+        name, key = "retry", f"zones.{zone}.retry"
+        if not record.code and record.status in (DNS_FAILED, NO_ADDRESS):
+            name = "dns" if record.status == DNS_FAILED else "no_address"
+        reply = " ".join(str(part) for part in (record.code, record.status, record.text) if part)
+        return Constraint(
+            name, f"attempt {record.attempts} failed: {reply}", record.last_ms, record.due_ms, key
+        )
+
+    def _waiting(self, zone: str, message: str, address: str, record: Waiting) -> Constraint:
+        queue = self._queue
+        key, window = keys.waiting_key(zone, message, address), queue.windows.zone(zone)
+        if window.is_leased(key):
+            return Constraint("in_flight", f"attempt {record.attempts + 1} is being made")
+        if not self._relay.zones:
+            return Constraint("not_running", "no relay is running")
+        meta = self._meta_of(message)
+        if meta is None:
+            return Constraint("damaged", "its message cannot be read: `zonemta queue check`")
+        suspended = self._suspended(meta)
+        if suspended is not None:
+            return suspended
+        destination = queue.windows.destination_of(zone, record.domain)
+        found = self.destination(zone, destination)
+        if found is not None:
+            return found
+        if key in window:
+            return Constraint("turn", self._turn(zone, destination))
+        if queue.scanning:
+            return Constraint("start_up_scan", "the relay reads the mail of before its start")
+        return Constraint("ready_window", self._turn(zone, destination), key="queue.ready_window")
+
+    def _turn(self, zone: str, destination: str) -> str:
+        waiting = self._queue.census.destination(zone, destination)[RecipientState.WAITING]
+        submitters = self._queue.windows.zone(zone).submitters(destination)
+        turns = f", {submitters} submitters take turns" if submitters > 1 else ""
+        return f"{waiting} recipients wait for this destination, which is being served{turns}"

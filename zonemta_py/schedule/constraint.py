@@ -1,0 +1,61 @@
+"""Which limit of a zone keeps the mail of a destination waiting. Pure; times are monotonic seconds."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from zonemta_py.core.codec import Struct
+
+
+class Limit(StrEnum):
+    """What may keep the mail of a destination waiting."""
+
+    SUSPENSION = "suspension"  # it did not answer
+    PROBE = "probe"  # it is suspended, and one worker tries it now
+    RATE = "rate"  # of the zone
+    CONNECTIONS = "connections"  # of the zone
+    CONNECTIONS_PER_DOMAIN = "connections_per_domain"
+    LEARNED_LIMIT = "learned_limit"  # the peer takes no more sessions
+    SLOW_START = "slow_start"  # its first sessions are being opened
+    UNANSWERED_BUDGET = "unanswered_budget"  # connections for destinations that have not answered lately
+
+
+class Binding(NamedTuple):
+    """The limit that binds: since when, when it is looked at again (0: at an event), and why, in words."""
+
+    limit: Limit
+    since_s: float
+    until_s: float
+    reason: str
+
+
+class Constraint(Struct, frozen=True):
+    """Why a recipient does not move: ``name``, since when and until when (unix ms; 0: unknown), and in words.
+
+    ``key`` is that of the configuration which sets it, or empty.
+    """
+
+    name: str
+    reason: str
+    since_ms: int = 0
+    until_ms: int = 0
+    key: str = ""
+
+
+def constraint_of(binding: Binding, zone: str, now_s: float, now_ms: int) -> Constraint:
+    """The binding limit of ``zone`` for an operator."""
+    since_ms = now_ms - int((now_s - binding.since_s) * 1000)
+    until_ms = now_ms + int((binding.until_s - now_s) * 1000) if binding.until_s else 0
+    key = _KEYS.get(binding.limit, "")
+    return Constraint(
+        binding.limit.value, binding.reason, since_ms, until_ms, f"zones.{zone}.{key}" if key else ""
+    )
+
+
+_KEYS = {
+    Limit.SUSPENSION: "retry",
+    Limit.PROBE: "retry",
+    Limit.RATE: "rate",
+    Limit.CONNECTIONS: "connections",
+    Limit.CONNECTIONS_PER_DOMAIN: "connections_per_domain",
+    Limit.UNANSWERED_BUDGET: "connections",
+}
