@@ -47,7 +47,7 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
     ``failure``: why no session could be opened, or served any recipient; ``permanent`` if a retry cannot
     succeed. ``has_idle``: the agent has idle sessions with the destination, so the destination is
     reachable. ``refuses_sessions``: the peer closed a new session with 421. ``recipients_max``: the limit per
-    transaction that the peer revealed, 0 if it did not.
+    transaction that the peer revealed, 0 if it did not. ``sessions``: how many were opened for the request.
     """
 
     attempts: Sequence[Attempt | None]
@@ -56,6 +56,7 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
     has_idle: bool = False
     refuses_sessions: bool = False
     recipients_max: int = 0
+    sessions: int = 0
 
 
 class RequestContext(Protocol):

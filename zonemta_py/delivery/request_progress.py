@@ -17,6 +17,7 @@ class RequestProgress:
         self.request = request
         self.began_s = began_s
         self.sessions = 0
+        self.opened = 0  # of the sessions: those that were new
         self.unserved = list(range(len(request.recipients)))
         self.recipients_max = 0  # of a transaction, once it is known
         self._attempts: list[Attempt | None] = [None] * len(request.recipients)
@@ -61,5 +62,8 @@ class RequestProgress:
             return no_session(self.request, failure, self.began_s)
         last = self._attempts[-1]
         if self._answered or last is None or last.code not in (0, 421):
-            return DeliveryResult(self._attempts, recipients_max=self.recipients_max)
-        return DeliveryResult(self._attempts, last, refuses_sessions=last.code == 421)
+            return DeliveryResult(
+                self._attempts, recipients_max=self.recipients_max, sessions=self.opened
+            )
+        refused = last.code == 421
+        return DeliveryResult(self._attempts, last, refuses_sessions=refused, sessions=self.opened)

@@ -91,6 +91,7 @@ class SmtpAgent:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
             return no_session(request, exc, progress.began_s, has_idle=has_idle)
         context.session_opened()
+        progress.opened += not reused
         if len(endpoints) > 1 and forms.converts(session):
             endpoints, session, endpoint, reused = await self._with_8bitmime(
                 endpoints, (session, endpoint, reused), request, zone
@@ -117,6 +118,7 @@ class SmtpAgent:
                 session, endpoint = await self._new_session(endpoints, request, zone)
             except DestinationFailed as exc:
                 return progress.result(exc if expired else None)
+            progress.opened += 1
             reused = False
 
     async def _serve(

@@ -78,6 +78,8 @@ class Worker:
             return LeaseResult(interrupt(queue, lease) if exc.uncertain else queue.release(lease))
         finally:
             lease_context.close()
+        if result.sessions:
+            queue.traffic.opened(lease.zone, lease.destination, result.sessions)
         if result.failure is None:
             settled = await self._settle(lease, result.attempts)
             return LeaseResult(settled, recipients_max=result.recipients_max)

@@ -34,6 +34,7 @@ from zonemta_py.queue.options import QueueOptions, Reports
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.report_writer import ReportWriter
 from zonemta_py.queue.suspensions import Suspensions
+from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
@@ -71,6 +72,7 @@ class Queue:
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
         self.census = Census(identity.last_id, destination_of)
+        self.traffic = Traffic()
         self.commits = GroupCommit(
             store, self.ids, identity.node, first_seq(identity.boot), self.census, sync=options.sync
         )
@@ -285,6 +287,9 @@ class Queue:
         if failure is not None:
             return  # the lease stays: the next boot finds everything as it was
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
+        if outcomes:
+            tenant = lease.active.meta.origin.tenant
+            self.traffic.settled(lease.zone, lease.destination, tenant, outcomes)
         for due in transitions.due_keys(outcomes):
             self.deferral.written(due)
         self.message_written(lease.active)

@@ -1,0 +1,195 @@
+"""What was attempted lately, and since the start: by zone, destination, source address and tenant.
+
+Rates are of the last 1, 5 and 60 minutes. What happens is added to a row of the present ten seconds, which is
+added to the longer steps when it is over, so that a window costs no memory for each event. Times are monotonic
+seconds.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.outcome import Outcome
+
+COUNTED = ("attempts", "delivered", "deferred", "bounced", "expired", "lapsed", "sessions")
+TIMES_MS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000)
+ROW_LENGTH = len(COUNTED) + len(TIMES_MS) + 1
+ATTEMPTS, SESSIONS, TIMES = 0, COUNTED.index("sessions"), len(COUNTED)
+WINDOWS_MIN = (1, 5, 60)
+NAMES_MAX = 1000  # of destinations, source addresses and tenants, each; the others are counted as OTHER
+OTHER = "(other)"
+
+_KINDS = {
+    OutcomeKind.DELIVERED: 1, OutcomeKind.DEFERRED: 2, OutcomeKind.BOUNCED: 3, OutcomeKind.EXPIRED: 4,
+    OutcomeKind.LAPSED: 5, OutcomeKind.REQUEUED: 2,
+}  # fmt: skip
+
+Row = list[int]  # COUNTED, then attempts by time: up to each of TIMES_MS, and longer
+Rows = dict[str, Row]
+
+
+class TrafficRate(NamedTuple):
+    """What happened in a window of ``covered_s`` seconds; p50 and p95 of the times of attempts (ms, 0: none)."""
+
+    counts: dict[str, int]
+    covered_s: float
+    p50_ms: int
+    p95_ms: int
+
+
+class _Level:
+    """Steps of ``step_s``: those that have ended, at most ``most``, and the present one."""
+
+    def __init__(self, step_s: float, most: int, now_s: float) -> None:
+        self.step_s = step_s
+        self.ended: deque[Rows] = deque(maxlen=most)
+        self.rows: Rows = {}
+        self.began_s = now_s
+
+
+class RecentCounts:
+    """Rows of names for the windows of WINDOWS_MIN."""
+
+    def __init__(self, now_s: float) -> None:
+        self._levels = [_Level(10.0, 6, now_s), _Level(60.0, 5, now_s), _Level(300.0, 12, now_s)]
+        self._turns_s = now_s + 10.0
+        self._began_s = now_s
+
+    def row(self, name: str, now_s: float) -> Row:
+        """The row to add to."""
+        if now_s >= self._turns_s:
+            self._turn(now_s)
+        rows = self._levels[0].rows
+        found = rows.get(name)
+        if found is None:
+            found = _new_row(rows, name)
+        return found
+
+    def _turn(self, now_s: float) -> None:
+        """End the steps that are over."""
+        finest = self._levels[0]
+        missed = int((now_s - finest.began_s) // finest.step_s) - 1
+        self._end(0, finest.began_s + finest.step_s)
+        for _ in range(min(missed, 400)):  # idle steps; after more than an hour of them all is empty
+            self._end(0, finest.began_s + finest.step_s)
+        finest.began_s += max(0, missed - 400) * finest.step_s
+        self._turns_s = finest.began_s + finest.step_s
+
+    def _end(self, number: int, ended_s: float) -> None:
+        level = self._levels[number]
+        level.ended.append(level.rows)
+        if number + 1 < len(self._levels):
+            longer = self._levels[number + 1]
+            _add_all(longer.rows, level.rows)
+            if ended_s - longer.began_s >= longer.step_s:
+                self._end(number + 1, ended_s)
+        level.rows = {}
+        level.began_s = ended_s
+
+    def window(self, minutes: int, now_s: float) -> tuple[Rows, float]:
+        """The rows of the last ``minutes``, one of WINDOWS_MIN, and the seconds that they cover."""
+        if now_s >= self._turns_s:
+            self._turn(now_s)
+        number = WINDOWS_MIN.index(minutes)
+        level = self._levels[number]
+        found: Rows = {}
+        for rows in (*level.ended, *(each.rows for each in self._levels[: number + 1])):
+            _add_all(found, rows)
+        began_s = level.began_s - len(level.ended) * level.step_s
+        return found, now_s - max(self._began_s, began_s)
+
+
+def _new_row(rows: Rows, name: str) -> Row:
+    if len(rows) >= NAMES_MAX:
+        return rows.setdefault(OTHER, [0] * ROW_LENGTH)
+    return rows.setdefault(name, [0] * ROW_LENGTH)
+
+
+def _add_all(to: Rows, rows: Rows) -> None:
+    for name, row in rows.items():
+        found = to.get(name) or _new_row(to, name)
+        for place, count in enumerate(row):
+            found[place] += count
+
+
+class Traffic:
+    """The attempts of a queue.
+
+    ``totals`` since the start: recipients by zone, outcome and class of the reply (2, 4, 5; 0 without one). ``times``
+    by zone: as in a Row, without the counts; ``time_ms``: their sum.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
+        self._now_s = now_s
+        began_s = now_s()
+        self.zones = RecentCounts(began_s)
+        self.destinations = RecentCounts(began_s)
+        self.sources = RecentCounts(began_s)
+        self.tenants = RecentCounts(began_s)
+        self.totals: Counter[tuple[str, str, int]] = Counter()
+        self.sessions: Counter[str] = Counter()
+        self.times: dict[str, Row] = {}
+        self.time_ms: Counter[str] = Counter()
+
+    def settled(self, zone: str, destination: str, tenant: str, outcomes: Sequence[Outcome]) -> None:
+        """A lease has ended with ``outcomes``."""
+        now_s = self._now_s()
+        counts = [0] * TIMES
+        totals, attempted, last_ms = self.totals, 0, -1
+        for outcome in outcomes:
+            counts[_KINDS[outcome.kind]] += 1
+            totals[zone, outcome.kind.value, outcome.attempt.code // 100] += 1
+            attempted += outcome.attempted
+        counts[ATTEMPTS] = attempted
+        attempt = outcomes[0].attempt
+        times = self.times.get(zone)
+        if times is None:
+            times = self.times[zone] = [0] * (len(TIMES_MS) + 1)
+        if attempted:
+            last_ms = bisect_left(TIMES_MS, attempt.duration_ms)
+            times[last_ms] += 1
+            self.time_ms[zone] += attempt.duration_ms
+        rows = [self.zones.row(zone, now_s), self.destinations.row(destination, now_s)]
+        if attempt.source_ip:
+            rows.append(self.sources.row(attempt.source_ip, now_s))
+        if tenant:
+            rows.append(self.tenants.row(tenant, now_s))
+        for row in rows:
+            for place, count in enumerate(counts):
+                if count:
+                    row[place] += count
+            if attempted:
+                row[TIMES + last_ms] += 1
+
+    def opened(self, zone: str, destination: str, sessions: int) -> None:
+        """``sessions`` were opened."""
+        now_s = self._now_s()
+        self.sessions[zone] += sessions
+        self.zones.row(zone, now_s)[SESSIONS] += sessions
+        self.destinations.row(destination, now_s)[SESSIONS] += sessions
+
+    def rates(self, what: RecentCounts, minutes: int) -> dict[str, TrafficRate]:
+        """What happened in the last ``minutes``, one of WINDOWS_MIN, by name."""
+        rows, covered_s = what.window(minutes, self._now_s())
+        return {name: rate_of(row, covered_s) for name, row in rows.items()}
+
+
+def rate_of(row: Row, covered_s: float) -> TrafficRate:
+    """A row for a reader."""
+    return TrafficRate(
+        dict(zip(COUNTED, row, strict=False)), covered_s, percentile(row, 0.5), percentile(row, 0.95)
+    )
+
+
+def percentile(row: Row, part: float) -> int:
+    """The upper end of the step of TIMES_MS in which that part of the attempts had ended; 0 without attempts."""
+    times = row[TIMES:]
+    wanted, seen = sum(times) * part, 0
+    for upto, count in zip((*TIMES_MS, TIMES_MS[-1]), times, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return upto
+    return 0
