@@ -22,7 +22,7 @@ USER zonemta
 VOLUME /var/lib/zonemta
 EXPOSE 2525
 HEALTHCHECK --interval=30s --timeout=10s --start-period=20s \
-    CMD ["python", "-c", "import smtplib; smtplib.SMTP('127.0.0.1', 2525, timeout=5).noop()"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8125/livez', timeout=5)"]
 STOPSIGNAL SIGTERM
 # The exec form makes the relay process 1, so that signals reach it.
 CMD ["zonemta", "serve"]

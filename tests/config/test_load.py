@@ -81,7 +81,7 @@ def test_values() -> None:
         ("queue: {shared: {name: a/b}}", "queue.shared.name: found 'a/b'"),
         ("queue: {shared: {lease: 0s}}", "queue.shared.lease: must be longer than 0s"),
         ("queue: {redis: {prefix: 'a{b'}}", "queue.redis.prefix: found 'a{b'"),
-        ("admin: {mail: true, address: '192.0.2.1:80'}", "admin.token_file: other hosts can reach 192.0.2.1:80"),
+        ("admin: {mail: true, address: '192.0.2.1:80'}", "admin.tokens_file: other hosts can reach 192.0.2.1:80"),
         ("zones: {default: {transport: http}}", "zones.default.http.url: found '', expected http:// or https://"),
         ("queue: {durability: maybe}", "z.yaml:1: queue.durability: found 'maybe', allowed: sync, none"),
         ("zones: {default: {tls: dane}}", "zones.default.tls: 'dane' is not available"),

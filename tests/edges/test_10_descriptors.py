@@ -11,11 +11,11 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.listener import certificate
-from tests.kit.relay import ONE_PROCESS, relaying, staged
+from tests.kit.relay import ONE_PROCESS, http_port, relaying, staged
+from zonemta_py.admin import http_server
 from zonemta_py.config.schema import Admin, Config, Processes
 from zonemta_py.config.units import ProcessCount
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake import http
 from zonemta_py.relay.descriptors import check_descriptors, descriptors_needed
 
 
@@ -55,13 +55,12 @@ async def test_half_open_connections_of_implicit_tls(directory: Path) -> None:
 
 async def test_http_connections(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded in number; one without a request is ended, and mail goes on."""
-    monkeypatch.setattr(http, "HTTP_CONNECTIONS_MAX", 5)
-    monkeypatch.setattr(http, "FIRST_REQUEST_S", 0.3)
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 0.3)
     async with staged(directory) as stage:
         config = stage.config(admin={"address": "127.0.0.1:0", "mail": True}, processes=ONE_PROCESS)
         async with relaying(config) as relay:
-            assert relay._intake.http is not None
-            port = relay._intake.http.port
+            port = http_port(relay)
             sockets = await asyncio.to_thread(connect, port, 20)
             for sock in sockets[:5]:
                 sock.send(b"POST /mail HTTP/1.1\r\nHost: x\r\n")  # and no more
@@ -78,8 +77,8 @@ def test_what_a_configuration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(processes=Processes(ProcessCount(0), ProcessCount(0)))
     needed = descriptors_needed(config)
     assert needed <= 1024
-    more = replace(config, admin=Admin(mail=True))
-    assert descriptors_needed(more) == needed + 100
+    less = replace(config, admin=Admin(address=()))
+    assert descriptors_needed(less) == needed - 100
     listeners = (replace(config.listeners[0], max_sessions=1000),)
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 1024))
     check_descriptors(config)

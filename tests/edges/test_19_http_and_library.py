@@ -5,7 +5,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.kit.relay import ONE_PROCESS, relaying, staged
+from tests.kit.relay import ONE_PROCESS, http_port, relaying, staged
 from zonemta_py.core.errors import NotAccepted, QueueUnavailable
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import encode_address
@@ -19,8 +19,7 @@ def fields(*recipients: str) -> list[tuple[str, str]]:
 
 
 def url_of(relay: Relay) -> str:
-    assert relay._intake.http is not None
-    return f"http://127.0.0.1:{relay._intake.http.port}/mail"
+    return f"http://127.0.0.1:{http_port(relay)}/mail"
 
 
 async def post(relay: Relay, *recipients: str, headers: dict[str, str] | None = None) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.relay import ONE_PROCESS, empty, logged_events, relaying, send, staged
+from tests.kit.relay import ONE_PROCESS, empty, http_port, logged_events, relaying, send, staged
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 
@@ -143,10 +143,9 @@ async def test_mail_from_relay_to_relay_by_http_16(directory: Path) -> None:
             processes=ONE_PROCESS,
         )
         async with relaying(inner) as behind:
-            assert behind._intake.http is not None
             zone = {
                 "transport": "http",
-                "http": {"url": f"http://127.0.0.1:{behind._intake.http.port}/mail"},
+                "http": {"url": f"http://127.0.0.1:{http_port(behind)}/mail"},
             }
             routes = [{"recipient_domain": "d.example", "zone": "web"}]
             async with relaying(stage.config(zones={"web": zone}, routing=routes)) as relay:

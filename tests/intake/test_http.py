@@ -7,12 +7,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.kit.http import mail_server
 from tests.kit.listener import make_config
 from tests.kit.queue import everything, opened
-from zonemta_py.config.units import HostPort
+from zonemta_py.admin.http_server import HttpServer
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.intake.http import PATH, HttpListener
+from zonemta_py.intake.http import PATH
 from zonemta_py.intake.inject import Injector
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
@@ -26,29 +27,22 @@ FIELDS = {
 }
 
 
-def make_listener(queue: Queue, directory: Path, port: int = 0) -> HttpListener:
+def make_listener(queue: Queue, directory: Path, port: int = 0) -> HttpServer:
     config = make_config(directory, "    max_message_size: 1KiB")
 
     def new_injector() -> Injector:
         return Injector(queue, make_router(config), config, "relay.example")
 
-    return HttpListener(
-        HostPort("127.0.0.1", port),
-        "secret",
-        "relay.example",
-        new_injector,
-        message_timeout_s=60,
-        grace_s=1,
-    )
+    return mail_server(new_injector, port=port)
 
 
 @asynccontextmanager
-async def posting(directory: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, HttpListener, Queue]]:
+async def posting(directory: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, HttpServer, Queue]]:
     async with opened(directory / "queue", clock.now_ms, store="memory") as queue:
         listener = make_listener(queue, directory)
         await listener.start()
         try:
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.port}") as client:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.ports[0]}") as client:
                 yield client, listener, queue
         finally:
             await listener.close()
@@ -97,6 +91,6 @@ async def test_a_message_that_is_too_large(tmp_path: Path) -> None:
 
 async def test_a_busy_address(tmp_path: Path) -> None:
     async with posting(tmp_path) as (_, listener, queue):
-        other = make_listener(queue, tmp_path, listener.port)
+        other = make_listener(queue, tmp_path, listener.ports[0])
         with pytest.raises(LocalError, match=r"admin\.address: 127\.0\.0\.1"):
             await other.start()

@@ -7,14 +7,14 @@ import aiohttp
 import pytest
 
 from tests.kit.deadlines import until
+from tests.kit.http import mail_server
 from tests.kit.listener import HOSTNAME, listening, make_config
 from tests.kit.queue import events, opened
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.tenants import limit_rules
-from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.core.errors import NotAccepted
-from zonemta_py.intake.http import PATH, HttpListener
+from zonemta_py.intake.http import PATH
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.http_mapping import encode_address
@@ -140,9 +140,7 @@ async def test_http_and_programs(tmp_path: Path) -> None:
         def injector() -> Injector:
             return Injector(queue, make_router(config), config, HOSTNAME)
 
-        listener = HttpListener(
-            HostPort("127.0.0.1", 0), "secret", HOSTNAME, injector, message_timeout_s=60, grace_s=1
-        )
+        listener = mail_server(injector)
         await listener.start()
         headers = {
             "Content-Type": "message/rfc822", "Authorization": "Bearer secret",
@@ -151,7 +149,7 @@ async def test_http_and_programs(tmp_path: Path) -> None:
         }  # fmt: skip
         data = BODY.removesuffix(b".\r\n")
         await enqueue(injector(), SENDER, ["x@a.example"], data, user="app")
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.port}") as client:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.ports[0]}") as client:
             async with client.post(PATH, headers=headers, data=data) as response:
                 assert response.status == 204
             async with client.post(PATH, headers=headers, data=data) as response:

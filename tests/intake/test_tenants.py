@@ -13,16 +13,16 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.dkim import write_key
+from tests.kit.http import mail_server
 from tests.kit.listener import HOSTNAME, listening, make_config
 from tests.kit.queue import events, opened
 from tests.kit.smtp_client import RawClient
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import HostPort
 from zonemta_py.core import clock
 from zonemta_py.core.errors import NotAccepted
 from zonemta_py.delivery.dkim import Signer, load_keys
-from zonemta_py.intake.http import PATH, HttpListener
+from zonemta_py.intake.http import PATH
 from zonemta_py.intake.inject import Injector, enqueue
 from zonemta_py.intake.users import hash_password
 from zonemta_py.policies import Envelope, EnvelopePolicy
@@ -222,13 +222,9 @@ async def test_over_http(tmp_path: Path, user: str) -> None:
     """The tenant is that of the client's address."""
     local = {"ann": "acme", "bob": "other"}[user]
     async with injecting(tmp_path, local=local) as (config, queue, _):
-        listener = HttpListener(
-            HostPort("127.0.0.1", 0), "secret", HOSTNAME,
-            lambda: Injector(queue, make_router(config), config, HOSTNAME),
-            message_timeout_s=60, grace_s=1,
-        )  # fmt: skip
+        listener = mail_server(lambda: Injector(queue, make_router(config), config, HOSTNAME))
         await listener.start()
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.port}") as client:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.ports[0]}") as client:
             for form, sender in product([*GOOD, *BAD], senders(user)):
                 headers = {
                     "Content-Type": "message/rfc822", "Authorization": "Bearer secret",

@@ -72,6 +72,7 @@ class Stage:
             "resolver": {"nameservers": [f"127.0.0.1:{self.dns_port}"], "timeout": time_limit(1)},
             "zones": zones,
             "shutdown_grace": time_limit(1),
+            "admin": {"address": None},
             "processes": {"receivers": RECEIVERS, "senders": SENDERS},
             **changes,
         }
@@ -103,6 +104,13 @@ async def relaying(config: Config) -> AsyncIterator[Relay]:
         yield relay
     finally:
         await relay.stop()
+
+
+def http_port(relay: Relay) -> int:
+    """The port of the admin listener."""
+    assert relay.admin is not None
+    assert relay.admin.server is not None
+    return relay.admin.server.ports[0]
 
 
 async def send(

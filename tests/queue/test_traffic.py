@@ -37,8 +37,8 @@ def test_what_happened_is_in_every_table_and_window() -> None:
     traffic = Traffic(now)
     traffic.opened("bulk", "x.example", 2)
     done = [outcome(OutcomeKind.DELIVERED, 250, 40), outcome(OutcomeKind.BOUNCED, 550, 40)]
-    traffic.settled("bulk", "x.example", "acme", done)
-    traffic.settled("bulk", "x.example", "", [outcome(OutcomeKind.DEFERRED, 0, 30_000, "")])
+    traffic.settled("bulk", "x.example", "acme", done, 3.0)
+    traffic.settled("bulk", "x.example", "", [outcome(OutcomeKind.DEFERRED, 0, 30_000, "")], 3.0)
     for minutes in WINDOWS_MIN:
         [(name, rate)] = traffic.rates(traffic.zones, minutes).items()
         assert name == "bulk"
@@ -49,12 +49,14 @@ def test_what_happened_is_in_every_table_and_window() -> None:
         assert (rate.p50_ms, rate.p95_ms) == (50, 30_000)
     assert traffic.rates(traffic.sources, 1)["192.0.2.1"].counts["attempts"] == 2
     assert traffic.rates(traffic.tenants, 1)["acme"].counts["bounced"] == 1
-    assert traffic.totals == Counter(
+    assert traffic.outcomes == Counter(
         {("bulk", "delivered", 2): 1, ("bulk", "bounced", 5): 1, ("bulk", "deferred", 0): 1}
     )
     assert traffic.sessions["bulk"] == 2
-    assert sum(traffic.times["bulk"]) == 2
-    assert traffic.time_ms["bulk"] == 30_040
+    assert (sum(traffic.attempt_s["bulk"].counts), traffic.attempt_s["bulk"].total) == (2, 30.04)
+    assert traffic.delivery_s["bulk"].cumulative()[3:5] == [("2.0", 0), ("5.0", 1)]
+    traffic.accept(2000, ["bulk", "bulk", "default"])
+    assert (traffic.messages, traffic.accepted["bulk"], traffic.sizes.total) == (1, 2, 2000)
 
 
 @given(st.lists(st.floats(0, 4000), max_size=30), st.floats(0, 4000))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.queue import everything
-from tests.kit.relay import ONE_PROCESS, empty, logged_events, relaying, staged
+from tests.kit.relay import ONE_PROCESS, empty, http_port, logged_events, relaying, staged
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.relay.relay import Relay
 from zonemta_py.smtp.http_mapping import (
@@ -52,10 +52,11 @@ async def serving(
             listeners=[{"address": "127.0.0.1:0", "max_message_size": "300KiB"}],
             processes=ONE_PROCESS,
         )
-        async with relaying(config) as relay:
-            assert relay._intake.http is not None
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{relay._intake.http.port}") as client:
-                yield relay, client, sink
+        async with (
+            relaying(config) as relay,
+            aiohttp.ClientSession(f"http://127.0.0.1:{http_port(relay)}") as client,
+        ):
+            yield relay, client, sink
 
 
 async def test_a_message_by_http(directory: Path) -> None:
@@ -124,9 +125,8 @@ async def test_a_client_that_leaves(directory: Path) -> None:
 async def test_fields_that_no_one_can_write_down(directory: Path) -> None:
     """Bytes that are no text in a field cost a character; the next message is delivered."""
     async with serving(directory) as (relay, _, sink):
-        assert relay._intake.http is not None
         for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", http_port(relay))
             writer.write(
                 b"POST /mail HTTP/1.1\r\nHost: localhost\r\nContent-Type: message/rfc822\r\nX-Ehlo: \xff\xfe evil\r\n"
                 b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\n"
@@ -166,8 +166,7 @@ async def test_far_too_much(directory: Path) -> None:
 async def test_a_client_that_stalls_delays_no_other(directory: Path) -> None:
     """The relay stops within its grace; what was not answered is not kept."""
     async with serving(directory) as (relay, _, _sink):
-        assert relay._intake.http is not None
-        _, writer = await asyncio.open_connection("127.0.0.1", relay._intake.http.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", http_port(relay))
         writer.write(
             b"POST /mail HTTP/1.1\r\nHost: localhost\r\nContent-Type: message/rfc822\r\n"
             b"X-Envelope-Sender: \r\nX-Envelope-Recipient: dUBkLmV4YW1wbGU=\r\nContent-Length: 900\r\n\r\n"
@@ -181,12 +180,11 @@ async def test_a_client_that_stalls_delays_no_other(directory: Path) -> None:
 async def test_keys_of_two_clients(directory: Path) -> None:
     """A key is its client's own: what another says under the same one is another message."""
     async with serving(directory) as (relay, _, sink):
-        assert relay._intake.http is not None
         for ip in ("127.0.0.2", "127.0.0.3"):
             connector = aiohttp.TCPConnector(local_addr=(ip, 0))
             async with aiohttp.ClientSession(connector=connector) as client:
                 headers = fields("s@a.example", "u@d.example", X_Submission_Key="2026-11-22")
-                url = f"http://127.0.0.1:{relay._intake.http.port}/mail"
+                url = f"http://127.0.0.1:{http_port(relay)}/mail"
                 async with client.post(url, data=TEXT, headers=headers) as answer:
                     assert answer.status == 204
         await until(lambda: len(sink.messages) == 2)

@@ -8,6 +8,7 @@ from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
     BounceRequest,
+    ChangeRequest,
     CheckRequest,
     DeleteRequest,
     FlushRequest,
@@ -29,16 +30,28 @@ from zonemta_py.admin.requests import (
     VerifyRequest,
     WhyRequest,
 )
+from zonemta_py.admin.tokens import Role
 from zonemta_py.core.codec import from_plain
 from zonemta_py.core.errors import LocalError
 
 
 class Operation(NamedTuple):
-    """An entry of the table."""
+    """An entry of the table. ``least``: the role that it needs, if not that of its kind."""
 
     name: str
     request: type[Request]
     handler: Callable[[Operations, Any], AsyncIterator[Row]]
+    least: Role | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something."""
+        return self.least is not None or issubclass(self.request, ChangeRequest)
+
+    @property
+    def role(self) -> Role:
+        """What the token of an HTTP client must be for."""
+        return self.least or (Role.OPERATE if self.changes else Role.READ)
 
 
 OPERATIONS = {
@@ -61,7 +74,7 @@ OPERATIONS = {
         Operation("verify", VerifyRequest, Operations.verify),
         Operation("usage", UsageRequest, Operations.usage),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),
-        Operation("reload", ReloadRequest, Operations.reload),
+        Operation("reload", ReloadRequest, Operations.reload, Role.ADMIN),
         Operation("check", CheckRequest, Operations.check),
         Operation("audit", AuditRequest, Operations.audit),
         Operation("stats", StatsRequest, Operations.stats),

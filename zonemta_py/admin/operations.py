@@ -6,7 +6,7 @@ between slices of its work.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 
 from zonemta_py.admin.reasons import Reasons, RunningRelay
@@ -32,7 +32,7 @@ from zonemta_py.admin.requests import (
 from zonemta_py.admin.tenant_operations import TenantOperations
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import to_plain
-from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
+from zonemta_py.core.errors import ConfigError, LocalError, NotFound, QueueCorrupt
 from zonemta_py.queue.census import TOTAL, count_all, differences
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import (
@@ -92,7 +92,7 @@ class Operations(TenantOperations):
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
-        for number, row in enumerate(recipient_rows(self._queue.store, request.zone)):
+        for number, row in enumerate(self._rows_after(request)):
             record = row.pop("record")
             if number % SLICE_ROWS == 0:
                 await asyncio.sleep(0)
@@ -107,6 +107,20 @@ class Operations(TenantOperations):
             found += 1
             if found == request.limit:
                 return
+
+    def _rows_after(self, request: ListRequest) -> Iterator[Row]:
+        """The recipients behind ``request.after``. Raises LocalError."""
+        try:
+            return recipient_rows(self._queue.store, request.zone, request.after.encode())
+        except ValueError as exc:
+            raise LocalError(f"after: {exc}") from exc
+
+    def tenant_of(self, message: str) -> str | None:
+        """Whose mail a message is; None when there is no such message."""
+        if self._queue.store.get(mark_key(message)) is None:
+            return None
+        tenant: str = MessageLabels(self._queue.store).of(message)["tenant"]
+        return tenant
 
     def _state(self, row: Row) -> str:
         """One of STATES, for a recipient that waits by what the running relay knows."""
@@ -310,5 +324,5 @@ def _chunk_row(chunk: bytes) -> Row:
     return {"chunk": base64.b64encode(chunk).decode()}
 
 
-def _no_message(text: str) -> LocalError:
-    return LocalError(f"no message {text} in the queue")
+def _no_message(text: str) -> NotFound:
+    return NotFound(f"no message {text} in the queue")

@@ -21,7 +21,10 @@ class SummaryRequest(Request, frozen=True):
 
 
 class ListRequest(Request, frozen=True):
-    """List recipients; None: do not filter. ``state``: one of ``queue.depths.STATES``. ``tag``: one of its tags."""
+    """List recipients; None: do not filter. ``state``: one of ``queue.depths.STATES``. ``tag``: one of its tags.
+
+    ``after``: the ``cursor`` of the last row of the page before.
+    """
 
     zone: str | None = None
     domain: str | None = None
@@ -31,6 +34,7 @@ class ListRequest(Request, frozen=True):
     user: str | None = None
     campaign: str | None = None
     tag: str | None = None
+    after: str = ""
 
     def has_labels(self, row: Mapping[str, Any]) -> bool:
         """Whether a recipient is of the wanted tenant, user, campaign and tag."""

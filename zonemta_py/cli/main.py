@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "zonemta_py.cli.demo",
     "tenant": "zonemta_py.cli.tenant",
     "user": "zonemta_py.cli.user",
+    "token": "zonemta_py.cli.token",
     "dkim": "zonemta_py.cli.credentials",
     "password": "zonemta_py.cli.credentials",
     "pipeline": "zonemta_py.cli.pipeline.group",

@@ -59,7 +59,7 @@ def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: b
     """
     configure_logs(log_level)
     config = read_config(config_path)
-    if not config.listeners and not config.admin.mail:
+    if not config.listeners and not (config.admin.mail and config.admin.address):
         raise ConfigError(f"{config_path}: listeners: at least one is required, or admin.mail: true")
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])

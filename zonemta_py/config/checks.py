@@ -100,8 +100,14 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
 
 
 def _admin(admin: Admin, complain: Complain) -> None:
-    if admin.mail and admin.token_file is None and not _is_loopback(admin.address.host):
-        complain("admin.token_file", f"other hosts can reach {admin.address}: a token is required")
+    open_to_others = [each for each in admin.address if not each.path and not _is_loopback(each.host)]
+    if open_to_others and admin.token_file is None and admin.tokens_file is None:
+        where = ", ".join(map(str, open_to_others))
+        complain("admin.tokens_file", f"other hosts can reach {where}: tokens are required")
+    if (admin.tls.certificate_file is None) != (admin.tls.key_file is None):
+        complain("admin.tls", "certificate_file and key_file are both needed")
+    if admin.mail and not admin.address:
+        complain("admin.mail", "admin.address is null: there is no listener that could accept mail")
 
 
 def _is_loopback(host: str) -> bool:

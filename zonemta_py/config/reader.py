@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import yaml
 
 from zonemta_py.config.units import (
+    AdminAddress,
     ByteRate,
     ExitCode,
     HostPort,
@@ -28,6 +29,7 @@ from zonemta_py.config.units import (
     Seconds,
     Size,
     Smarthost,
+    admin_address,
     byte_rate,
     duration,
     exit_code,
@@ -53,6 +55,7 @@ _PARSERS: dict[Any, Any] = {
     ExitCode: exit_code,
     Keep: keep,
     Smarthost: smarthost,
+    AdminAddress: admin_address,
 }
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
@@ -118,8 +121,8 @@ class Reader:
         return self._scalar(node, kind, key)
 
     def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
-        """A list; ``base``: what each item starts from, if that is a dataclass. One smarthost needs no list."""
-        if item is Smarthost and isinstance(node, yaml.ScalarNode):
+        """A list; ``base``: what each item starts from, if that is a dataclass. One address needs no list."""
+        if item in (Smarthost, AdminAddress) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == _NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, key, f"found {_shown(node)}, expected a list")

@@ -18,6 +18,7 @@ from zonemta_py.config.units import (
     AUTO,
     DAY,
     MINUTE,
+    AdminAddress,
     HostPort,
     Keep,
     NameServer,
@@ -30,6 +31,8 @@ from zonemta_py.config.units import (
     number,
 )
 from zonemta_py.config.zones import Zone
+
+HTTP_CONNECTIONS_MAX = 100  # of the admin listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +235,24 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
-    """The HTTP listener, which is open when ``mail`` is true."""
+class AdminTls:
+    """HTTPS on the admin listener, when both are set."""
 
-    address: HostPort = HostPort("127.0.0.1", 8125)
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The HTTP listener: health, metrics, the API, mail. No ``address``: it is not open."""
+
+    address: tuple[AdminAddress, ...] = (AdminAddress("127.0.0.1", 8125),)
     token_file: Path | None = None
+    tokens_file: Path | None = None
+    tls: AdminTls = AdminTls()
     mail: bool = False
+    metrics: bool = True
+    api: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,17 @@ class Smarthost(NamedTuple):
         return ("mx:" if self.by_mx else "") + str(HostPort(self.host, self.port))
 
 
+class AdminAddress(NamedTuple):
+    """Where the admin listener accepts: ``host`` and ``port``, or the ``path`` of a Unix socket."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else str(HostPort(self.host, self.port))
+
+
 NameServer = NewType("NameServer", HostPort)  # a HostPort with the default port 53
 
 
@@ -226,6 +237,16 @@ def smarthost(value: object) -> Smarthost:
     if not found.port:
         raise ValueError(allowed)
     return Smarthost(*found, by_mx=kind == "mx")
+
+
+def admin_address(value: object) -> AdminAddress:
+    """Parse ``host:port`` or ``unix:/path``. Raises ValueError."""
+    try:
+        if isinstance(value, str) and value.startswith("unix:"):
+            return AdminAddress("", 0, smarthost(value).host)
+        return AdminAddress(*host_port(value))
+    except ValueError as exc:
+        raise ValueError("host:port or unix:/path") from exc
 
 
 def process_count(value: object) -> ProcessCount:

@@ -4,7 +4,7 @@ A record is a ``NamedTuple`` and is stored as a msgpack array; decoding checks t
 that a damaged value raises here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -54,6 +54,16 @@ def unpacker(kind: type[T]) -> Callable[[bytes | memoryview], T]:
 def from_json(data: bytes | str) -> Any:
     """Plain values from one JSON document. Raises ValueError when it is not one."""
     return msgspec.json.decode(data)
+
+
+def from_query(value: object, kind: type[T]) -> T:
+    """As ``from_plain``, for values that came as text: numbers and booleans are parsed."""
+    return msgspec.convert(value, kind, strict=False)
+
+
+def schemas_of(kinds: Sequence[type], reference: str) -> dict[str, Any]:
+    """The JSON schemas of Structs by their names; ``reference`` is how one refers to another, with ``{name}``."""
+    return msgspec.json.schema_components(kinds, ref_template=reference)[1]
 
 
 def from_plain(value: object, kind: type[T]) -> T:

@@ -26,6 +26,10 @@ class ConfigError(LocalError):
     """A configuration is not usable; the text names file, line, key, the value found and those allowed."""
 
 
+class NotFound(LocalError):
+    """What an operator asked for is not there."""
+
+
 class QueueLocked(LocalError):
     """Another process has the queue open; the text names it. ``holder`` is host:pid, or empty."""
 

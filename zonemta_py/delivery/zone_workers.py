@@ -76,6 +76,11 @@ class ZoneWorkers:
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
 
+    @property
+    def sessions(self) -> int:
+        """How many sessions its workers have."""
+        return self.scheduler.sessions
+
     # ---- what the relay calls
 
     def ready(self, destination: str, *, low_volume: bool = False) -> None:

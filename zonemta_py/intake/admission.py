@@ -8,7 +8,6 @@ from zonemta_py.config.units import Network
 from zonemta_py.core.networks import network_of
 from zonemta_py.routing import matching_networks
 
-HTTP_CONNECTIONS_MAX = 100
 NO_SPACE = "452 4.3.1 Not enough disk space, try again later"
 TOO_MANY = "421 4.3.2 Too many sessions, try again later"
 TOO_MANY_OF_ADDRESS = "421 4.7.0 Too many sessions from your address"

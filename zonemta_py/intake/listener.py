@@ -139,6 +139,11 @@ class Intake:
         self._passwords = PasswordChecks()
         self.listeners: list[Listener] = []
 
+    @property
+    def sessions(self) -> int:
+        """The open sessions."""
+        return sum(len(listener.context.sessions) for listener in self.listeners)
+
     def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
         """The listeners' settings under ``config``; changes nothing. Raises ConfigError."""
         prepared = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zonemta_py.config.load import parse_config
+from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.scan import MessageScanner
@@ -22,6 +23,8 @@ from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
 from zonemta_py.storage.disk_space import DiskSpace
 from zonemta_py.storage.interface import Space
+
+SESSIONS_EVERY_S = 1.0
 
 
 class ReceiverProcess:
@@ -88,8 +91,17 @@ class ReceiverProcess:
         async def start() -> None:
             await intake.start(contexts)
             self.link.send(protocol.Ready())
+            await self._report_sessions(intake)
 
         self._spawn(start())
+
+    async def _report_sessions(self, intake: Intake) -> None:
+        reported = 0
+        while not self.link_lost.is_set():
+            if intake.sessions != reported:
+                reported = intake.sessions
+                self.link.send(protocol.OpenSessions(reported))
+            await clock.wait_event(self.link_lost, SESSIONS_EVERY_S)
 
     async def _stop(self, grace_s: float) -> None:
         if self._intake is not None:

@@ -157,6 +157,12 @@ class ChargeUse(Struct, frozen=True, array_like=True, tag=19):
     use: Use
 
 
+class OpenSessions(Struct, frozen=True, array_like=True, tag=20):
+    """From a receiver, when their number has changed, now and then: how many sessions are open."""
+
+    count: int
+
+
 class Drained(Struct, frozen=True, array_like=True, tag=18):
     """From a receiver: its last session has ended. The answer to Stop."""
 
@@ -164,7 +170,7 @@ class Drained(Struct, frozen=True, array_like=True, tag=18):
 Frame = (
     Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants | ChargeResult
     | VerifiedDomains
-    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained
+    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained | OpenSessions
 )  # fmt: skip
 
 decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

@@ -126,6 +126,11 @@ class ReceiverPool:
         """The running processes."""
         return [child.pid for child in self._supervisor.children]
 
+    @property
+    def sessions(self) -> int:
+        """The open sessions of clients."""
+        return sum(child.sessions for child in self._supervisor.children)
+
     async def drain(self, grace_s: float) -> None:
         """Accept no connection any more; running transactions have ``grace_s`` to finish."""
         self._supervisor.stop_restarting()
@@ -160,6 +165,7 @@ class ReceiverChild(ChildProcess):
         self._queue = queue
         self._uploads: dict[str, RemoteUpload] = {}
         self._acquired: set[str] = set()
+        self.sessions = 0
 
     def welcome(self) -> None:
         """Send what the receiver's message ids are made of."""
@@ -175,9 +181,9 @@ class ReceiverChild(ChildProcess):
             case protocol.Abort():
                 self._abort(self._uploads.pop(frame.message, None))
             case protocol.RecordEvent():
-                batch = WriteBatch()
-                batch.events.append(frame.event)
-                self._queue.commits.submit(batch)
+                self._queue.record_encoded(frame.event)
+            case protocol.OpenSessions():
+                self.sessions = frame.count
             case protocol.LookUpKey():
                 self._look_up(frame)
             case protocol.ReleaseKey():

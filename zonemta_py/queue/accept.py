@@ -29,6 +29,7 @@ from zonemta_py.queue.format.records import (
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.outcome import AcceptedMessage
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.windows import ReadyWindows, Reservation
 from zonemta_py.smtp.address import domain_of
 
@@ -131,8 +132,10 @@ class Acceptor:
         deferral: Deferral,
         active: ActiveMessages,
         idempotency_keys: IdempotencyKeys,
+        traffic: Traffic,
         now: Callable[[], int],
     ) -> None:
+        self._traffic = traffic
         self._windows = windows
         self._deferral = deferral
         self._active = active
@@ -172,6 +175,9 @@ class Acceptor:
             self._active.release(active)
             reservation.rollback()
             return
+        self._traffic.accept(
+            len(new.meta.header) + 2 + new.mark.size, (each.zone for each in new.recipients)
+        )
         self._active.release(active)
         reservation.commit()
         for due in due_keys:

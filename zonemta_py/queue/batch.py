@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from zonemta_py.core import faults
+from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.core.histogram import Histogram
 from zonemta_py.core.threads import Threads
 from zonemta_py.events.schema import Event, encode, identify
 from zonemta_py.queue.format.ids import MessageIds
@@ -24,6 +26,7 @@ from zonemta_py.storage.interface import Op, Store
 
 GROUP_OPS_MAX = 2048  # a large group delays every batch behind it
 GROUP_BYTES_MAX = 2 << 20
+WRITES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 CATCH_UP_S = 0.01  # between two checks of a store that is behind
 
 DoneCallback = Callable[[QueueUnavailable | None], None]
@@ -127,7 +130,8 @@ class BatchCounter(Protocol):
 class GroupCommit:
     """The only writer of a store. ``census`` counts what is written.
 
-    ``groups`` counts writes (one fsync each), ``batches`` the batches in them; ``written_seq`` is the
+    ``groups`` counts writes (one fsync each), ``batches`` the batches in them, ``write_s`` is how long they took;
+    ``written_seq`` is the
     number of the last group with events that is on disk.
     """
 
@@ -159,6 +163,8 @@ class GroupCommit:
         self.failed = asyncio.Event()
         self.outbox_grew = asyncio.Event()
         self.groups = 0
+        self.write_s = Histogram(WRITES_S)
+        self._began_s = 0.0
         self.batches = 0
 
     def start(self) -> None:
@@ -192,6 +198,7 @@ class GroupCommit:
         except Exception as exc:  # a defect here must not leave the group waiting
             self._written(None, exc)
         else:
+            self._began_s = monotonic_s()
             self._thread.put(partial(self._store.write, write), self._written)
 
     def _written(self, _: None, exc: Exception | None) -> None:
@@ -201,6 +208,7 @@ class GroupCommit:
             return
         if faults.armed:
             faults.reach_all((kind for batch in group for kind in batch.kinds), "written")
+        self.write_s.add(monotonic_s() - self._began_s)
         self.groups += 1
         self.batches += len(group)
         if any(batch.events for batch in group):

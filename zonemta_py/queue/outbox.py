@@ -50,6 +50,12 @@ class Exporter:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._observers = tuple(observers)
+        self._caught_up_s = clock.monotonic_s()
+
+    @property
+    def lag_s(self) -> float:
+        """Since when (s) events wait for the log; 0 when it has all."""
+        return 0.0 if self._is_empty() else clock.monotonic_s() - self._caught_up_s
 
     async def start(self) -> None:
         """Delete what the previous boot exported and seal it, then export in the background.
@@ -105,6 +111,7 @@ class Exporter:
                 await clock.wait_event(self._stopping, RETRY_S)
                 continue
             if not more:
+                self._caught_up_s = clock.monotonic_s()
                 await clock.wait_event(grew, self._settings.rotate.age)
                 await clock.wait_event(self._stopping, GATHER_S)
 

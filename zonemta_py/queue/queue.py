@@ -14,10 +14,11 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from zonemta_py.core import clock
+from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError, QueueUnavailable
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.core.tasks import BackgroundTasks
-from zonemta_py.events.schema import Event, first_seq
+from zonemta_py.events.schema import Event, Rejected, first_seq
 from zonemta_py.queue import transitions
 from zonemta_py.queue.accept import Acceptor, NewMessage, compose
 from zonemta_py.queue.active import ActiveMessage, ActiveMessages, Lease
@@ -28,6 +29,7 @@ from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.ids import MessageIds
+from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.intake_limits import IntakeLimiter
 from zonemta_py.queue.options import QueueOptions, Reports
@@ -43,6 +45,7 @@ from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
 from zonemta_py.storage.interface import Store
 
+REJECTED = b'"event":"rejected"'
 MESSAGE_OVERHEAD_BYTES = 1024  # of a message on disk, without header and body
 
 
@@ -82,7 +85,9 @@ class Queue:
         self.idempotency_keys = IdempotencyKeys(store, self.commits, now)
         self._active = ActiveMessages(options.body_cache_bytes)
         self.bodies = Bodies(store, self._active)
-        self._acceptor = Acceptor(self.windows, self.deferral, self._active, self.idempotency_keys, now)
+        self._acceptor = Acceptor(
+            self.windows, self.deferral, self._active, self.idempotency_keys, self.traffic, now
+        )
         self.suspended = Suspensions(store, self.commits, now)
         self.verified = Verifications(store, self.commits, now)
         self.limits = IntakeLimiter(store, self.commits, now)
@@ -179,8 +184,19 @@ class Queue:
 
     def record(self, event: Event) -> None:
         """Write an event that belongs to no accepted message."""
+        if isinstance(event, Rejected):
+            self.traffic.rejected[event.command, event.code] += event.count
         batch = WriteBatch()
         batch.record(event)
+        self.commits.submit(batch)
+
+    def record_encoded(self, event: bytes) -> None:
+        """As ``record``, for an event that another process has encoded."""
+        if event.startswith(REJECTED):
+            refused = from_json(b"{" + event + b"}")
+            self.traffic.rejected[refused["command"], refused["code"]] += refused["count"]
+        batch = WriteBatch()
+        batch.events.append(event)
         self.commits.submit(batch)
 
     # ---- delivery
@@ -288,8 +304,10 @@ class Queue:
             return  # the lease stays: the next boot finds everything as it was
         self.windows.zone(lease.zone).forget(outcome.recipient.key for outcome in outcomes)
         if outcomes:
-            tenant = lease.active.meta.origin.tenant
-            self.traffic.settled(lease.zone, lease.destination, tenant, outcomes)
+            meta = lease.active.meta
+            age_s = (self.now() - starts(meta, lease.active.id)) / 1000
+            tenant = meta.origin.tenant
+            self.traffic.settled(lease.zone, lease.destination, tenant, outcomes, max(0.0, age_s))
         for due in transitions.due_keys(outcomes):
             self.deferral.written(due)
         self.message_written(lease.active)

@@ -7,17 +7,20 @@ seconds.
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.histogram import Histogram
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.outcome import Outcome
 
 COUNTED = ("attempts", "delivered", "deferred", "bounced", "expired", "lapsed", "sessions")
 TIMES_MS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000)
 ROW_LENGTH = len(COUNTED) + len(TIMES_MS) + 1
-ATTEMPTS, SESSIONS, TIMES = 0, COUNTED.index("sessions"), len(COUNTED)
+ATTEMPTS, DELIVERED, SESSIONS, TIMES = 0, 1, COUNTED.index("sessions"), len(COUNTED)
+SIZES = tuple(1024 * 4**power for power in range(9))
+AGES_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 86_400, 2 * 86_400)
 WINDOWS_MIN = (1, 5, 60)
 NAMES_MAX = 1000  # of destinations, source addresses and tenants, each; the others are counted as OTHER
 OTHER = "(other)"
@@ -118,8 +121,9 @@ def _add_all(to: Rows, rows: Rows) -> None:
 class Traffic:
     """The attempts of a queue.
 
-    ``totals`` since the start: recipients by zone, outcome and class of the reply (2, 4, 5; 0 without one). ``times``
-    by zone: as in a Row, without the counts; ``time_ms``: their sum.
+    Since the start: ``outcomes``, recipients by zone, outcome and class of the reply (2, 4, 5; 0 without one);
+    ``attempt_s``, how long attempts took, and ``delivery_s``, from acceptance to delivery, by zone; ``messages`` accepted
+    and their ``sizes``; ``accepted``, recipients by zone; ``rejected``, by command and code of the reply.
     """
 
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
@@ -129,29 +133,42 @@ class Traffic:
         self.destinations = RecentCounts(began_s)
         self.sources = RecentCounts(began_s)
         self.tenants = RecentCounts(began_s)
-        self.totals: Counter[tuple[str, str, int]] = Counter()
+        self.outcomes: Counter[tuple[str, str, int]] = Counter()
         self.sessions: Counter[str] = Counter()
-        self.times: dict[str, Row] = {}
-        self.time_ms: Counter[str] = Counter()
+        self.attempt_s: dict[str, Histogram] = {}
+        self.delivery_s: dict[str, Histogram] = {}
+        self.messages = 0
+        self.sizes = Histogram(SIZES)
+        self.accepted: Counter[str] = Counter()
+        self.rejected: Counter[tuple[str, int]] = Counter()
 
-    def settled(self, zone: str, destination: str, tenant: str, outcomes: Sequence[Outcome]) -> None:
-        """A lease has ended with ``outcomes``."""
+    def accept(self, size_bytes: int, zones: Iterable[str]) -> None:
+        """A message was accepted; ``zones``: that of each of its recipients."""
+        self.messages += 1
+        self.sizes.add(size_bytes)
+        self.accepted.update(zones)
+
+    def settled(
+        self, zone: str, destination: str, tenant: str, outcomes: Sequence[Outcome], age_s: float
+    ) -> None:
+        """A lease has ended with ``outcomes``. ``age_s``: of the message."""
         now_s = self._now_s()
         counts = [0] * TIMES
-        totals, attempted, last_ms = self.totals, 0, -1
+        totals, attempted, last_ms = self.outcomes, 0, -1
         for outcome in outcomes:
             counts[_KINDS[outcome.kind]] += 1
             totals[zone, outcome.kind.value, outcome.attempt.code // 100] += 1
             attempted += outcome.attempted
         counts[ATTEMPTS] = attempted
         attempt = outcomes[0].attempt
-        times = self.times.get(zone)
-        if times is None:
-            times = self.times[zone] = [0] * (len(TIMES_MS) + 1)
+        if zone not in self.attempt_s:
+            self.attempt_s[zone] = Histogram(each / 1000 for each in TIMES_MS)
+            self.delivery_s[zone] = Histogram(AGES_S)
         if attempted:
             last_ms = bisect_left(TIMES_MS, attempt.duration_ms)
-            times[last_ms] += 1
-            self.time_ms[zone] += attempt.duration_ms
+            self.attempt_s[zone].add(attempt.duration_ms / 1000)
+        if counts[DELIVERED]:
+            self.delivery_s[zone].add(age_s, counts[DELIVERED])
         rows = [self.zones.row(zone, now_s), self.destinations.row(destination, now_s)]
         if attempt.source_ip:
             rows.append(self.sources.row(attempt.source_ip, now_s))

@@ -43,6 +43,11 @@ class ProgramZone:
     def probe(self, destination: str | None) -> None:
         """Nothing is suspended here."""
 
+    @property
+    def sessions(self) -> int:
+        """None of this relay."""
+        return 0
+
 
 class DeliveryService:
     """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0."""

@@ -6,9 +6,8 @@ A database that cannot open its next file is lost until it is opened again, so s
 import resource
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
-from zonemta_py.config.schema import Config
+from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX, Config
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.intake.admission import HTTP_CONNECTIONS_MAX
 from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.storage.leveldb import TABLES_OPEN_MAX
 
@@ -30,7 +29,7 @@ def descriptors_needed(config: Config, hooks: Hooks = NO_HOOKS) -> int:
         needed += sum(listener.max_sessions for listener in config.listeners)
     if senders == 0:
         needed += sum(zone.connections for zone in config.zones.values())
-    return needed + (HTTP_CONNECTIONS_MAX if config.admin.mail else 0)
+    return needed + (HTTP_CONNECTIONS_MAX if config.admin.address else 0)
 
 
 def check_descriptors(config: Config, hooks: Hooks = NO_HOOKS) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zonemta_py.config.hooks import Hooks
-from zonemta_py.config.references import read_token
 from zonemta_py.config.schema import Config, ListenerSettings
 from zonemta_py.config.units import HostPort
 from zonemta_py.intake.context import SessionSettings
@@ -21,7 +20,7 @@ from zonemta_py.routing import Router
 from zonemta_py.storage.disk_space import DiskSpace
 
 if TYPE_CHECKING:
-    from zonemta_py.intake.http import HttpListener
+    from zonemta_py.intake.http import MailEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class IntakeService:
         self._router = router
         self._hooks = hooks
         self._processes = receivers
-        self._disk_space = DiskSpace(
+        self.disk_space = DiskSpace(
             config.queue.directory, config.queue.min_free_disk, queue.store.space
         )
         self._scanner = MessageScanner(config)
@@ -57,20 +56,33 @@ class IntakeService:
         self.addresses: list[HostPort] = []
         self.intake: Intake | None = None
         self.receivers: ReceiverPool | None = None
-        self.http: HttpListener | None = None
 
     def parts(self) -> list[Part]:
         """What the relay starts and stops."""
-        return [
-            Part("the listeners", self._listen, self._drain, self._close),
-            Part("the HTTP listener", self._listen_http, self._drain_http),
-        ]
+        return [Part("the listeners", self._listen, self._drain, self._close)]
+
+    @property
+    def sessions(self) -> int:
+        """The open sessions of clients."""
+        if self.receivers is not None:
+            return self.receivers.sessions
+        return self.intake.sessions if self.intake is not None else 0
+
+    def mail_endpoint(self) -> "MailEndpoint":
+        """What accepts mail by HTTP."""
+        # Imported where it is used: loading aiohttp takes a quarter of a second.
+        from zonemta_py.intake.http import MailEndpoint
+
+        config = self._config
+        timeout_s = (*config.listeners, ListenerSettings())[0].message_timeout
+        where = ",".join(map(str, config.admin.address))
+        return MailEndpoint(self.injector, where=where, message_timeout_s=timeout_s)
 
     def injector(self, router: Router | None = None) -> Injector:
         """For one message of this program, or of an HTTP client; ``router`` instead of the configured one."""
         policies = self._hooks.envelope_policies(self._config)
         return Injector(
-            self._queue, router or self._router, self._config, self._hostname, policies, self._disk_space,
+            self._queue, router or self._router, self._config, self._hostname, policies, self.disk_space,
             scanner=self._scanner,
         )  # fmt: skip
 
@@ -92,27 +104,10 @@ class IntakeService:
             await self.receivers.start()
         else:
             self.intake = Intake(
-                self._queue, by_process[0], hooks=self._hooks, disk_space=self._disk_space,
+                self._queue, by_process[0], hooks=self._hooks, disk_space=self.disk_space,
                 scanner=self._scanner,
             )  # fmt: skip
             await self.intake.start(self.prepare(config, self._hostname, self._router))
-
-    async def _listen_http(self) -> None:
-        config = self._config
-        if not config.admin.mail:
-            return
-        # Imported where it is used: loading aiohttp takes a quarter of a second.
-        from zonemta_py.intake.http import HttpListener
-
-        self.http = HttpListener(
-            config.admin.address,
-            read_token(config.admin.token_file),
-            self._hostname,
-            self.injector,
-            message_timeout_s=(*config.listeners, ListenerSettings())[0].message_timeout,
-            grace_s=config.shutdown_grace,
-        )
-        await self.http.start()
 
     def prepare(self, config: Config, hostname: str, router: Router) -> list[SessionSettings]:
         """The settings of the listeners in this process under ``config``. Raises ConfigError."""
@@ -132,10 +127,6 @@ class IntakeService:
     async def _drain(self, grace_s: float) -> None:
         parts = [part for part in (self.intake, self.receivers) if part is not None]
         await asyncio.gather(*(part.drain(grace_s) for part in parts))
-
-    async def _drain_http(self, grace_s: float) -> None:
-        if self.http is not None:
-            await self.http.close()
 
     async def _close(self) -> None:
         if self.receivers is not None:

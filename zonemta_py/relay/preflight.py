@@ -7,11 +7,12 @@ from functools import partial
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 
+from zonemta_py.admin.tokens import check_tokens
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
-from zonemta_py.config.units import Network
+from zonemta_py.config.units import HostPort, Network
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
@@ -48,6 +49,7 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     for function in config.policies:
         _prefix_errors("policies", partial(plain_function, function))
     _prefix_errors("admin.token_file", partial(read_token, config.admin.token_file))
+    _prefix_errors("admin.tokens_file", partial(check_tokens, config))
     _prefix_errors("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):
@@ -151,8 +153,8 @@ def check_addresses(config: Config) -> None:
     Only for a relay that is not running.
     """
     addresses = [(f"listeners[{i}].address", one.address) for i, one in enumerate(config.listeners)]
-    if config.admin.mail:
-        addresses.append(("admin.address", config.admin.address))
+    admin = [HostPort(each.host, each.port) for each in config.admin.address if not each.path]
+    addresses += [("admin.address", address) for address in admin]
     for key, address in addresses:
         try:
             found = socket.getaddrinfo(

@@ -32,6 +32,7 @@ from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
+from zonemta_py.relay.admin_service import AdminService, AdminSources
 from zonemta_py.relay.delivery_service import DeliveryService
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
@@ -101,6 +102,7 @@ class Relay:
         self._on_events = on_events
         self._parts = Parts(())  # made by ``start``
         self._orphans: OrphanRecovery | None = None
+        self.admin: AdminService | None = None
         self._takes_over = store is None and config.queue.shared.take_over
         self._identity = f"{__version__} as {hostname}", receivers, senders
 
@@ -110,10 +112,8 @@ class Relay:
         observers = [self._on_events] if self._on_events is not None else []
         exporter = Exporter(queue, config.events, observers)
         running = RunningRelay(delivery.views, delivery.unreachable, self.reload, self._verifier.verify)
-        control = ControlServer(
-            config.queue.directory,
-            Operations(queue, running),
-        )
+        operations = Operations(queue, running)
+        control = ControlServer(config.queue.directory, operations)
         parts = [
             Part("the queue", self._recover),
             Part("the event log", exporter.start, close=exporter.close),
@@ -130,7 +130,10 @@ class Relay:
                 storage, config.queue.shared, self._takeover_relay, left_alone
             )
             parts.append(Part("take-over", self._orphans.start, drain=self._orphans.close))
-        return [*parts, *self._intake.parts()]
+        hostname = config.hostname or socket.getfqdn()
+        sources = AdminSources(queue, exporter, delivery, self._intake)
+        self.admin = AdminService(config, hostname, operations, sources)
+        return [*parts, *self._intake.parts(), self.admin.part()]
 
     async def __aenter__(self) -> "Relay":
         await self.start()
@@ -219,7 +222,7 @@ class Relay:
                 listeners=(),
                 queue=replace(config.queue, directory=directory),
                 processes=Processes(ProcessCount(0), ProcessCount(0)),
-                admin=replace(config.admin, mail=False),
+                admin=replace(config.admin, address=(), mail=False),
             ),
             self._log_level,
             backoff=self._hooks.backoff,
@@ -261,6 +264,8 @@ class Relay:
         self._destinations.configure(config.zones)
         self._queue.windows.set_weights(_weights_of(config))
         self._queue.limits.configure(limit_rules(config.tenants, config.limits))
+        if self.admin is not None:
+            self.admin.configure(config)
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)

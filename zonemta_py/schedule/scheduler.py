@@ -71,6 +71,11 @@ class Scheduler:
     def _connections_max(self, name: str) -> int:
         return self.table.settings(name).connections_per_domain
 
+    @property
+    def sessions(self) -> int:
+        """How many workers have a session."""
+        return self.active - sum(self._starting)
+
     # ---- destinations with mail
 
     def ready(self, name: str, now_s: float, *, urgent: bool = False) -> None:

@@ -13,15 +13,25 @@ from zonemta_py.queue.format.records import Meta, Waiting, read_mark, read_meta,
 from zonemta_py.storage.interface import View
 
 
-def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every recipient in the queue, waiting ones first.
+def recipient_rows(store: View, zone: str | None = None, after: bytes = b"") -> Iterator[dict[str, Any]]:
+    """Every recipient in the queue, waiting ones first. ``after``: a ``cursor``; rows behind it follow.
 
+    Raises ValueError for another text.
     A recipient that moves between the two during the read may be missed or returned twice, except on a
     frozen view.
     """
+    if after and not after.startswith((keys.WAITING, keys.DEFERRED)):
+        raise ValueError("expected the cursor of a row")
+    return _recipient_rows(store, zone, after)
+
+
+def _recipient_rows(store: View, zone: str | None, after: bytes) -> Iterator[dict[str, Any]]:
     for space in (keys.WAITING, keys.DEFERRED):
         prefix = keys.zone_prefix(space, zone) if zone else space
-        for key, value in store.scan(prefix, keys.end_of(prefix)):
+        if after.startswith(keys.DEFERRED) and space == keys.WAITING:
+            continue
+        start = max(prefix, after + b"\x00") if after.startswith(space) else prefix
+        for key, value in store.scan(start, keys.end_of(prefix)):
             in_zone, message, address = keys.parse_recipient(key)
             record = read_waiting(value)
             yield {
@@ -37,6 +47,7 @@ def recipient_rows(store: View, zone: str | None = None) -> Iterator[dict[str, A
                 "status": record.status,
                 "reply": record.text,
                 "index": record.recipient_index,
+                "cursor": key.decode(),
                 "record": record,
             }
 

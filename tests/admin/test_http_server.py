@@ -1,0 +1,172 @@
+"""The admin listener: tokens, roles, the Host field, addresses, and what a client may not do."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+from aiohttp import web
+
+from tests.kit.deadlines import scaled
+from zonemta_py.admin import http_server
+from zonemta_py.admin.http_server import HttpRoute, HttpServer
+from zonemta_py.admin.tokens import Role, Token, Tokens, digest_of
+from zonemta_py.config.schema import Admin, AdminTls
+from zonemta_py.config.units import AdminAddress
+from zonemta_py.core.errors import LocalError
+
+LOCAL = AdminAddress("127.0.0.1", 0)
+
+
+async def answer(request: web.Request, token: Token | None) -> web.StreamResponse:
+    return web.json_response({"by": token.name if token is not None else ""})
+
+
+async def fail(request: web.Request, token: Token | None) -> web.StreamResponse:
+    raise RuntimeError("a secret of the relay")
+
+
+ROUTES = [
+    HttpRoute("GET", "/open", answer, Role.READ, is_local=True),
+    HttpRoute("GET", "/closed", answer, Role.READ),
+    HttpRoute("POST", "/change", answer, Role.OPERATE),
+    HttpRoute("GET", "/broken", fail, Role.READ, is_local=True),
+]
+TOKENS = Tokens(Token(f"t-{role}", role, digest_of(f"text-{role}")) for role in Role)
+
+
+@asynccontextmanager
+async def serving(
+    *addresses: AdminAddress, routes: Sequence[HttpRoute] = ROUTES, tls: AdminTls | None = None
+) -> AsyncIterator[HttpServer]:
+    settings = Admin(address=addresses or (LOCAL,), tls=tls or AdminTls())
+    server = HttpServer(settings, routes, TOKENS, "relay.example", 1.0)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def status_of(
+    server: HttpServer, method: str, path: str, text: str = "", **headers: str
+) -> tuple[int, str]:
+    fields = {"Authorization": f"Bearer {text}"} if text else {}
+    async with (
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.ports[0]}") as client,
+        client.request(method, path, headers={**fields, **headers}) as response,
+    ):
+        return response.status, await response.text()
+
+
+async def test_who_may_do_what() -> None:
+    async with serving() as server:
+        assert await status_of(server, "GET", "/open") == (200, '{"by": ""}')
+        assert (await status_of(server, "GET", "/closed"))[0] == 401
+        assert (await status_of(server, "GET", "/closed", "text-wrong"))[0] == 401
+        for role, allowed in (("read", 200), ("send", 403), ("operate", 200), ("admin", 200)):
+            assert (await status_of(server, "GET", "/closed", f"text-{role}"))[0] == allowed
+        for role, allowed in (("read", 403), ("send", 403), ("operate", 200), ("admin", 200)):
+            assert (await status_of(server, "POST", "/change", f"text-{role}"))[0] == allowed
+        assert "the token 't-read' has the role read, not operate" in (
+            await status_of(server, "POST", "/change", "text-read")
+        )[1]  # fmt: skip
+        assert (await status_of(server, "POST", "/open"))[0] == 405
+        assert (await status_of(server, "GET", "/nowhere"))[0] == 404
+
+
+async def test_a_page_that_calls_itself_by_another_name() -> None:
+    """DNS rebinding: the Host field is that of the page. With a token it does not matter."""
+    async with serving() as server:
+        assert (await status_of(server, "GET", "/open", Host="evil.example"))[0] == 403
+        assert (await status_of(server, "GET", "/open", Host="RELAY.example"))[0] == 200
+        assert (await status_of(server, "GET", "/open", Host="localhost:1"))[0] == 200
+        assert (await status_of(server, "GET", "/closed", "text-read", Host="ops.example"))[0] == 200
+
+
+async def test_an_internal_error_is_not_shown() -> None:
+    async with serving() as server:
+        status, text = await status_of(server, "GET", "/broken")
+        assert status == 500
+        assert "secret" not in text
+
+
+async def test_a_wrong_token_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as server:
+        for _ in range(3):
+            await status_of(server, "GET", "/closed", "guess")
+        await status_of(server, "GET", "/closed")
+    assert caplog.text.count("authentication failed: token client=127.0.0.1 path=/closed") == 1
+    assert "guess" not in caplog.text
+
+
+async def test_several_addresses_and_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    async with serving(LOCAL, AdminAddress("::1", 0), AdminAddress("", 0, str(path))) as server:
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert server.ports[2] == 0
+        connector = aiohttp.UnixConnector(str(path))
+        async with (
+            aiohttp.ClientSession(connector=connector) as client,
+            client.get("http://localhost/open") as response,
+        ):
+            assert response.status == 200, "a Unix socket is of this machine"
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(f"http://[::1]:{server.ports[1]}/open") as response,
+        ):
+            assert response.status == 200
+    assert not path.exists()
+
+
+async def test_another_address_needs_a_token_for_all() -> None:
+    """What is open on a loopback address is not on others."""
+    async with serving() as server:
+        original = http_server._is_local
+        try:
+            http_server._is_local = lambda request: False
+            assert (await status_of(server, "GET", "/open"))[0] == 401
+            assert (await status_of(server, "GET", "/open", "text-read"))[0] == 200
+        finally:
+            http_server._is_local = original
+
+
+async def test_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    tls = AdminTls(tmp_path / "cert.pem", tmp_path / "key.pem")
+    async with serving(tls=tls) as server:
+        url = f"https://127.0.0.1:{server.ports[0]}/open"
+        async with aiohttp.ClientSession() as client, client.get(url, ssl=context) as response:
+            assert response.status == 200
+    with pytest.raises(LocalError, match=r"admin\.tls: .*nothing\.pem"):
+        async with serving(tls=AdminTls(tmp_path / "nothing.pem", tmp_path / "key.pem")):
+            pass
+
+
+async def test_a_socket_path_with_a_file_of_somebody_else(tmp_path: Path) -> None:
+    """It is not removed."""
+    path = tmp_path / "file"
+    path.write_text("keep me")
+    with pytest.raises(LocalError, match=r"admin\.address: unix:"):
+        async with serving(AdminAddress("", 0, str(path))):
+            pass
+    assert path.read_text() == "keep me"
+
+
+async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 3)
+    async with serving() as server:
+        held = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+        assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
+        for _, each in [*held, (reader, writer)]:
+            each.close()

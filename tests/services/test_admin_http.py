@@ -1,0 +1,256 @@
+"""Health, metrics and the API of a running relay, in one process and in several."""
+
+import json
+import smtplib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as metrics_of
+
+from tests.kit.deadlines import until
+from tests.kit.relay import Stage, empty, http_port, relaying, send, staged
+from zonemta_py.admin.tokens import Role, add_token
+from zonemta_py.config.schema import Admin
+from zonemta_py.config.units import AdminAddress
+from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError
+from zonemta_py.relay import admin_service
+from zonemta_py.relay.relay import Relay
+from zonemta_py.sink.script import Rule, Step
+
+ADMIN = {"address": "127.0.0.1:0"}
+DOCS = Path(__file__).parents[2] / "docs/metrics.md"
+
+
+@asynccontextmanager
+async def serving(stage: Stage, **changes: Any) -> AsyncIterator[tuple[Relay, aiohttp.ClientSession]]:
+    """A relay with an admin listener, and a client with its token."""
+    config = stage.config(**{"admin": ADMIN, **changes})
+    async with relaying(config) as relay:
+        token = (stage.directory / "queue" / "admin.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        url = f"http://127.0.0.1:{http_port(relay)}"
+        async with aiohttp.ClientSession(url, headers=headers) as client:
+            yield relay, client
+
+
+async def get(client: aiohttp.ClientSession, path: str, **query: str) -> tuple[int, Any]:
+    async with client.get(path, params=query) as response:
+        return response.status, await response.json()
+
+
+async def post(client: aiohttp.ClientSession, path: str, body: object) -> tuple[int, Any]:
+    async with client.post(path, json=body) as response:
+        return response.status, await response.json()
+
+
+Series = tuple[str, frozenset[str]]  # name and label values
+
+
+async def samples(client: aiohttp.ClientSession) -> dict[Series, float]:
+    """Every series with its value."""
+    async with client.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        text = await response.text()
+    return {
+        (sample.name, frozenset(sample.labels.values())): sample.value
+        for family in metrics_of(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics_tell_what_happened(directory: Path) -> None:
+    """Accepted, refused, delivered, bounced and deferred mail, depths and sessions; in both formats."""
+    async with staged(directory) as stage:
+        later = Rule(Step.RCPT, recipient="later*", reply="451 4.7.1 later")
+        no = Rule(Step.RCPT, recipient="no*", reply="550 5.1.1 no")
+        await stage.receiver("a.example", later, no)
+        await stage.receiver("sender.example")
+        zone = {"retry": {"delays": ["1h"]}}
+        async with serving(stage, zones={"default": zone}) as (relay, client):
+            await send(relay, ["ok1@a.example", "ok2@a.example", "no1@a.example", "later1@a.example"])
+            with pytest.raises(smtplib.SMTPDataError):
+                await send(relay, ["ok@a.example"], b"Subject: x\r\n\r\na\0b\r\n")
+            await until(lambda: relay.queue.traffic.outcomes["default", "bounced", 5] == 1, "the bounce")
+            await until(lambda: relay.queue.traffic.outcomes["default", "deferred", 4] == 1, "the delay")
+            await until(lambda: bool(relay.queue.traffic.rejected), "the refusal")
+            found = await samples(client)
+            assert found["zonemta_recipients_accepted_total", frozenset({"default"})] >= 4
+            assert found["zonemta_outcomes_total", frozenset({"default", "delivered", "2"})] >= 2
+            assert found["zonemta_queue_recipients", frozenset({"default", "deferred"})] == 1
+            assert found["zonemta_destination_recipients", frozenset({"default", "a.example"})] == 1
+            assert found["zonemta_rejected_total", frozenset({"DATA", "554"})] == 1
+            assert found["zonemta_queue_writable", frozenset()] == 1
+            assert found["zonemta_processes", frozenset({"queue"})] == 1
+            assert (
+                found["zonemta_processes", frozenset({"receiver"})] == relay.config.processes.receivers
+            )
+            assert found["zonemta_process_resident_bytes", frozenset({"queue"})] > 1 << 20
+            assert found["zonemta_delivery_seconds_count", frozenset({"default"})] >= 2
+            assert found["zonemta_sessions_opened_total", frozenset({"default"})] >= 1
+            assert found["zonemta_write_seconds_count", frozenset()] > 3
+            accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+            async with client.get("/metrics", headers=accept) as response:
+                text = await response.text()
+            assert text.endswith("# EOF\n")
+            assert {family.name for family in open_metrics(text)} > {"zonemta_outcomes", "zonemta_info"}
+
+
+async def test_every_metric_is_documented(directory: Path) -> None:
+    async with staged(directory) as stage:
+        await stage.receiver("a.example")
+        async with serving(stage) as (relay, client):
+            await send(relay, ["ok@a.example"])
+            await empty(relay)
+            async with client.get("/metrics") as response:
+                families = list(metrics_of(await response.text()))
+    page = DOCS.read_text()
+    names = {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+    assert [name for name in names if f"`{name}`" not in page] == []
+    documented = {word.strip("`|") for word in page.split() if word.startswith("`zonemta_")}
+    assert documented - names == set()
+
+
+async def test_series_are_limited_whatever_the_mail(directory: Path) -> None:
+    """500 domains in 60 zones."""
+    async with staged(directory) as stage:
+        zones = {f"z{number}": {"connections": 1} for number in range(60)}
+        routing = [{"recipient_domain": f"*-{n}.example", "zone": f"z{n}"} for n in range(60)]
+        async with serving(stage, zones=zones, routing=routing) as (relay, client):
+            later = clock.utc(clock.now_ms() + 3_600_000).isoformat().encode()
+            to = [f"u@d{number}-{number % 60}.example" for number in range(500)]
+            await send(relay, to, b"X-Not-Before: " + later + b"\r\nSubject: x\r\n\r\nx\r\n")
+            found = await samples(client)
+            assert len(found) < 5000
+            assert sum(name[0] == "zonemta_destination_recipients" for name in found) == 50
+            assert found["zonemta_recipients_accepted_total", frozenset({"(other)"})] > 0
+
+
+async def test_health(directory: Path) -> None:
+    """Alive, ready, and why not: without a token."""
+    async with staged(directory) as stage, serving(stage) as (relay, _):
+        url = f"http://127.0.0.1:{http_port(relay)}"
+        async with aiohttp.ClientSession(url) as stranger:
+            assert await get(stranger, "/livez") == (200, {"live": True})
+            assert await get(stranger, "/readyz") == (200, {"ready": True, "reasons": []})
+            assert (await get(stranger, "/api/v1/summary"))[0] == 401
+            relay._intake.disk_space._min_bytes = 1 << 60
+            relay._intake.disk_space._checked_s = -1e9
+            status, body = await get(stranger, "/readyz")
+            assert (status, body["reasons"]) == (503, ["less than queue.min_free_disk is free"])
+            assert relay.admin is not None
+            relay.admin._stopping = True
+            _, body = await get(stranger, "/readyz")
+            assert body["reasons"][0] == "the relay is stopping"
+            assert relay.admin._watch is not None
+            relay.admin._watch._ticked_s -= 11
+            status, body = await get(stranger, "/livez")
+            assert (status, body["live"]) == (503, False)
+
+
+async def test_the_api(directory: Path) -> None:
+    """The same operations as the commands; pages by cursor; errors with a status."""
+    async with staged(directory) as stage:
+        zone = {"transport": "dequeue"}
+        async with serving(stage, zones={"default": zone}) as (relay, client):
+            await send(relay, [f"u{number}@a.example" for number in range(5)])
+            _, body = await get(client, "/api/v1/summary")
+            assert body["rows"][0]["waiting"] == 5
+            seen: list[str] = []
+            after = ""
+            while True:
+                status, body = await get(client, "/api/v1/list", limit="2", after=after)
+                assert status == 200
+                seen += [row["recipient"] for row in body["rows"]]
+                if len(body["rows"]) < 2:
+                    break
+                after = body["rows"][-1]["cursor"]
+            assert seen == [f"u{number}@a.example" for number in range(5)]
+            message = body["rows"][-1]["message"]
+            status, body = await get(client, "/api/v1/why", message=message, recipient=seen[0])
+            assert body["rows"][0]["why"]["name"] == "no_program"
+            assert await post(client, "/api/v1/hold", {"message": message}) == (
+                200, {"rows": [{"held": 5, "in_flight": 0}]}
+            )  # fmt: skip
+            async with client.get(
+                "/api/v1/list", headers={"Accept": "application/x-ndjson"}
+            ) as response:
+                lines = (await response.text()).splitlines()
+            assert [json.loads(line)["state"] for line in lines] == ["held"] * 5
+            for method, path, arguments, wanted in (
+                (get, "list", {"state": "held", "limit": "many"}, 400),
+                (get, "list", {"colour": "blue"}, 400),
+                (get, "list", {"after": "elsewhere"}, 409),
+                (get, "show", {"message": "0" * 24}, 404),
+                (get, "nothing", {}, 404),
+                (get, "hold", {"message": message}, 405),
+            ):
+                status, _ = await method(client, f"/api/v1/{path}", **arguments) if path not in (
+                    "nothing", "hold"
+                ) else ((await client.get(f"/api/v1/{path}")).status, None)  # fmt: skip
+                assert status == wanted, (path, arguments)
+            assert (await post(client, "/api/v1/hold", {"message": 7}))[0] == 400
+            assert (await post(client, "/api/v1/hold", [1]))[0] == 400
+            assert (await post(client, "/api/v1/delete", {"message": message}))[0] == 200
+
+
+async def test_tokens_of_a_file_and_of_tenants(directory: Path) -> None:
+    """A tenant sees its own mail, and a reload reads the file again."""
+    path = directory / "tokens"
+    acme = add_token(path, "acme", Role.OPERATE, "acme")
+    tenants = {"acme": {"networks": ["127.0.0.1/32"], "domains": ["acme.example"]}, "other": {"networks": ["192.0.2.0/24"], "domains": ["o.example"]}}  # fmt: skip
+    async with staged(directory) as stage:
+        config = stage.config(
+            admin={**ADMIN, "tokens_file": "tokens"},
+            tenants=tenants,
+            zones={"default": {"transport": "dequeue"}},
+        )
+        async with relaying(config) as relay:
+            url = f"http://127.0.0.1:{http_port(relay)}"
+            assert not (directory / "queue/admin.token").exists()
+            text = b"From: a@acme.example\r\nSubject: x\r\n\r\nx\r\n"
+            await send(relay, ["a@x.example"], text, sender="a@acme.example")
+            other = await relay.enqueue("b@o.example", ["b@x.example"], b"Subject: x\r\n\r\nx\r\n")
+            reader = add_token(path, "reader", Role.READ)
+            async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {acme}"}) as client:
+                _, body = await get(client, "/api/v1/list", tenant="other")
+                assert [row["recipient"] for row in body["rows"]] == ["a@x.example"]
+                assert (await get(client, "/api/v1/show", message=other))[0] == 404
+                assert (await post(client, "/api/v1/delete", {"message": other}))[0] == 404
+                assert (await get(client, "/api/v1/summary"))[0] == 403
+                assert (await post(client, "/api/v1/resume", {"tenant": "acme"}))[0] == 403
+                assert (await post(client, "/api/v1/flush", {}))[0] == 403
+                own = body["rows"][0]["message"]
+                assert (await post(client, "/api/v1/hold", {"message": own}))[0] == 200
+            async with aiohttp.ClientSession(
+                url, headers={"Authorization": f"Bearer {reader}"}
+            ) as client:
+                assert (await get(client, "/api/v1/summary"))[0] == 401
+                relay.reload()
+                assert (await get(client, "/api/v1/summary"))[0] == 200
+                assert (await post(client, "/api/v1/flush", {}))[0] == 403
+                assert (await post(client, "/api/v1/reload", {}))[0] == 403
+
+
+async def test_a_default_port_that_is_in_use(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two relays on one machine: the second runs without the listener, unless it was named."""
+    async with staged(directory) as stage, serving(stage) as (first, _):
+        port = http_port(first)
+        taken = {"address": f"127.0.0.1:{port}"}
+        other = directory / "other"
+        other.mkdir()
+        async with staged(other) as second:
+            with pytest.raises(LocalError, match=rf"admin\.address: 127\.0\.0\.1:{port}: "):
+                async with relaying(second.config(admin=taken)):
+                    pass
+            default = Admin(address=(AdminAddress("127.0.0.1", port),))
+            monkeypatch.setattr(admin_service, "Admin", lambda: default)
+            async with relaying(second.config(admin=taken)) as relay:
+                assert relay.admin is not None
+                assert relay.admin.server is None
+            assert "the relay runs without health, metrics and API" in caplog.text

@@ -1,0 +1,204 @@
+"""The operations over HTTP: ``/api/v1/NAME``, and what they are in OpenAPI 3.1.
+
+What reads is a GET with its arguments in the query, what changes a POST with a JSON object. The answer is
+``{"rows": [...]}``, or the rows as JSON lines for ``Accept: application/x-ndjson``. A token of a tenant is for the mail
+of that tenant: what belongs to others does not exist for it.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, get_origin
+
+from aiohttp import web
+
+from zonemta_py.admin.http_server import HttpRoute, problem
+from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operation
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.requests import ChangeRequest, ListRequest, Request, Row
+from zonemta_py.admin.tokens import Role, Token
+from zonemta_py.core.codec import (
+    fields_of,
+    from_json,
+    from_plain,
+    from_query,
+    replace,
+    schemas_of,
+    to_json,
+)
+from zonemta_py.core.errors import LocalError, NotFound
+
+PREFIX = "/api/v1/"
+SCHEMA_PATH = "/api/openapi.json"
+ROWS_MAX = 10_000  # in one JSON document
+LIST_LIMIT = 1000  # of `list` without a limit
+BODY_MAX = 65_536
+LINES = "application/x-ndjson"
+
+
+class Api:
+    """Serves ``operations``."""
+
+    def __init__(self, operations: Operations, version: str) -> None:
+        self._operations = operations
+        self._schema = to_json(open_api(version))
+
+    def routes(self) -> list[HttpRoute]:
+        """A route for each operation, and the schema."""
+        routes = [
+            HttpRoute(_method(each), PREFIX + each.name, self._handler(each), each.role)
+            for each in OPERATIONS.values()
+        ]
+        return [*routes, HttpRoute("GET", SCHEMA_PATH, self._open_api, Role.READ, is_local=True)]
+
+    async def _open_api(self, request: web.Request, token: Token | None) -> web.Response:
+        return web.Response(body=self._schema, content_type="application/json")
+
+    def _handler(self, operation: Operation) -> Any:
+        async def handle(request: web.Request, token: Token | None) -> web.StreamResponse:
+            assert token is not None
+            try:
+                asked = await _read(request, operation)
+                asked = self._restrict(asked, token.tenant)
+                rows = run_operation(self._operations, asked)
+                if LINES in request.headers.get("Accept", ""):
+                    return await _stream(request, rows)
+                return await _document(rows)
+            except NotFound as exc:
+                return problem(404, str(exc))
+            except LocalError as exc:
+                return problem(409, str(exc))
+            except ValueError as exc:
+                return problem(400, f"{operation.name}: {exc}")
+            except PermissionError as exc:
+                return problem(403, str(exc))
+
+        return handle
+
+    def _restrict(self, request: Request, tenant: str) -> Request:
+        """``request`` for the mail of ``tenant`` only. Raises NotFound, PermissionError."""
+        if not tenant:
+            return request
+        if isinstance(request, ListRequest):
+            return replace(request, tenant=tenant)
+        message = getattr(request, "message", None)
+        if message is not None:
+            if self._operations.tenant_of(message) != tenant:
+                raise NotFound(f"no message {message} in the queue")
+            return request
+        if getattr(request, "tenant", None) == tenant and not isinstance(request, ChangeRequest):
+            return request
+        raise PermissionError(f"this token is for the mail of the tenant '{tenant}' only")
+
+
+def _method(operation: Operation) -> str:
+    return "POST" if operation.changes else "GET"
+
+
+async def _read(request: web.Request, operation: Operation) -> Request:
+    """The arguments of an operation. Raises ValueError."""
+    if not operation.changes:
+        given: dict[str, Any] = dict(request.query)
+        for name, values in ((name, request.query.getall(name)) for name in given):
+            if name in _lists(operation):
+                given[name] = values
+            elif len(values) > 1:
+                raise ValueError(f"{name} is given twice")
+        asked = from_query(given, operation.request)
+    else:
+        body = await request.content.read(BODY_MAX + 1)
+        if len(body) > BODY_MAX:
+            raise ValueError(f"more than {BODY_MAX} bytes")
+        asked = from_plain(from_json(body) if body else {}, operation.request)
+    if isinstance(asked, ListRequest) and asked.limit is None:
+        asked = replace(asked, limit=LIST_LIMIT)
+    return asked
+
+
+def _lists(operation: Operation) -> set[str]:
+    """The arguments that may be given several times."""
+    return {each.name for each in fields_of(operation.request) if get_origin(each.type) in (tuple, list)}
+
+
+async def _document(rows: AsyncIterator[Row]) -> web.Response:
+    found: list[Row] = []
+    async for row in rows:
+        found.append(row)
+        if len(found) > ROWS_MAX:
+            return problem(413, f"more than {ROWS_MAX} rows: ask for fewer, or with Accept: {LINES}")
+    return web.Response(body=to_json({"rows": found}), content_type="application/json")
+
+
+async def _stream(request: web.Request, rows: AsyncIterator[Row]) -> web.StreamResponse:
+    """The rows as JSON lines; the last one has ``error`` if the operation fails after others."""
+    response: web.StreamResponse | None = None
+    try:
+        async for row in rows:
+            if response is None:
+                response = await _begin(request)
+            await response.write(to_json(row) + b"\n")
+    except LocalError as exc:
+        if response is None:
+            raise
+        await response.write(to_json({"error": str(exc)}) + b"\n")
+    response = response or await _begin(request)
+    await response.write_eof()
+    return response
+
+
+async def _begin(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": LINES})
+    await response.prepare(request)
+    return response
+
+
+def open_api(version: str) -> dict[str, Any]:
+    """The document that describes all operations."""
+    requests = [operation.request for operation in OPERATIONS.values()]
+    components = schemas_of(requests, "#/components/schemas/{name}")
+    error = {
+        "description": 'What is wrong, as {"error": text}',
+        "content": {"application/json": {"schema": _ERROR}},
+    }
+    paths = {}
+    for operation in OPERATIONS.values():
+        schema = components[operation.request.__name__]
+        described: dict[str, Any] = {
+            "operationId": operation.name,
+            "summary": (operation.request.__doc__ or "").partition("\n")[0],
+            "description": f"Needs a token with the role {operation.role}.",
+            "responses": {
+                "200": {"description": "The rows", "content": {"application/json": {"schema": _ROWS}}},
+                **{str(status): error for status in (400, 401, 403, 404, 409, 413)},
+            },
+        }
+        if operation.changes:
+            reference = {"$ref": f"#/components/schemas/{operation.request.__name__}"}
+            described["requestBody"] = {"content": {"application/json": {"schema": reference}}}
+        else:
+            described["parameters"] = [
+                {
+                    "name": name,
+                    "in": "query",
+                    "required": name in schema.get("required", ()),
+                    "schema": kind,
+                }
+                for name, kind in schema.get("properties", {}).items()
+            ]
+        paths[PREFIX + operation.name] = {_method(operation).lower(): described}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "zonemta", "version": version},
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_ROWS = {
+    "type": "object",
+    "properties": {"rows": {"type": "array", "items": {"type": "object"}}},
+    "required": ["rows"],
+}

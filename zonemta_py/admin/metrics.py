@@ -1,0 +1,287 @@
+"""``/metrics`` for Prometheus and OpenMetrics: what the relay counts anyway, read when it is asked for.
+
+At most 5,000 series: zones, destinations and tenants beyond a limit are left out or added up as OTHER, so that the mail
+does not decide how many there are. Names are documented in docs/metrics.md.
+"""
+
+import os
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+from prometheus_client import exposition
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from zonemta_py.admin.health import LoopWatch
+from zonemta_py.admin.http_server import HttpRoute
+from zonemta_py.admin.tokens import Role, Token
+from zonemta_py.core import clock
+from zonemta_py.core.histogram import Histogram
+from zonemta_py.queue.census import OTHER
+from zonemta_py.queue.depths import AGES_MIN, STATES, Depths
+from zonemta_py.queue.queue import Queue
+
+ZONES_MAX = 50
+DESTINATIONS_MAX = 50
+TENANTS_MAX = 50
+REFUSALS_MAX = 60
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class ZoneSessions(Protocol):
+    """A zone of the running relay."""
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions its workers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSources:
+    """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log."""
+
+    version: str
+    queue: Queue
+    watch: LoopWatch
+    zones: Mapping[str, ZoneSessions]
+    sessions_in: Callable[[], int]
+    lag_s: Callable[[], float]
+    pids: Callable[[], Mapping[str, list[int]]]
+    directory: Path
+    reserve_bytes: int
+
+
+class RelayCollector(Collector):
+    """Makes the metrics of a relay."""
+
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
+        self._began_s = clock.now_ms() / 1000
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics now."""
+        yield from self._relay()
+        yield from self._intake()
+        yield from self._delivery()
+        yield from self._depths()
+        yield from self._storage()
+        yield from self._processes()
+
+    def _relay(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("zonemta_info", "The version of the relay.", labels=["version"])
+        info.add_metric([self._sources.version], 1)
+        yield info
+        yield _gauge(
+            "zonemta_start_time_seconds", "When the relay was started (unix time).", self._began_s
+        )
+        help_text = "How late the event loop called a timer."
+        yield _histogram("zonemta_loop_delay_seconds", help_text, {(): self._sources.watch.delays}, [])
+
+    def _intake(self) -> Iterator[Metric]:
+        traffic = self._sources.queue.traffic
+        yield _counter(
+            "zonemta_messages_accepted", "Messages that were answered with 250.", traffic.messages
+        )
+        yield _by_label(
+            CounterMetricFamily, "zonemta_recipients_accepted", "Recipients of accepted messages.", "zone",
+            _largest(traffic.accepted, ZONES_MAX),
+        )  # fmt: skip
+        yield _histogram(
+            "zonemta_message_size_bytes", "Sizes of accepted messages.", {(): traffic.sizes}, []
+        )
+        refused = CounterMetricFamily(
+            "zonemta_rejected", "Commands and messages that were refused.", labels=["command", "code"]
+        )
+        most = Counter(traffic.rejected).most_common(REFUSALS_MAX)
+        for (command, code), count in most:
+            refused.add_metric([command, str(code)], count)
+        yield refused
+        yield _gauge(
+            "zonemta_sessions_in", "Open SMTP sessions of clients.", self._sources.sessions_in()
+        )
+
+    def _delivery(self) -> Iterator[Metric]:
+        traffic, zones = self._sources.queue.traffic, self._zone_names()
+        outcomes = CounterMetricFamily(
+            "zonemta_outcomes", "Recipients by the outcome of an attempt, and the class of the reply (0: none).",
+            labels=["zone", "outcome", "reply_class"],
+        )  # fmt: skip
+        summed: Counter[tuple[str, str, int]] = Counter()
+        for (zone, outcome, reply_class), count in traffic.outcomes.items():
+            summed[zones.get(zone, OTHER), outcome, reply_class] += count
+        for (zone, outcome, reply_class), count in summed.items():
+            outcomes.add_metric([zone, outcome, str(reply_class)], count)
+        yield outcomes
+        for name, help_text, by_zone in (
+            ("zonemta_attempt_seconds", "How long attempts took.", traffic.attempt_s),
+            ("zonemta_delivery_seconds", "From acceptance to delivery.", traffic.delivery_s),
+        ):
+            known: dict[tuple[str, ...], Histogram]
+            known = {(zone,): found for zone, found in by_zone.items() if zone in zones}
+            yield _histogram(name, help_text, known, ["zone"])
+        yield _by_label(
+            CounterMetricFamily, "zonemta_sessions_opened", "Sessions that were opened with other servers.",
+            "zone", _largest(traffic.sessions, ZONES_MAX),
+        )  # fmt: skip
+        open_now = {name: view.sessions for name, view in self._sources.zones.items()}
+        yield _by_label(
+            GaugeMetricFamily, "zonemta_sessions_out", "Sessions with other servers that are in use.", "zone",
+            _largest(open_now, ZONES_MAX),
+        )  # fmt: skip
+
+    def _zone_names(self) -> dict[str, str]:
+        """The zones that have series of their own."""
+        zones = self._sources.queue.census.zones()
+        names = sorted(self._sources.zones, key=lambda name: -sum(zones.get(name, ())))[:ZONES_MAX]
+        return {name: name for name in names}
+
+    def _depths(self) -> Iterator[Metric]:
+        queue, zones = self._sources.queue, self._zone_names()
+        depths = Depths(queue.census, queue.windows)
+        waiting = GaugeMetricFamily(
+            "zonemta_queue_recipients", "Recipients in the queue.", labels=["zone", "state"]
+        )
+        suspended = GaugeMetricFamily(
+            "zonemta_destinations_suspended", "Destinations that do not answer.", labels=["zone"]
+        )
+        large: list[tuple[str, str, int]] = []
+        for zone in zones:
+            found = depths.zone(zone)
+            for state in STATES:
+                waiting.add_metric([zone, state], found[state])
+            suspended.add_metric([zone], len(queue.windows.zone(zone).suspended()))
+            largest = queue.census.largest(zone, DESTINATIONS_MAX)
+            large += [(zone, name, row[-1]) for name, row in largest]
+        yield waiting
+        yield suspended
+        ages = GaugeMetricFamily(
+            "zonemta_queue_age_recipients", "Recipients by age: up to this many minutes, and more than the bound before.",
+            labels=["zone", "minutes"],
+        )  # fmt: skip
+        for zone, counts in depths.ages(queue.now()).items():
+            for minutes, count in zip((*map(str, AGES_MIN), "+Inf"), counts, strict=True):
+                if zone in zones:
+                    ages.add_metric([zone, minutes], count)
+        yield ages
+        destinations = GaugeMetricFamily(
+            "zonemta_destination_recipients", "Recipients of the largest destinations.",
+            labels=["zone", "destination"],
+        )  # fmt: skip
+        for zone, name, count in sorted(large, key=lambda row: -row[2])[:DESTINATIONS_MAX]:
+            destinations.add_metric([zone, name], count)
+        yield destinations
+        yield _by_label(
+            GaugeMetricFamily, "zonemta_tenant_recipients", "Recipients of the largest tenants.", "tenant",
+            _largest(queue.census.tenants(), TENANTS_MAX),
+        )  # fmt: skip
+        counting = int(not queue.census.is_complete)
+        yield _gauge(
+            "zonemta_queue_counting", "1 while mail of before the start is being counted.", counting
+        )
+
+    def _storage(self) -> Iterator[Metric]:
+        sources, commits = self._sources, self._sources.queue.commits
+        help_text = "How long writes of the queue took, fsync included."
+        yield _histogram("zonemta_write_seconds", help_text, {(): commits.write_s}, [])
+        yield _counter(
+            "zonemta_transitions", "Transitions of messages that are on disk.", commits.batches
+        )
+        writable = int(commits.failure is None)
+        yield _gauge("zonemta_queue_writable", "0 when nothing can be written any more.", writable)
+        yield _gauge(
+            "zonemta_event_log_lag_seconds", "Since when events wait for the event log.", sources.lag_s()
+        )
+        try:
+            stat = os.statvfs(sources.directory)
+        except OSError:
+            return
+        free = stat.f_bavail * stat.f_frsize
+        yield _gauge("zonemta_disk_free_bytes", "Free space of the queue's disk.", free)
+        help_text = "Below it new mail is refused (queue.min_free_disk)."
+        yield _gauge("zonemta_disk_reserve_bytes", help_text, sources.reserve_bytes)
+
+    def _processes(self) -> Iterator[Metric]:
+        count = GaugeMetricFamily("zonemta_processes", "Processes of the relay.", labels=["role"])
+        resident = GaugeMetricFamily(
+            "zonemta_process_resident_bytes", "Their memory, without files.", labels=["role"]
+        )
+        cpu = CounterMetricFamily("zonemta_process_cpu_seconds", "Their CPU time.", labels=["role"])
+        for role, pids in self._sources.pids().items():
+            used = [found for pid in pids if (found := _process_use(pid)) is not None]
+            count.add_metric([role], len(used))
+            resident.add_metric([role], sum(memory for memory, _ in used))
+            cpu.add_metric([role], sum(seconds for _, seconds in used))
+        yield from (count, resident, cpu)
+        try:
+            descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        except OSError:
+            return
+        yield _gauge("zonemta_open_descriptors", "File descriptors of the queue's process.", descriptors)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        yield _gauge("zonemta_max_descriptors", "As many as it may have.", most)
+
+
+def metric_routes(sources: MetricSources) -> list[HttpRoute]:
+    """``/metrics``, which needs no token on a loopback address."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RelayCollector(sources))
+
+    async def metrics(request: web.Request, token: Token | None) -> web.Response:
+        encode, media_type = exposition.choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": media_type})
+
+    return [HttpRoute("GET", "/metrics", metrics, Role.READ, is_local=True)]
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help_text, value=value)
+
+
+def _counter(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help_text, value=value)
+
+
+def _by_label(
+    family: Any, name: str, help_text: str, label: str, values: Iterable[tuple[str, float]]
+) -> Metric:
+    made: Metric = family(name, help_text, labels=[label])
+    for key, value in values:
+        made.add_metric([key], value)  # type: ignore[attr-defined]
+    return made
+
+
+def _histogram(
+    name: str, help_text: str, found: Mapping[tuple[str, ...], Histogram], labels: list[str]
+) -> Metric:
+    made = HistogramMetricFamily(name, help_text, labels=labels or None)
+    for values, histogram in found.items():
+        made.add_metric(list(values), histogram.cumulative(), histogram.total)
+    return made
+
+
+def _largest(values: Mapping[str, int], most: int) -> list[tuple[str, float]]:
+    """The largest values, and the sum of the others as OTHER."""
+    ranked = Counter(values).most_common()
+    rest = sum(count for _, count in ranked[most:])
+    return [*ranked[:most], (OTHER, rest)] if rest else [*ranked[:most]]
+
+
+def _process_use(pid: int) -> tuple[int, float] | None:
+    """Anonymous memory (bytes) and CPU time (s) of a process; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+    except (OSError, ValueError, IndexError):
+        return None
+    return (resident - shared) * PAGE_BYTES, (int(fields[11]) + int(fields[12])) / TICKS_PER_S

@@ -1,0 +1,216 @@
+"""The admin listener of a relay: health, metrics, mail by HTTP, and what they are read from."""
+
+import logging
+import os
+import resource
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from zonemta_py import __version__
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.tokens import (
+    MADE_NAME,
+    Role,
+    Token,
+    Tokens,
+    check_tokens,
+    load_tokens,
+    make_token,
+)
+from zonemta_py.config.schema import Admin, Config
+from zonemta_py.core.errors import LocalError
+from zonemta_py.queue.outbox import Exporter
+from zonemta_py.queue.queue import Queue
+from zonemta_py.relay.delivery_service import DeliveryService
+from zonemta_py.relay.descriptors import RESERVE
+from zonemta_py.relay.intake_service import IntakeService
+from zonemta_py.relay.parts import Part
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from zonemta_py.admin.health import LoopWatch
+    from zonemta_py.admin.http_server import HttpRoute, HttpServer
+
+BEHIND_S = 60.0  # of the event log
+
+log = logging.getLogger(__name__)
+
+
+class AdminSources(NamedTuple):
+    """The parts of the relay that the listener tells about."""
+
+    queue: Queue
+    exporter: Exporter
+    delivery: DeliveryService
+    intake: IntakeService
+
+
+class AdminService:
+    """The HTTP server of a relay, if ``admin.address`` names one.
+
+    One at the default address that cannot be opened is logged, unless it accepts mail: another relay on this machine
+    may have it. ``server`` is None before the start, and without one.
+    """
+
+    def __init__(
+        self, config: Config, hostname: str, operations: Operations, sources: AdminSources
+    ) -> None:
+        self._config = config
+        self._hostname = hostname
+        self._operations = operations
+        self._sources = sources
+        self._stopping = False
+        self._watch: LoopWatch | None = None
+        self.server: HttpServer | None = None
+
+    def part(self) -> Part:
+        """What the relay starts and stops. Its health says that it stops while it drains."""
+        return Part("the HTTP listener", self._start, self._drain, self._close)
+
+    async def _start(self) -> None:
+        settings = self._config.admin
+        if not settings.address:
+            return
+        # Imported where it is used: loading aiohttp takes a quarter of a second.
+        from zonemta_py.admin.health import LoopWatch
+        from zonemta_py.admin.http_server import HttpServer
+
+        self._watch = LoopWatch()
+        self._watch.start()
+        tokens = self._tokens(self._config, make=True)
+        server = HttpServer(
+            settings, self._routes(), tokens, self._hostname, self._config.shutdown_grace
+        )
+        try:
+            await server.start()
+        except LocalError as exc:
+            if settings.mail or settings.address != Admin().address:
+                raise
+            log.error(
+                "%s: the relay runs without health, metrics and API; admin.address: null says so", exc
+            )
+            return
+        self.server = server
+
+    def _tokens(self, config: Config, *, make: bool = False) -> Tokens:
+        """Raises ConfigError, LocalError."""
+        admin, made = config.admin, config.queue.directory / MADE_NAME
+        if admin.tokens_file is not None or not config.queue.directory.is_dir():
+            return check_tokens(config)
+        if make:
+            make_token(made)
+        return load_tokens(None, admin.token_file, made)
+
+    def configure(self, config: Config) -> None:
+        """Read the tokens again."""
+        self._config = config
+        if self.server is not None:
+            self.server.tokens = self._tokens(config)
+
+    def _routes(self) -> "list[HttpRoute]":
+        from zonemta_py.admin.health import health_routes
+
+        assert self._watch is not None
+        admin = self._config.admin
+        routes = health_routes(self._watch, self._checks())
+        if admin.metrics:
+            routes += self._metric_routes()
+        if admin.api:
+            from zonemta_py.admin.api import Api
+
+            routes += Api(self._operations, __version__).routes()
+        if admin.mail:
+            routes.append(self._mail_route())
+        return routes
+
+    def _mail_route(self) -> "HttpRoute":
+        from zonemta_py.admin.http_server import HttpRoute
+        from zonemta_py.intake.http import NO_TOKEN, PATH
+
+        endpoint, admin = self._sources.intake.mail_endpoint(), self._config.admin
+
+        async def post(request: "web.Request", token: Token | None) -> "web.StreamResponse":
+            return await endpoint.post(request, token.tenant if token is not None else "")
+
+        is_open = admin.token_file is None and admin.tokens_file is None
+        return HttpRoute("POST", PATH, post, Role.SEND, is_local=is_open, refusal=NO_TOKEN)
+
+    def _metric_routes(self) -> "list[HttpRoute]":
+        from zonemta_py.admin.metrics import MetricSources, metric_routes
+
+        assert self._watch is not None
+        settings = self._config.queue
+        return metric_routes(
+            MetricSources(
+                __version__,
+                self._sources.queue,
+                self._watch,
+                self._sources.delivery.views,
+                lambda: self._sources.intake.sessions,
+                lambda: self._sources.exporter.lag_s,
+                self._pids,
+                settings.directory,
+                settings.min_free_disk,
+            )
+        )
+
+    def _pids(self) -> Mapping[str, list[int]]:
+        receivers, senders = self._sources.intake.receivers, self._sources.delivery.senders
+        return {
+            "queue": [os.getpid()],
+            "receiver": receivers.pids if receivers is not None else [],
+            "sender": senders.pids if senders is not None else [],
+        }
+
+    # ---- health
+
+    def _checks(self) -> list[Callable[[], str]]:
+        return [
+            self._stops, self._is_unwritable, self._lacks_space, self._lacks_descriptors, self._scans, self._lags,
+        ]  # fmt: skip
+
+    def _stops(self) -> str:
+        return "the relay is stopping" if self._stopping else ""
+
+    def _is_unwritable(self) -> str:
+        failure = self._sources.queue.failure
+        return f"the queue cannot be written: {failure}" if failure is not None else ""
+
+    def _lacks_space(self) -> str:
+        try:
+            sufficient = self._sources.intake.disk_space.is_sufficient()
+        except OSError as exc:
+            return f"the free space is not known: {exc}"
+        return "" if sufficient else "less than queue.min_free_disk is free"
+
+    def _lacks_descriptors(self) -> str:
+        most, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _descriptors()
+        if most - used < RESERVE // 4:
+            return f"{used} of {most} file descriptors are in use"
+        return ""
+
+    def _scans(self) -> str:
+        scanning = self._sources.queue.scanning
+        return f"the mail of {scanning} zones is still being read" if scanning else ""
+
+    def _lags(self) -> str:
+        lag_s = self._sources.exporter.lag_s
+        return f"the event log is {lag_s:.0f} s behind" if lag_s > BEHIND_S else ""
+
+    async def _drain(self, grace_s: float) -> None:
+        self._stopping = True
+
+    async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        if self.server is not None:
+            await self.server.close()
+
+
+def _descriptors() -> int:
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:
+        return 0
