@@ -22,10 +22,12 @@ from zonemta_py.admin.requests import (
     ListRequest,
     ReleaseRequest,
     Request,
+    ResumeRequest,
     ShowRequest,
     StateRequest,
     StatsRequest,
     SummaryRequest,
+    SuspendRequest,
     UnreachableRequest,
 )
 from zonemta_py.cli.queue.group import queue as queue_commands
@@ -239,6 +241,14 @@ async def test_unreachable(queue: Queue) -> None:
     assert await rows(queue, UnreachableRequest("192.0.2.1"), unreachable=hosts) == [{"cleared": 1}]
     assert await rows(queue, UnreachableRequest("all"), unreachable=hosts) == [{"cleared": 2}]
     assert await rows(queue, UnreachableRequest()) == [], "no relay, no addresses"
+
+
+@pytest.mark.parametrize("request_type", [SuspendRequest, ResumeRequest])
+async def test_who_is_suspended_must_be_said(queue: Queue, request_type: Any) -> None:
+    for arguments in ({}, {"tenant": "a", "user": "b"}):
+        with pytest.raises(LocalError, match="a tenant or a user is expected"):
+            await rows(queue, request_type(**arguments))
+    assert queue.suspended.names() == []
 
 
 async def test_check(queue: Queue) -> None:

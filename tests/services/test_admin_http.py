@@ -1,7 +1,9 @@
 """Health, metrics and the API of a running relay, in one process and in several."""
 
+import asyncio
 import json
 import smtplib
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -237,7 +239,9 @@ async def test_tokens_of_a_file_and_of_tenants(directory: Path) -> None:
                 assert (await post(client, "/api/v1/reload", {}))[0] == 403
 
 
-async def test_a_default_port_that_is_in_use(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_default_port_that_is_in_use(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two relays on one machine: the second runs without the listener, unless it was named."""
     async with staged(directory) as stage, serving(stage) as (first, _):
         port = http_port(first)
@@ -254,3 +258,21 @@ async def test_a_default_port_that_is_in_use(directory: Path, caplog: pytest.Log
                 assert relay.admin is not None
                 assert relay.admin.server is None
             assert "the relay runs without health, metrics and API" in caplog.text
+
+
+async def test_the_description_of_the_api_is_true(directory: Path) -> None:
+    """Schemathesis asks every operation as its description allows, and as it does not."""
+    zones = {"default": {"transport": "dequeue"}}
+    async with staged(directory) as stage, serving(stage, zones=zones) as (relay, client):
+        await send(relay, ["a@x.example", "b@y.example"])
+        url = f"http://127.0.0.1:{http_port(relay)}/api/openapi.json"
+        header = f"Authorization: {client.headers['Authorization']}"
+        arguments = ["--max-examples", "10", "--seed", "1", "--phases", "coverage,fuzzing"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "schemathesis.cli", "run", url, "--header", header, *arguments,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=directory,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+        assert "Tested: " in output.decode()
+        assert relay.queue.failure is None

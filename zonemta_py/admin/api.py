@@ -107,7 +107,9 @@ async def _read(request: web.Request, operation: Operation) -> Request:
         body = await request.content.read(BODY_MAX + 1)
         if len(body) > BODY_MAX:
             raise ValueError(f"more than {BODY_MAX} bytes")
-        asked = from_plain(from_json(body) if body else {}, operation.request)
+        if not body:
+            raise ValueError("expected a JSON object, {} without arguments")
+        asked = from_plain(from_json(body), operation.request)
     if isinstance(asked, ListRequest) and asked.limit is None:
         asked = replace(asked, limit=LIST_LIMIT)
     return asked
@@ -172,7 +174,8 @@ def open_api(version: str) -> dict[str, Any]:
         }
         if operation.changes:
             reference = {"$ref": f"#/components/schemas/{operation.request.__name__}"}
-            described["requestBody"] = {"content": {"application/json": {"schema": reference}}}
+            content = {"application/json": {"schema": reference}}
+            described["requestBody"] = {"content": content, "required": True}
         else:
             described["parameters"] = [
                 {

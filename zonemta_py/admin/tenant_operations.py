@@ -82,5 +82,7 @@ class TenantOperations:
 
 
 def _suspended(request: SuspendRequest | ResumeRequest) -> str:
-    """The name in ``Suspensions``."""
+    """The name in ``Suspensions``. Raises LocalError."""
+    if bool(request.tenant) == bool(request.user):
+        raise LocalError("a tenant or a user is expected")
     return request.tenant or USER + request.user
