@@ -11,7 +11,8 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.queue import accept, opened
-from zonemta_py.admin.control import REQUEST_MAX_BYTES, SOCKET_NAME, ControlServer, ask
+from zonemta_py.admin.control import REQUEST_MAX_BYTES, ControlServer
+from zonemta_py.admin.control_client import SOCKET_NAME, ask
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import DeleteRequest, ListRequest, Request, ShowRequest, SummaryRequest
 from zonemta_py.core.errors import LocalError
@@ -83,7 +84,7 @@ async def test_arguments_are_optional(directory: Path) -> None:
         (b"[]\n", "not a request: Expected `object`, got `array`"),
         (b'{"arguments":{}}\n', "not a request: Object missing required field `operation`"),
         (b'{"operation":"list","x":1}\n', "not a request: Object contains unknown field `x`"),
-        (b'{"operation":"places"}\n', "unknown operation 'places'; operations: summary, list,"),
+        (b'{"operation":"places"}\n', "unknown operation 'places'; operations: summary, shape, status,"),
         (b'{"operation":"list","arguments":{"zones":"bulk"}}\n', "list: Object contains unknown field"),
         (b'{"operation":"list","arguments":{"limit":"2"}}\n', "list: Expected `int | null`, got `str`"),
         (b'{"operation":"show"}\n', "show: Object missing required field `message`"),

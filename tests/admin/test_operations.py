@@ -20,17 +20,22 @@ from zonemta_py.admin.requests import (
     FlushRequest,
     HoldRequest,
     ListRequest,
+    RatesRequest,
     ReleaseRequest,
     Request,
     ResumeRequest,
+    ShapeRequest,
     ShowRequest,
     StateRequest,
     StatsRequest,
+    StatusRequest,
     SummaryRequest,
     SuspendRequest,
     UnreachableRequest,
+    WhyRequest,
+    name_of,
 )
-from zonemta_py.cli.queue.group import queue as queue_commands
+from zonemta_py.cli.queue.group import COMMANDS as QUEUE_COMMANDS
 from zonemta_py.cli.tenant import tenant as tenant_commands
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import fields_of
@@ -39,7 +44,7 @@ from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Origin
+from zonemta_py.queue.format.records import DeliveryOptions, Origin
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
@@ -289,10 +294,14 @@ def test_every_operation_is_a_command() -> None:
     ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits.
     """
     names = {
-        *queue_commands.commands,
+        *QUEUE_COMMANDS,
         *tenant_commands.commands,
         "audit",
         "why",
+        "status",
+        "rates",
+        "history",
+        "tail",
         "reload",
         "suspended",
         "usage",
@@ -305,6 +314,7 @@ def test_a_request_knows_its_operation() -> None:
         arguments = dict.fromkeys(_required(operation.request), GONE)
         request = parse_request(name, arguments)
         assert type(request) is operation.request
+        assert name_of(request) == name
         assert operation_of(request) is operation
 
 
@@ -315,7 +325,7 @@ def _required(request: type[Request]) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("name", "arguments", "text"),
     [
-        ("nonsense", {}, "unknown operation 'nonsense'; operations: summary, list,"),
+        ("nonsense", {}, "unknown operation 'nonsense'; operations: summary, shape, status,"),
         ("list", {"zones": "bulk"}, "list: .*unknown field `zones`"),
         ("list", {"limit": "many"}, r"list: Expected `int \| null`, got `str` - at `\$.limit`"),
         ("show", {}, "show: .*missing required field `message`"),
@@ -326,3 +336,71 @@ def _required(request: type[Request]) -> tuple[str, ...]:
 def test_wrong_arguments(name: str, arguments: object, text: str) -> None:
     with pytest.raises(LocalError, match=text):
         parse_request(name, arguments)
+
+
+async def test_rates(queue: Queue) -> None:
+    """Of what was settled, by kind; a window that is not kept is refused."""
+    await put(queue)
+    found = {row["kind"]: row for row in await rows(queue, RatesRequest(minutes=1))}
+    assert (found["zone"]["name"], found["zone"]["deferred"]) == ("default", 1)
+    assert (found["destination"]["name"], found["destination"]["attempts"]) == ("c.example", 1)
+    assert [row["kind"] for row in await rows(queue, RatesRequest(kind="zone"))] == ["zone"]
+    with pytest.raises(LocalError, match="minutes: expected one of 1, 5, 60"):
+        await rows(queue, RatesRequest(minutes=2))
+
+
+async def test_shape(queue: Queue) -> None:
+    """By destination and age, the largest first."""
+    await put(queue)
+    await accept(queue, "v@b.example", "w@b.example")
+    found = await rows(queue, ShapeRequest(limit=2))
+    assert (found[0]["destination"], found[0]["total"]) == ("b.example", 3)
+    assert sum(found[0]["ages"]) == 3
+    assert len(found) == 2
+    (row,) = await rows(queue, ShapeRequest(state="deferred"))
+    assert row["destination"] == "c.example"
+
+
+async def test_why_has_one_answer_for_each_state(queue: Queue) -> None:
+    """For waiting, leased, deferred, held and later mail, of a relay that runs and of one that is down."""
+    running = {"zones": {"default": SuspendedZone()}}
+    message = await put(queue)
+
+    async def answer(address: str, **relay: Any) -> dict[str, Any]:
+        (row,) = await rows(queue, WhyRequest(message, address), **relay)
+        why: dict[str, Any] = row["why"]
+        return why
+
+    assert (await answer("x@a.example"))["name"] == "not_running"
+    assert (await answer("x@a.example", **running))["name"] == "turn"
+    assert (await answer("y@b.example", **running))["reason"] == "no route until noon"
+    later = await answer("z@c.example", **running)
+    assert (later["name"], later["key"]) == ("retry", "zones.default.retry")
+    assert later["until_ms"] > later["since_ms"] > 0
+    leased = lease(queue, "a.example")
+    assert (await answer("x@a.example", **running))["name"] == "in_flight"
+    await queue.release(leased)
+    await queue.suspended.suspend("acme", "unpaid")
+    message = await accept(queue, "x@a.example", tenant="acme")
+    suspension = await answer("x@a.example", **running)
+    assert (suspension["name"], suspension["reason"]) == (
+        "tenant_suspension", "Tenant acme is suspended: unpaid"
+    )  # fmt: skip
+    await queue.operator.hold(message)
+    assert (await answer("x@a.example", **running))["name"] == "tenant_suspension"
+    await queue.suspended.resume("acme")
+    assert (await answer("x@a.example", **running))["name"] == "hold"
+    options = DeliveryOptions(not_before_ms=queue.now() + 60_000)
+    message = await accept(queue, "x@a.example", options=options)
+    assert (await answer("x@a.example", **running))["name"] == "not_before"
+    with pytest.raises(LocalError, match="no message"):
+        await answer("nothing@a.example", **running)
+    with pytest.raises(LocalError, match="no message"):
+        await rows(queue, WhyRequest(GONE), **running)
+
+
+async def test_status_needs_a_relay(queue: Queue) -> None:
+    with pytest.raises(LocalError, match="no relay is running"):
+        await rows(queue, StatusRequest())
+    (row,) = await rows(queue, StatusRequest(), status=lambda: {"version": "1"})
+    assert (row["version"], row["queue"]["waiting"], row["suspended"]) == ("1", 0, 0)

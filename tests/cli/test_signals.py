@@ -11,7 +11,7 @@ import pytest
 from tests.kit.deadlines import scaled, time_limit, until
 from tests.kit.relay import Stage, staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.sink.script import Rule, Step

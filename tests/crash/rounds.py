@@ -28,7 +28,7 @@ from tests.kit.load import DOMAINS, Load
 from tests.kit.queue import begin, everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
 from tests.kit.servers import redis_url
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.operation_table import parse_request
 from zonemta_py.admin.requests import AuditRequest, ListRequest, ReleaseRequest
 from zonemta_py.bench.process import START_TIMEOUT_S, CommandProcess, free_port

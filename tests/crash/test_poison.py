@@ -8,7 +8,7 @@ from tests.crash.poison import VARIABLE
 from tests.kit.deadlines import scaled, until
 from tests.kit.relay import logged_events, staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.core.errors import LocalError

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.kit.relay import staged
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import SummaryRequest
 from zonemta_py.bench.process import CommandProcess, rss_anon_bytes
 

@@ -8,7 +8,7 @@ from tests.kit.attacks import item
 from tests.kit.deadlines import until
 from tests.kit.relay import staged
 from tests.kit.smtp_client import RawClient
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import AuditRequest, CheckRequest
 from zonemta_py.bench.process import CommandProcess, free_port, rss_anon_bytes
 

@@ -10,7 +10,7 @@ from tests.kit.listener import ListenerUnderTest, listening, settings_of
 from tests.kit.queue import events
 from tests.kit.relay import Stage
 from tests.kit.smtp_client import RawClient
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.config.schema import SubmissionKey

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from tests.kit.queue import Clock, accept, begin, lease, make_queue, opened, outcomes, settle
-from zonemta_py.core.model import OutcomeKind
+from zonemta_py.core.model import AGES_MIN, OutcomeKind
 from zonemta_py.queue import census as census_module
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.census import OTHER, TOTAL, Census, count_all, differences
-from zonemta_py.queue.depths import AGES_MIN, Depths
+from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import CensusLabels, DeliveryOptions, RecipientState
 from zonemta_py.queue.queue import Queue

@@ -95,7 +95,7 @@ async def test_metrics_tell_what_happened(directory: Path) -> None:
             assert found["zonemta_process_resident_bytes", frozenset({"queue"})] > 1 << 20
             assert found["zonemta_delivery_seconds_count", frozenset({"default"})] >= 2
             assert found["zonemta_sessions_opened_total", frozenset({"default"})] >= 1
-            assert found["zonemta_write_seconds_count", frozenset()] > 3
+            assert found["zonemta_write_seconds_count", frozenset()] >= 3
             accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
             async with client.get("/metrics", headers=accept) as response:
                 text = await response.text()
@@ -268,6 +268,7 @@ async def test_the_description_of_the_api_is_true(directory: Path) -> None:
         url = f"http://127.0.0.1:{http_port(relay)}/api/openapi.json"
         header = f"Authorization: {client.headers['Authorization']}"
         arguments = ["--max-examples", "10", "--seed", "1", "--phases", "coverage,fuzzing"]
+        arguments += ["--exclude-operation-id", "tail"]  # its answer has no end
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "schemathesis.cli", "run", url, "--header", header, *arguments,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=directory,

@@ -12,7 +12,7 @@ from tests.kit.relay import empty, ledger, relaying, staged
 from tests.kit.servers import SHARED
 from tests.kit.shared_relays import shared_settings
 from zonemta_py import Queue
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.events.accounting import read_history

@@ -13,7 +13,14 @@ from aiohttp import web
 from zonemta_py.admin.http_server import HttpRoute, problem
 from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import ChangeRequest, ListRequest, Request, Row
+from zonemta_py.admin.requests import (
+    ChangeRequest,
+    HistoryRequest,
+    ListRequest,
+    Request,
+    Row,
+    TailRequest,
+)
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core.codec import (
     fields_of,
@@ -58,8 +65,11 @@ class Api:
             try:
                 asked = await _read(request, operation)
                 asked = self._restrict(asked, token.tenant)
+                as_lines = LINES in request.headers.get("Accept", "")
+                if isinstance(asked, TailRequest) and not as_lines:
+                    return problem(406, f"its rows have no end: ask with Accept: {LINES}")
                 rows = run_operation(self._operations, asked)
-                if LINES in request.headers.get("Accept", ""):
+                if as_lines:
                     return await _stream(request, rows)
                 return await _document(rows)
             except NotFound as exc:
@@ -77,7 +87,7 @@ class Api:
         """``request`` for the mail of ``tenant`` only. Raises NotFound, PermissionError."""
         if not tenant:
             return request
-        if isinstance(request, ListRequest):
+        if isinstance(request, (ListRequest, TailRequest, HistoryRequest)):
             return replace(request, tenant=tenant)
         message = getattr(request, "message", None)
         if message is not None:
@@ -168,8 +178,8 @@ def open_api(version: str) -> dict[str, Any]:
             "summary": (operation.request.__doc__ or "").partition("\n")[0],
             "description": f"Needs a token with the role {operation.role}.",
             "responses": {
-                "200": {"description": "The rows", "content": {"application/json": {"schema": _ROWS}}},
-                **{str(status): error for status in (400, 401, 403, 404, 409, 413)},
+                "200": {"description": "The rows", "content": _contents(operation)},
+                **{str(status): error for status in (400, 401, 403, 404, 406, 409, 413)},
             },
         }
         if operation.changes:
@@ -197,6 +207,13 @@ def open_api(version: str) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _contents(operation: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = {LINES: {"schema": {"type": "object"}}}
+    if operation.request is not TailRequest:
+        found["application/json"] = {"schema": _ROWS}
+    return found
 
 
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}

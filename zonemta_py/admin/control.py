@@ -7,20 +7,17 @@ because the path of a Unix socket is limited to 107 bytes.
 
 import asyncio
 import logging
-import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.admin.operation_table import operation_of, parse_request, run_operation
+from zonemta_py.admin.control_client import SOCKET_NAME, short_path
+from zonemta_py.admin.operation_table import parse_request, run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import Request, Row
+from zonemta_py.admin.requests import Request
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError
 
-SOCKET_NAME = "control.sock"
 REQUEST_MAX_BYTES = 65_536
 
 log = logging.getLogger(__name__)
@@ -31,15 +28,6 @@ class _Line(Struct, frozen=True, forbid_unknown_fields=True):
 
     operation: str
     arguments: dict[str, Any] | None = None
-
-
-@contextmanager
-def _short_path(directory: Path) -> Iterator[str]:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{handle}/{SOCKET_NAME}"
-    finally:
-        os.close(handle)
 
 
 class ControlServer:
@@ -56,7 +44,7 @@ class ControlServer:
         path = self._directory / SOCKET_NAME
         path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short_path(self._directory) as short:
+        with short_path(self._directory) as short:
             sock.bind(short)
         path.chmod(0o600)
         self._server = await asyncio.start_unix_server(self._accept, sock=sock, limit=REQUEST_MAX_BYTES)
@@ -108,48 +96,3 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
     except ValueError as exc:
         raise LocalError(f"not a request: {exc}") from exc
     return parse_request(line.operation, line.arguments or {})
-
-
-def is_running(directory: Path) -> bool:
-    """Whether a relay answers at the control socket of a queue."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            with _short_path(directory) as short:
-                sock.connect(short)
-        except OSError:
-            return False
-    return True
-
-
-def ask(directory: Path, request: Request) -> Iterator[Row]:
-    """The rows of a running relay's answer.
-
-    Raises ConnectionRefusedError when no relay runs; LocalError when it refuses the request, when the
-    operation fails, or when the relay stops before the end of its answer.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with _short_path(directory) as short:
-            sock.connect(short)
-    except FileNotFoundError as exc:
-        sock.close()
-        raise ConnectionRefusedError(str(exc)) from exc
-    except PermissionError as exc:
-        sock.close()
-        raise LocalError(
-            f"{directory / SOCKET_NAME}: permission denied; run this as the relay's user"
-        ) from exc
-    except BaseException:
-        sock.close()
-        raise
-    with sock, sock.makefile("rwb") as stream:
-        stream.write(to_json({"operation": operation_of(request).name, "arguments": request}) + b"\n")
-        stream.flush()
-        for line in stream:
-            row: Row = from_json(line)
-            if row.get("end"):
-                return
-            if "error" in row:
-                raise LocalError(row["error"])
-            yield row
-    raise LocalError("the relay stopped before the end of its answer")

@@ -27,8 +27,9 @@ from zonemta_py.admin.http_server import HttpRoute
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
 from zonemta_py.core.histogram import Histogram
+from zonemta_py.core.model import AGES_MIN, STATES
 from zonemta_py.queue.census import OTHER
-from zonemta_py.queue.depths import AGES_MIN, STATES, Depths
+from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.queue import Queue
 
 ZONES_MAX = 50

@@ -6,10 +6,11 @@ between slices of its work.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
-from zonemta_py.admin.reasons import Reasons, RunningRelay
+from zonemta_py.admin.event_operations import EventOperations
+from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.admin.requests import (
     AuditRequest,
     BodyRequest,
@@ -18,146 +19,39 @@ from zonemta_py.admin.requests import (
     DeleteRequest,
     FlushRequest,
     HoldRequest,
-    ListRequest,
     ReleaseRequest,
     ReloadRequest,
     Row,
-    ShowRequest,
-    StateRequest,
     StatsRequest,
-    SummaryRequest,
     UnreachableRequest,
-    WhyRequest,
 )
 from zonemta_py.admin.tenant_operations import TenantOperations
+from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations, no_message
 from zonemta_py.core.clock import monotonic_s
-from zonemta_py.core.codec import to_plain
-from zonemta_py.core.errors import ConfigError, LocalError, NotFound, QueueCorrupt
-from zonemta_py.queue.census import TOTAL, count_all, differences
-from zonemta_py.queue.depths import Depths
+from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
+from zonemta_py.queue.census import count_all, differences
 from zonemta_py.queue.format.keys import (
     META_EXPORTED,
     OUTBOX,
     end_of,
     mark_key,
     parse_outbox,
-    waiting_key,
 )
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
-from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
-from zonemta_py.queue.upkeep.state import state_of_message
+from zonemta_py.queue.upkeep.inspect import recipient_rows
 
-SLICE_ROWS = 500
-TOP_DESTINATIONS = 10
 ALL = "all"
 DOWN = RunningRelay()
 
 
-class Operations(TenantOperations):
+class Operations(ViewOperations, TenantOperations, EventOperations):
     """The operations on ``queue``, and on the ``relay`` that runs on it."""
 
     def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
-        super().__init__(queue, relay.verify)
-        self._relay = relay
-
-    async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
-        """A row for each zone."""
-        queue, census = self._queue, self._queue.census
-        if not census.is_complete and not queue.counting:  # the queue is not running
-            for counted in count_all(queue.store, queue.windows.destination_of):
-                await asyncio.sleep(0)
-                census = counted or census
-        depths, next_due_ms = Depths(census, queue.windows), queue.deferral.next_due_ms()
-        reasons = Reasons(queue, self._relay)
-        for zone in census.zones():
-            suspended = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
-            suspensions = {
-                name: to_plain(why)
-                for name in suspended
-                if (why := reasons.destination(zone, name)) is not None
-            }
-            yield {
-                "zone": zone,
-                **depths.zone(zone),
-                "counting": not census.is_complete,
-                "oldest_ms": depths.oldest_ms(zone),
-                "next_due_ms": next_due_ms.get(zone),
-                "destinations": {
-                    name: row[TOTAL] for name, row in census.largest(zone, TOP_DESTINATIONS)
-                },
-                "suspensions": suspensions,
-            }
-
-    async def list(self, request: ListRequest) -> AsyncIterator[Row]:
-        """A row for each recipient."""
-        found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
-        for number, row in enumerate(self._rows_after(request)):
-            record = row.pop("record")
-            if number % SLICE_ROWS == 0:
-                await asyncio.sleep(0)
-            row["state"] = self._state(row)
-            if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
-                continue
-            row.update(labels.of(row["message"]))
-            if not request.has_labels(row):
-                continue
-            row["why"] = to_plain(reasons.of(row["zone"], row["message"], row["recipient"], record))
-            yield row
-            found += 1
-            if found == request.limit:
-                return
-
-    def _rows_after(self, request: ListRequest) -> Iterator[Row]:
-        """The recipients behind ``request.after``. Raises LocalError."""
-        try:
-            return recipient_rows(self._queue.store, request.zone, request.after.encode())
-        except ValueError as exc:
-            raise LocalError(f"after: {exc}") from exc
-
-    def tenant_of(self, message: str) -> str | None:
-        """Whose mail a message is; None when there is no such message."""
-        if self._queue.store.get(mark_key(message)) is None:
-            return None
-        tenant: str = MessageLabels(self._queue.store).of(message)["tenant"]
-        return tenant
-
-    def _state(self, row: Row) -> str:
-        """One of STATES, for a recipient that waits by what the running relay knows."""
-        state: str = row["state"]
-        if state == "waiting":
-            zone, windows = row["zone"], self._queue.windows
-            window = windows.zone(zone)
-            if window.is_leased(waiting_key(zone, row["message"], row["recipient"])):
-                return "in_flight"
-            if window.is_suspended(windows.destination_of(zone, row["domain"])):
-                return "suspended"
-        return state
-
-    async def show(self, request: ShowRequest) -> AsyncIterator[Row]:
-        """One row. Raises LocalError when there is no such message."""
-        with self._queue.store.frozen() as view:
-            row = message_row(view, request.message)
-        if row is None:
-            raise _no_message(request.message)
-        reasons = Reasons(self._queue, self._relay)
-        for recipient in row["recipients"]:
-            record = recipient.pop("record")
-            recipient["state"] = self._state({**recipient, "message": request.message})
-            why = reasons.of(recipient["zone"], request.message, recipient["recipient"], record)
-            recipient["why"] = to_plain(why)
-        yield row
-
-    async def why(self, request: WhyRequest) -> AsyncIterator[Row]:
-        """A row for each recipient, with ``state`` and ``why``. Raises LocalError when there is none."""
-        found = False
-        async for row in self.show(ShowRequest(request.message)):
-            for recipient in row["recipients"]:
-                if request.recipient in (None, recipient["recipient"]):
-                    found = True
-                    yield {name: recipient[name] for name in ("recipient", "zone", "state", "why")}
-        if not found:
-            raise _no_message(f"{request.message} to {request.recipient}")
+        ViewOperations.__init__(self, queue, relay)
+        TenantOperations.__init__(self, queue, relay.verify)
+        EventOperations.__init__(self, queue, relay.events, relay.stream)
 
     async def body(self, request: BodyRequest) -> AsyncIterator[Row]:
         """Rows with ``chunk``. Raises LocalError when there is no such message or it is damaged."""
@@ -173,11 +67,6 @@ class Operations(TenantOperations):
                 self._queue.release_message(active)
         except QueueCorrupt as exc:
             raise LocalError(str(exc)) from exc
-
-    async def state(self, request: StateRequest) -> AsyncIterator[Row]:
-        """One row."""
-        with self._queue.store.frozen() as view:
-            yield state_of_message(view, request.message)
 
     async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:
         """One row with ``woken``, a number of recipients. Raises LocalError when there is no such message."""
@@ -202,7 +91,7 @@ class Operations(TenantOperations):
         deleted, busy = await self._queue.operator.delete(request.message, request.recipient)
         if not deleted and not busy:
             to = f" to {request.recipient}" if request.recipient else ""
-            raise _no_message(request.message + to)
+            raise no_message(request.message + to)
         yield {"deleted": deleted, "in_flight": busy}
 
     async def bounce(self, request: BounceRequest) -> AsyncIterator[Row]:
@@ -227,7 +116,7 @@ class Operations(TenantOperations):
 
     def _require(self, message: str) -> None:
         if self._queue.store.get(mark_key(message)) is None:
-            raise _no_message(message)
+            raise no_message(message)
 
     async def unreachable(self, request: UnreachableRequest) -> AsyncIterator[Row]:
         """A row for each address; with ``clear`` one row with ``cleared``. No row when no relay runs."""
@@ -322,7 +211,3 @@ class Operations(TenantOperations):
 
 def _chunk_row(chunk: bytes) -> Row:
     return {"chunk": base64.b64encode(chunk).decode()}
-
-
-def _no_message(text: str) -> NotFound:
-    return NotFound(f"no message {text} in the queue")

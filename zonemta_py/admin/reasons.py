@@ -2,8 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
@@ -30,13 +32,17 @@ class ZoneView(Protocol):
 class RunningRelay:
     """What the operations need of a running relay; the defaults are those of one that is down.
 
-    ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant.
+    ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
+    the directory of the event log, ``stream`` what is written to it. ``status``: see ``Relay.status``.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
     unreachable: UnreachableHosts | None = None
     reload: Callable[[], Sequence[str]] | None = None
     verify: Callable[[str], Awaitable[None]] | None = None
+    events: Path | None = None
+    stream: EventStream | None = None
+    status: Callable[[], dict[str, Any]] | None = None
 
 
 class Reasons:

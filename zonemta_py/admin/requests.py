@@ -12,12 +12,37 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """The arguments of an operation. Subclasses without fields have none."""
 
 
+def name_of(request: Request) -> str:
+    """The name of the operation, which is that of its command: ``list`` for a ListRequest."""
+    return type(request).__name__.removesuffix("Request").lower()
+
+
 class ChangeRequest(Request, frozen=True):
     """A request that changes the queue; every other one only reads it."""
 
 
 class SummaryRequest(Request, frozen=True):
     """Count recipients per zone."""
+
+
+class StatusRequest(Request, frozen=True):
+    """Show what the relay is and how it is: version, processes, readiness, depths, rates, suspensions."""
+
+
+class RatesRequest(Request, frozen=True):
+    """Show what was attempted in the last 1, 5 or 60 ``minutes``; ``kind``: zone, destination, source or tenant."""
+
+    minutes: int = 5
+    kind: str | None = None
+    limit: int = 20
+
+
+class ShapeRequest(Request, frozen=True):
+    """Count recipients by destination and age, as Postfix's qshape; the ``limit`` largest destinations."""
+
+    zone: str | None = None
+    state: str | None = None
+    limit: int = 20
 
 
 class ListRequest(Request, frozen=True):
@@ -106,7 +131,7 @@ class ReleaseRequest(ChangeRequest, frozen=True):
     recipient: str | None = None
 
 
-class TenantsRequest(Request, frozen=True):
+class SuspendedRequest(Request, frozen=True):
     """List the suspended tenants and users."""
 
 
@@ -147,6 +172,31 @@ class UnreachableRequest(Request, frozen=True):
 
 class ReloadRequest(Request, frozen=True):
     """Read the configuration again."""
+
+
+class HistoryRequest(Request, frozen=True):
+    """Find the events of a message, an address or a Message-ID; ``since_ms``: nothing older (unix ms)."""
+
+    key: str
+    since_ms: int = 0
+    limit: int = 1000
+    tenant: str | None = None
+
+
+class TailRequest(Request, frozen=True):
+    """Watch the events as they happen; None: do not filter. ``event``: delivered, deferred, …"""
+
+    event: str | None = None
+    zone: str | None = None
+    domain: str | None = None
+    tenant: str | None = None
+    message: str | None = None
+
+    def wants(self, record: Mapping[str, Any]) -> bool:
+        """Whether an event is asked for."""
+        wanted = {"event": self.event, "zone": self.zone, "domain": self.domain}
+        wanted |= {"tenant": self.tenant, "message": self.message}
+        return all(value is None or record.get(name) == value for name, value in wanted.items())
 
 
 class CheckRequest(Request, frozen=True):

@@ -7,8 +7,8 @@ from itertools import islice
 from zonemta_py.admin.requests import (
     ResumeRequest,
     Row,
+    SuspendedRequest,
     SuspendRequest,
-    TenantsRequest,
     UsageRequest,
     VerifyRequest,
 )
@@ -48,7 +48,7 @@ class TenantOperations:
                 "verified_ms": times[1],
             }
 
-    async def suspended(self, request: TenantsRequest) -> AsyncIterator[Row]:
+    async def suspended(self, request: SuspendedRequest) -> AsyncIterator[Row]:
         """A row for each suspended ``tenant`` or ``user``."""
         for name in self._queue.suspended.names():
             found, user = self._queue.suspended.get(name), name.removeprefix(USER)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import AuditRequest
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError

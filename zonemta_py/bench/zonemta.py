@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import StatsRequest
 from zonemta_py.bench.process import CommandProcess
 from zonemta_py.bench.scenarios import Scenario

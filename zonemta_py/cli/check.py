@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.admin.control import is_running
+from zonemta_py.admin.control_client import is_running
 from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
 from zonemta_py.relay.preflight import check_addresses, verify, warnings
 

@@ -5,16 +5,17 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -88,6 +89,8 @@ def print_json(row: Any) -> None:
     click.echo(to_json(row).decode())
 
 
-def print_table(table: Table, width: int = PIPE_WIDTH) -> None:
+def print_table(table: "Table", width: int = PIPE_WIDTH) -> None:
     """Print ``table`` as wide as the terminal, or ``width`` columns when stdout is not one."""
+    from rich.console import Console  # a tenth of the start of a command that prints no table
+
     Console(highlight=False, width=None if sys.stdout.isatty() else width).print(table)

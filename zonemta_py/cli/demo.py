@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import SummaryRequest
 from zonemta_py.bench.process import CommandProcess, free_port
 from zonemta_py.cli.common import EXIT_FAILED, print_table, reports_errors

@@ -2,11 +2,11 @@
 
 import signal
 import threading
-from importlib import import_module
 
 import click
 
 from zonemta_py import __version__
+from zonemta_py.cli.lazy import LazyGroup
 
 COMMANDS = {
     "serve": "zonemta_py.cli.serve",
@@ -16,7 +16,11 @@ COMMANDS = {
     "submit": "zonemta_py.cli.submit",
     "lint": "zonemta_py.cli.lint",
     "queue": "zonemta_py.cli.queue.group",
+    "status": "zonemta_py.cli.status",
+    "rates": "zonemta_py.cli.status",
     "why": "zonemta_py.cli.why",
+    "history": "zonemta_py.cli.events",
+    "tail": "zonemta_py.cli.events",
     "audit": "zonemta_py.cli.audit",
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",
@@ -30,27 +34,21 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are attributes of the modules in ``COMMANDS``."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return list(COMMANDS)
+class MainGroup(LazyGroup):
+    """The group ``zonemta``."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported now; None for an unknown name."""
-        module = COMMANDS.get(cmd_name)
         if cmd_name == "serve" and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGHUP, signal.SIGALRM):
                 signal.signal(number, signal.SIG_IGN)  # they would end it before it can handle them
-        command: click.Command | None = (
-            getattr(import_module(module), cmd_name) if module is not None else None
-        )
-        return command
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=MainGroup,
+    commands_in={name: f"{module}:{name}" for name, module in COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="zonemta")
 def main() -> None:

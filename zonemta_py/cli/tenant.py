@@ -10,8 +10,8 @@ from rich.table import Table
 
 from zonemta_py.admin.requests import (
     ResumeRequest,
+    SuspendedRequest,
     SuspendRequest,
-    TenantsRequest,
     UsageRequest,
     VerifyRequest,
 )
@@ -58,7 +58,7 @@ def _suspensions(config_path: Path) -> dict[str, dict[str, Any]]:
     """The suspended tenants; none without a queue."""
     if not read_config(config_path).queue.directory.is_dir():
         return {}
-    rows = rows_of(config_path, TenantsRequest())
+    rows = rows_of(config_path, SuspendedRequest())
     return {row["tenant"]: row for row in rows if "tenant" in row}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from zonemta_py.admin.requests import ResumeRequest, SuspendRequest, TenantsRequest
+from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
 from zonemta_py.cli.common import (
     config_option,
     echo,
@@ -62,7 +62,7 @@ def _suspended(config_path: Path) -> dict[str, dict[str, Any]]:
     """The suspended users; none without a queue."""
     if not read_config(config_path).queue.directory.is_dir():
         return {}
-    rows = rows_of(config_path, TenantsRequest())
+    rows = rows_of(config_path, SuspendedRequest())
     return {row["user"]: row for row in rows if "user" in row}
 
 

@@ -4,11 +4,14 @@ Lower layers take ``now_ms`` or ``now_s`` as an argument; higher layers call thi
 replace the clock.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def now_ms() -> int:
@@ -37,11 +40,13 @@ def mail_date(ms: int) -> str:
     return _mail_date[1]
 
 
-async def wait_event(event: asyncio.Event, at_most_s: float) -> bool:
+async def wait_event(event: "asyncio.Event", at_most_s: float) -> bool:
     """Wait for ``event``; False after ``at_most_s`` without it.
 
     asyncio.wait_for before Python 3.12 may lose a cancellation that arrives with the event.
     """
+    import asyncio  # loading it is a tenth of the start of a command
+
     try:
         async with asyncio.timeout(at_most_s):
             await event.wait()
@@ -59,7 +64,7 @@ class Deadline:
 
     __slots__ = ("_at", "_expired", "_loop", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+    def __init__(self, loop: "asyncio.AbstractEventLoop", expired: Callable[[], None]) -> None:
         self._loop = loop
         self._expired = expired
         self._at: float | None = None

@@ -4,6 +4,20 @@ from enum import StrEnum
 
 from zonemta_py.core.codec import Struct
 
+# The states of a recipient in the queue, as an operator sees them.
+STATES = ("waiting", "in_flight", "suspended", "deferred", "not_before", "held")
+AGES_MIN = (
+    5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    320,
+    640,
+    1280,
+)  # upper ends of the ages of Postfix's qshape, in minutes
+
 
 class Attempt(Struct, frozen=True, array_like=True):
     """The result of one delivery attempt for the recipients that it concerns.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zonemta_py.config.units import Keep
+from zonemta_py.events.index import NAME
 from zonemta_py.events.segments import sealed_segments
 
 
@@ -41,6 +42,8 @@ def remove_old(directory: Path, node: str, keep: Keep, needed_s: float, now_s: f
         path.unlink()
         count += 1
         for parent in (path.parent, path.parent.parent):  # hour, date
+            if [each.name for each in parent.iterdir()] == [NAME]:
+                (parent / NAME).unlink()
             if any(parent.iterdir()):
                 break
             parent.rmdir()

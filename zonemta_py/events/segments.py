@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import struct
+from array import array
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -26,6 +27,7 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import SegmentDamaged
 from zonemta_py.core.files import private_directory, sync_directory
 from zonemta_py.events.frames import MAGIC, Frame, make_compressor, read_frames
+from zonemta_py.events.index import add_to_index, hashes_in
 
 _TRAILER = struct.Struct("<II8sQQQQ32s")
 _TRAILER_START = struct.pack("<II8s", 0x184D2A5A, _TRAILER.size - 8, b"zmtaseg1")
@@ -66,6 +68,7 @@ class Segment:
         self._compressor = make_compressor()
         self._digest = hashlib.sha256()
         self._records = 0
+        self._hashes = array("Q")
         self._previous = previous
         self.first_seq = self.last_seq = first_seq
         self.size_bytes = 0
@@ -83,6 +86,7 @@ class Segment:
             raise
         self._digest.update(frame)
         self._records += lines.count(b"\n")
+        self._hashes.extend(hashes_in(lines))
         self.last_seq = last_seq
         self.size_bytes += len(frame)
 
@@ -100,7 +104,12 @@ class Segment:
             _write(self._file, trailer.sealed(self._digest).pack())
         finally:
             self.leave()
-        return publish(self._directory, self._path, self._name, now_ms)
+        sealed = publish(self._directory, self._path, self._name, now_ms)
+        try:
+            add_to_index(sealed, self._hashes)
+        except OSError as exc:
+            log.warning("%s is not in the index, and is read by each search: %s", sealed, exc)
+        return sealed
 
     def leave(self) -> None:
         """Close the file without sealing it; the next start does that."""
@@ -214,6 +223,22 @@ def _record(line: bytes, path: Path, at: int) -> dict[str, Any]:
     except ValueError as exc:
         raise SegmentDamaged(f"{path}: damaged at byte {at}: {exc}", at) from exc
     return record
+
+
+def frames_of(path: Path) -> bytes:
+    """The frames of a sealed segment, without its trailer; nothing is verified."""
+    return _split(path.read_bytes())[0]
+
+
+def open_frames(directory: Path) -> Iterator[bytes]:
+    """The lines of every frame of unsealed files; the newest may be missing."""
+    for path in sorted(directory.glob(".*.open")):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue  # sealed meanwhile
+        for frame in whole_frames(data, path):
+            yield frame.lines
 
 
 def read_open_segments(directory: Path) -> Iterator[dict[str, Any]]:

@@ -3,22 +3,10 @@
 Of those that wait on disk, workers hold some (*in flight*), and others wait for a suspended destination.
 """
 
+from zonemta_py.core.model import AGES_MIN
 from zonemta_py.queue.census import AGE_SLOT_MS, TOTAL, Census, Row
 from zonemta_py.queue.format.records import RecipientState
 from zonemta_py.queue.windows import ReadyWindows
-
-STATES = ("waiting", "in_flight", "suspended", "deferred", "not_before", "held")
-AGES_MIN = (
-    5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    320,
-    640,
-    1280,
-)  # upper ends of the ages of Postfix's qshape, in minutes
 
 
 def depth_of(row: Row, in_flight: int, suspended: int) -> dict[str, int]:

@@ -171,6 +171,14 @@ class AdminService:
             self._stops, self._is_unwritable, self._lacks_space, self._lacks_descriptors, self._scans, self._lags,
         ]  # fmt: skip
 
+    def reasons(self) -> list[str]:
+        """Why the relay is not ready for mail; empty when it is."""
+        return [reason for check in self._checks() if (reason := check())]
+
+    def processes(self) -> dict[str, list[int]]:
+        """The process ids by role."""
+        return dict(self._pids())
+
     def _stops(self) -> str:
         return "the relay is stopping" if self._stopping else ""
 

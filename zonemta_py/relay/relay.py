@@ -4,10 +4,11 @@ import logging
 import socket
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from zonemta_py import __version__
 from zonemta_py.admin.control import ControlServer
+from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.config.hooks import Hooks
@@ -74,6 +75,7 @@ class Relay:
         hostname, router = config.hostname or socket.getfqdn(), make_router(config)
         verify(config, hooks)
         self._stopped = False
+        self._since_ms = clock.now_ms()
         pending = PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
         self._destinations = Destinations(config.zones)
@@ -109,9 +111,13 @@ class Relay:
     def _make_parts(self) -> list[Part]:
         """All parts in the order of their start. The event log is closed after the last delivery."""
         config, queue, delivery = self._config, self._queue, self._delivery
-        observers = [self._on_events] if self._on_events is not None else []
+        stream = EventStream()
+        observers = [stream.publish, *([self._on_events] if self._on_events is not None else [])]
         exporter = Exporter(queue, config.events, observers)
-        running = RunningRelay(delivery.views, delivery.unreachable, self.reload, self._verifier.verify)
+        running = RunningRelay(
+            delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
+            config.events.directory, stream, self.status,
+        )  # fmt: skip
         operations = Operations(queue, running)
         control = ControlServer(config.queue.directory, operations)
         parts = [
@@ -230,6 +236,25 @@ class Relay:
             policies=self._hooks.policies,
             store=store,
         )
+
+    def status(self) -> dict[str, Any]:
+        """What this relay is, and whether it is ready."""
+        admin = self.admin
+        assert admin is not None
+        server = admin.server
+        urls = [str(address) for address in self._config.admin.address] if server is not None else []
+        return {
+            "version": __version__,
+            "hostname": self._config.hostname or socket.getfqdn(),
+            "since_ms": self._since_ms,
+            "listeners": [str(address) for address in self.addresses],
+            "http": urls,
+            "processes": admin.processes(),
+            "not_ready": admin.reasons(),
+            "sessions_in": self._intake.sessions,
+            "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
+            "taken_over": self._orphans.names if self._orphans is not None else [],
+        }
 
     def _on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
         self._delivery.ready(zone, destination, low_volume)

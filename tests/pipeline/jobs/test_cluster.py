@@ -144,7 +144,7 @@ async def test_on_a_cluster(spark: "SparkSession", directory: Path) -> None:
 
 
 async def _drained(node: Node) -> bool:
-    from zonemta_py.admin.control import ask
+    from zonemta_py.admin.control_client import ask
     from zonemta_py.admin.requests import ListRequest
 
     rows = await asyncio.to_thread(lambda: list(ask(node.directory / "queue", ListRequest())))

@@ -1,16 +1,12 @@
 """Executes an operation: through the control socket of a running relay, or on the queue when none runs."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-from zonemta_py.admin.control import ask
-from zonemta_py.admin.operation_table import run_operation
-from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ChangeRequest, Request, Row
 from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
 from zonemta_py.config.schema import Config
-from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.storage.interface import Access
 
 
@@ -31,15 +27,28 @@ def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) ->
     except ConnectionRefusedError:
         if relay_only:
             fail(f"{directory}: no relay is running")
+        import asyncio
+
         yield from asyncio.run(_offline(config, request))
 
 
 async def _offline(config: Config, request: Request) -> list[Row]:
+    """The rows, from the queue itself. What a command to a running relay does not need is imported here."""
+    from zonemta_py.admin.operation_table import run_operation
+    from zonemta_py.admin.operations import Operations
+    from zonemta_py.admin.reasons import RunningRelay
+    from zonemta_py.delivery.open_queue import open_queue
+
     access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
     queue = open_queue(config, access=access)
     if access is Access.EXISTING:
         queue.commits.start()
     try:
-        return [row async for row in run_operation(Operations(queue), request)]
+        return [
+            row
+            async for row in run_operation(
+                Operations(queue, RunningRelay(events=config.events.directory)), request
+            )
+        ]
     finally:
         await queue.close()

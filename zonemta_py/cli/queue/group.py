@@ -2,13 +2,32 @@
 
 import click
 
-from zonemta_py.cli.queue.change import bounce, delete, flush, hold, release, repair_
-from zonemta_py.cli.queue.inspect import body, check, list_, show, state, stats, summary
-from zonemta_py.cli.queue.transfer import export_, import_
-from zonemta_py.cli.queue.unreachable import dead_addresses, unreachable
+from zonemta_py.cli.lazy import LazyGroup
+
+_HERE = "zonemta_py.cli.queue"
+COMMANDS = {
+    "summary": f"{_HERE}.inspect:summary",
+    "list": f"{_HERE}.inspect:list_",
+    "show": f"{_HERE}.inspect:show",
+    "shape": f"{_HERE}.shape:shape",
+    "state": f"{_HERE}.inspect:state",
+    "body": f"{_HERE}.inspect:body",
+    "check": f"{_HERE}.inspect:check",
+    "stats": f"{_HERE}.inspect:stats",
+    "unreachable": f"{_HERE}.unreachable:unreachable",
+    "dead-addresses": f"{_HERE}.unreachable:dead_addresses",
+    "flush": f"{_HERE}.change:flush",
+    "hold": f"{_HERE}.change:hold",
+    "release": f"{_HERE}.change:release",
+    "delete": f"{_HERE}.change:delete",
+    "bounce": f"{_HERE}.change:bounce",
+    "repair": f"{_HERE}.change:repair_",
+    "export": f"{_HERE}.transfer:export_",
+    "import": f"{_HERE}.transfer:import_",
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, commands_in=COMMANDS)
 def queue() -> None:
     """Inspect and change the queue, whether the relay is running or not.
 
@@ -18,10 +37,3 @@ def queue() -> None:
       zonemta queue list -c config/zonemta.yaml --zone bulk --state deferred
       zonemta queue flush -c config/zonemta.yaml --domain example.org
     """
-
-
-for _command in (
-    summary, list_, show, state, body, check, stats, unreachable, dead_addresses,
-    flush, hold, release, delete, bounce, repair_, export_, import_,
-):  # fmt: skip
-    queue.add_command(_command)

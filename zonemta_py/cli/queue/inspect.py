@@ -32,7 +32,7 @@ from zonemta_py.cli.common import (
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import ago, reason_text, time_left
 from zonemta_py.core import clock
-from zonemta_py.queue.depths import STATES
+from zonemta_py.core.model import STATES
 
 
 @click.command()

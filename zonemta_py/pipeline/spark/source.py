@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from zonemta_py.admin.control import ask
+from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import ListRequest
 from zonemta_py.config.units import duration, host_port
 from zonemta_py.core.errors import ConfigError, LocalError

@@ -1,0 +1,220 @@
+"""The operations that show the queue: depths, recipients, reasons, rates. They change nothing."""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator
+from heapq import nlargest
+
+from zonemta_py.admin.reasons import Reasons, RunningRelay
+from zonemta_py.admin.requests import (
+    ListRequest,
+    RatesRequest,
+    Row,
+    ShapeRequest,
+    ShowRequest,
+    StateRequest,
+    StatusRequest,
+    SummaryRequest,
+    WhyRequest,
+)
+from zonemta_py.core.codec import to_plain
+from zonemta_py.core.errors import LocalError, NotFound
+from zonemta_py.core.model import AGES_MIN, STATES
+from zonemta_py.queue.census import TOTAL, count_all
+from zonemta_py.queue.depths import Depths
+from zonemta_py.queue.format.keys import mark_key, waiting_key
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN
+from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
+from zonemta_py.queue.upkeep.state import state_of_message
+
+SLICE_ROWS = 500
+TOP_DESTINATIONS = 10
+
+
+class ViewOperations:
+    """A part of ``Operations``."""
+
+    def __init__(self, queue: Queue, relay: RunningRelay) -> None:
+        self._queue = queue
+        self._relay = relay
+
+    async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
+        """A row for each zone."""
+        queue, census = self._queue, self._queue.census
+        if not census.is_complete and not queue.counting:  # the queue is not running
+            for counted in count_all(queue.store, queue.windows.destination_of):
+                await asyncio.sleep(0)
+                census = counted or census
+        depths, next_due_ms = Depths(census, queue.windows), queue.deferral.next_due_ms()
+        reasons = Reasons(queue, self._relay)
+        for zone in census.zones():
+            suspended = queue.windows.zone(zone).suspended()[:TOP_DESTINATIONS]
+            suspensions = {
+                name: to_plain(why)
+                for name in suspended
+                if (why := reasons.destination(zone, name)) is not None
+            }
+            yield {
+                "zone": zone,
+                **depths.zone(zone),
+                "counting": not census.is_complete,
+                "oldest_ms": depths.oldest_ms(zone),
+                "next_due_ms": next_due_ms.get(zone),
+                "destinations": {
+                    name: row[TOTAL] for name, row in census.largest(zone, TOP_DESTINATIONS)
+                },
+                "suspensions": suspensions,
+            }
+
+    async def shape(self, request: ShapeRequest) -> AsyncIterator[Row]:
+        """A row for each destination: ``zone``, ``destination``, ``total``, and ``ages``, up to each of AGES_MIN and older."""
+        queue, now_ms = self._queue, self._queue.now()
+        shape: dict[tuple[str, str], list[int]] = {}
+        for number, row in enumerate(recipient_rows(queue.store, request.zone)):
+            if number % SLICE_ROWS == 0:
+                await asyncio.sleep(0)
+            if request.state in (None, row["state"]):
+                place = row["zone"], queue.windows.destination_of(row["zone"], row["domain"])
+                found = shape.setdefault(place, [0] * (len(AGES_MIN) + 1))
+                found[bisect_left(AGES_MIN, (now_ms - row["created_ms"]) / 60_000)] += 1
+        largest = nlargest(request.limit, shape.items(), key=lambda item: sum(item[1]))
+        for (zone, destination), ages in largest:
+            yield {"zone": zone, "destination": destination, "total": sum(ages), "ages": ages}
+
+    async def list(self, request: ListRequest) -> AsyncIterator[Row]:
+        """A row for each recipient."""
+        found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
+        for number, row in enumerate(self._rows_after(request)):
+            record = row.pop("record")
+            if number % SLICE_ROWS == 0:
+                await asyncio.sleep(0)
+            row["state"] = self._state(row)
+            if request.domain not in (None, row["domain"]) or request.state not in (None, row["state"]):
+                continue
+            row.update(labels.of(row["message"]))
+            if not request.has_labels(row):
+                continue
+            row["why"] = to_plain(reasons.of(row["zone"], row["message"], row["recipient"], record))
+            yield row
+            found += 1
+            if found == request.limit:
+                return
+
+    def _rows_after(self, request: ListRequest) -> Iterator[Row]:
+        """The recipients behind ``request.after``. Raises LocalError."""
+        try:
+            return recipient_rows(self._queue.store, request.zone, request.after.encode())
+        except ValueError as exc:
+            raise LocalError(f"after: {exc}") from exc
+
+    def tenant_of(self, message: str) -> str | None:
+        """Whose mail a message is; None when there is no such message."""
+        if self._queue.store.get(mark_key(message)) is None:
+            return None
+        tenant: str = MessageLabels(self._queue.store).of(message)["tenant"]
+        return tenant
+
+    def _state(self, row: Row) -> str:
+        """One of STATES, for a recipient that waits by what the running relay knows."""
+        state: str = row["state"]
+        if state == "waiting":
+            zone, windows = row["zone"], self._queue.windows
+            window = windows.zone(zone)
+            if window.is_leased(waiting_key(zone, row["message"], row["recipient"])):
+                return "in_flight"
+            if window.is_suspended(windows.destination_of(zone, row["domain"])):
+                return "suspended"
+        return state
+
+    async def show(self, request: ShowRequest) -> AsyncIterator[Row]:
+        """One row. Raises LocalError when there is no such message."""
+        with self._queue.store.frozen() as view:
+            row = message_row(view, request.message)
+        if row is None:
+            raise no_message(request.message)
+        reasons = Reasons(self._queue, self._relay)
+        for recipient in row["recipients"]:
+            record = recipient.pop("record")
+            recipient["state"] = self._state({**recipient, "message": request.message})
+            why = reasons.of(recipient["zone"], request.message, recipient["recipient"], record)
+            recipient["why"] = to_plain(why)
+        yield row
+
+    async def why(self, request: WhyRequest) -> AsyncIterator[Row]:
+        """A row for each recipient, with ``state`` and ``why``. Raises LocalError when there is none."""
+        found = False
+        async for row in self.show(ShowRequest(request.message)):
+            for recipient in row["recipients"]:
+                if request.recipient in (None, recipient["recipient"]):
+                    found = True
+                    yield {name: recipient[name] for name in ("recipient", "zone", "state", "why")}
+        if not found:
+            raise no_message(f"{request.message} to {request.recipient}")
+
+    async def state(self, request: StateRequest) -> AsyncIterator[Row]:
+        """One row."""
+        with self._queue.store.frozen() as view:
+            yield state_of_message(view, request.message)
+
+    async def status(self, request: StatusRequest) -> AsyncIterator[Row]:
+        """One row. Raises LocalError when no relay is running."""
+        if self._relay.status is None:
+            raise LocalError("no relay is running")
+        queue, reasons = self._queue, Reasons(self._queue, self._relay)
+        depths = Depths(queue.census, queue.windows)
+        zones = {zone: depths.zone(zone) for zone in queue.census.zones()}
+        suspended = [(zone, name) for zone in zones for name in queue.windows.zone(zone).suspended()]
+        why = {place: reasons.destination(*place) for place in suspended[:TOP_DESTINATIONS]}
+        traffic = queue.traffic
+        rates = traffic.rates(traffic.zones, 5).values()
+        covered_s = max([1.0, *(rate.covered_s for rate in rates)])
+        yield {
+            **self._relay.status(),
+            "counting": not queue.census.is_complete,
+            "queue": {state: sum(zone[state] for zone in zones.values()) for state in STATES},
+            "per_s": {
+                name: round(sum(rate.counts[name] for rate in rates) / covered_s, 2) for name in COUNTED
+            },
+            "suspended": len(suspended),
+            "suspensions": [
+                {"zone": zone, "destination": name, "why": to_plain(found)}
+                for (zone, name), found in why.items()
+            ],
+            "suspended_submitters": queue.suspended.names(),
+        }
+
+    async def rates(self, request: RatesRequest) -> AsyncIterator[Row]:
+        """A row for each zone, destination, source address and tenant with traffic in the last ``minutes``.
+
+        ``kind`` and ``name``, COUNTED with what there was per second, ``p50_ms`` and ``p95_ms`` of the times of attempts.
+        """
+        if request.minutes not in WINDOWS_MIN:
+            raise LocalError(f"minutes: expected one of {', '.join(map(str, WINDOWS_MIN))}")
+        traffic = self._queue.traffic
+        kinds = {"zone": traffic.zones, "destination": traffic.destinations, "source": traffic.sources}
+        kinds["tenant"] = traffic.tenants
+        for kind, counts in kinds.items():
+            if request.kind not in (None, kind):
+                continue
+            found = traffic.rates(counts, request.minutes)
+            busiest = nlargest(request.limit, found.items(), key=lambda item: item[1].counts["attempts"])
+            for name, rate in busiest:
+                seconds = max(1.0, rate.covered_s)
+                per_s = {
+                    f"{each}_per_s": round(count / seconds, 3) for each, count in rate.counts.items()
+                }
+                yield {
+                    "kind": kind,
+                    "name": name,
+                    **rate.counts,
+                    **per_s,
+                    "covered_s": round(rate.covered_s, 1),
+                    "p50_ms": rate.p50_ms,
+                    "p95_ms": rate.p95_ms,
+                }
+
+
+def no_message(text: str) -> NotFound:
+    """What an operation on a message that is not there raises."""
+    return NotFound(f"no message {text} in the queue")

@@ -1,0 +1,109 @@
+"""``zonemta status`` and ``zonemta rates``."""
+
+from pathlib import Path
+
+import click
+
+from zonemta_py.admin.requests import RatesRequest, StatusRequest
+from zonemta_py.cli.common import (
+    config_option,
+    echo,
+    json_option,
+    print_json,
+    print_table,
+    reports_errors,
+)
+from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import ago, reason_text
+from zonemta_py.core import clock
+
+
+@click.command()
+@config_option
+@json_option
+@reports_errors
+def status(config_path: Path, as_json: bool) -> None:
+    """Show how the running relay is: whether it is ready for mail, what waits, what it sends, what is suspended.
+
+    \b
+    Example:
+      zonemta status -c config/zonemta.yaml
+    """
+    for row in rows_of(config_path, StatusRequest(), relay_only=True):
+        if as_json:
+            print_json(row)
+            continue
+        processes = ", ".join(f"{len(pids)} {role}" for role, pids in row["processes"].items() if pids)
+        echo(f"relay      zonemta {row['version']} as {row['hostname']}, for {ago(row['since_ms'])}")
+        echo(f"processes  {processes}")
+        echo(f"listeners  {', '.join(row['listeners']) or 'none'}")
+        echo(f"http       {', '.join(row['http']) or 'none'}")
+        echo(f"ready      {'no: ' + '; '.join(row['not_ready']) if row['not_ready'] else 'yes'}")
+        echo(f"sessions   {row['sessions_in']} in, {row['sessions_out']} out")
+        counts = ", ".join(
+            f"{count} {name.replace('_', ' ')}" for name, count in row["queue"].items() if count
+        )
+        echo(f"queue      {counts or 'empty'}{' (still counting)' if row['counting'] else ''}")
+        rates = ", ".join(f"{value:g} {name}" for name, value in row["per_s"].items() if value)
+        echo(f"per second {rates or 'nothing'} (last 5 minutes)")
+        if row["taken_over"]:
+            echo(f"taken over the queues of {', '.join(row['taken_over'])}")
+        if row["suspended"]:
+            echo(f"suspended  {row['suspended']} destinations")
+        for each in row["suspensions"]:
+            why = reason_text(each["why"]) if each["why"] else "being tried"
+            echo(f"           {each['zone']}/{each['destination']}: {why}")
+        if row["suspended_submitters"]:
+            echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
+
+
+@click.command()
+@config_option
+@click.option(
+    "--minutes", type=click.Choice(["1", "5", "60"]), default="5", show_default=True, help="The window."
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["zone", "destination", "source", "tenant"]),
+    help="Only zones, destinations, source addresses or tenants.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="The most rows of a kind, the busiest first.",
+)
+@json_option
+@reports_errors
+def rates(config_path: Path, minutes: str, kind: str | None, limit: int, as_json: bool) -> None:
+    """Show what the running relay has attempted lately, by zone, destination, source address and tenant.
+
+    p50 and p95: the time of an attempt in milliseconds, up to which half and 95 % of them took.
+
+    \b
+    Examples:
+      zonemta rates -c config/zonemta.yaml --minutes 1
+      zonemta rates -c config/zonemta.yaml --kind destination --minutes 60
+    """
+    rows = list(rows_of(config_path, RatesRequest(int(minutes), kind, limit), relay_only=True))
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        echo(
+            f"nothing was attempted in the last {minutes} minutes ({clock.utc(clock.now_ms()):%H:%M} UTC)"
+        )
+        return
+    from rich.table import Table
+
+    columns = ("attempts", "delivered", "deferred", "bounced", "expired", "sessions")
+    table = Table(box=None, pad_edge=False)
+    for title in ("kind", "name", *columns, "delivered/s", "p50 ms", "p95 ms"):
+        table.add_column(title, justify="left" if title in ("kind", "name") else "right")
+    for row in rows:
+        counts = (str(row[name]) for name in columns)
+        rate = f"{row['delivered_per_s']:.1f}"
+        table.add_row(row["kind"], row["name"], *counts, rate, str(row["p50_ms"]), str(row["p95_ms"]))
+    print_table(table)

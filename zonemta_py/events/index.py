@@ -1,0 +1,90 @@
+"""Which sealed segments may have events of a message or an address: a Bloom filter for each.
+
+    DIRECTORY/date=2026-11-21/hour=09/.index        an entry for each segment that was sealed in this hour
+
+An entry, little-endian:
+
+    4  b"zmbf"          2  length of the name       4  length of the filter in bytes
+    4  CRC-32 of the name and the filter            then the name of the segment, and the filter
+
+A segment without an entry is read as a whole, so that a lost or torn index costs time and nothing else. A filter has 12
+bits for each key and 4 probes: one in 150 segments is read in vain.
+"""
+
+import re
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+NAME = ".index"
+BITS_PER_KEY = 12
+PROBES = 4
+KEYS = re.compile(rb'"(?:message|recipient|message_id)":"((?:[^"\\]|\\.)*)"')
+
+_HEAD = struct.Struct("<4sHII")
+_MAGIC = b"zmbf"
+
+
+def hash_of(key: bytes) -> int:
+    """64 bits for a key; ``key`` is a JSON string without its quotes."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+
+
+def hashes_in(lines: bytes) -> "array[int]":
+    """Those of the message ids, recipients and Message-ID fields in JSON lines, each once."""
+    return array("Q", {hash_of(key) for key in KEYS.findall(lines) if key})
+
+
+def make_filter(hashes: Iterable[int], count: int) -> bytes:
+    """The filter of ``count`` keys."""
+    bits = bytearray(max(8, (count * BITS_PER_KEY + 7) // 8))
+    size = len(bits) * 8
+    for value in hashes:
+        low, high = value & 0xFFFFFFFF, value >> 32
+        for probe in range(PROBES):
+            at = (low + probe * high) % size
+            bits[at >> 3] |= 1 << (at & 7)
+    return bytes(bits)
+
+
+def may_have(bits: memoryview, value: int) -> bool:
+    """Whether the key with this hash may be among those of a filter."""
+    size = len(bits) * 8
+    low, high = value & 0xFFFFFFFF, value >> 32
+    for probe in range(PROBES):
+        at = (low + probe * high) % size
+        if not bits[at >> 3] & (1 << (at & 7)):
+            return False
+    return True
+
+
+def add_to_index(segment: Path, hashes: "array[int]") -> None:
+    """Write the entry of a sealed segment. It is not synced: without it the segment is read. Raises OSError."""
+    unique = set(hashes)
+    name, bits = segment.name.encode(), make_filter(unique, len(unique))
+    checksum = zlib.crc32(bits, zlib.crc32(name))
+    with (segment.parent / NAME).open("ab") as file:
+        file.write(_HEAD.pack(_MAGIC, len(name), len(bits), checksum) + name + bits)
+
+
+def read_index(hour: Path) -> Iterator[tuple[str, memoryview]]:
+    """The entries of a directory, as far as they can be read: the name of a segment, and its filter."""
+    try:
+        data = memoryview((hour / NAME).read_bytes())
+    except OSError:
+        return
+    at = 0
+    while at + _HEAD.size <= len(data):
+        magic, name_length, length, checksum = _HEAD.unpack_from(data, at)
+        start = at + _HEAD.size
+        end = start + name_length + length
+        if magic != _MAGIC or end > len(data):
+            return
+        name, bits = data[start : start + name_length], data[start + name_length : end]
+        if zlib.crc32(bits, zlib.crc32(name)) != checksum:
+            return
+        yield str(name, "utf-8", "replace"), bits
+        at = end
