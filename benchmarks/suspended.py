@@ -68,7 +68,7 @@ async def main(recipients: int) -> None:
         held = count(queue, keys.DEFERRED)
         print(f"held after {time.monotonic() - began_s:.1f} s: {held:,}; left: {recipients - held:,}")
         began_s = time.monotonic()
-        async for _ in run_operation(Operations(queue, {}), ResumeRequest("acme")):
+        async for _ in run_operation(Operations(queue), ResumeRequest("acme")):
             pass
         print(f"released after {time.monotonic() - began_s:.1f} s")
         while count(queue, keys.WAITING) + count(queue, keys.DEFERRED):

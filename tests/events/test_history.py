@@ -86,7 +86,7 @@ async def test_segments_without_the_key_are_not_read(
 
     monkeypatch.setattr(history_module, "frames_of", frames_of)
     assert named(events_of(directory / "events", "u1@a.example", 0, 9)) == ["accepted", "delivered"]
-    assert len(read) == 1
+    assert len(set(read)) == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from zonemta_py.events.segments import Segment
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=200))
 def test_no_key_is_missed(keys: list[str]) -> None:
-    lines = b"".join(b'{"event":"x","recipient":%b}\n' % to_json(key) for key in keys)
+    lines = b"".join(b'{"event":"accepted","recipient":%b}\n' % to_json(key) for key in keys)
     hashes = hashes_in(lines)
     bits = memoryview(make_filter(hashes, len(hashes)))
     assert all(may_have(bits, hash_of(to_json(key)[1:-1])) for key in keys)
@@ -39,7 +39,7 @@ def test_an_entry_for_each_segment_of_an_hour(tmp_path: Path) -> None:
     for seq in (1, 2):
         segment = Segment(tmp_path, "abcdef", seq)
         line = (
-            b'{"node":"abcdef","seq":%d,"position":0,"event":"delivered","recipient":"u%d@x.example"}\n'
+            b'{"node":"abcdef","seq":%d,"position":0,"event":"accepted","recipient":"u%d@x.example"}\n'
         )
         segment.append(line % (seq, seq), seq)
         sealed = segment.seal(1_800_000_000_000)

@@ -21,6 +21,7 @@ from zonemta_py.config.schema import Admin
 from zonemta_py.config.units import AdminAddress
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.model import OutcomeKind
 from zonemta_py.relay import admin_service
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
@@ -78,8 +79,14 @@ async def test_metrics_tell_what_happened(directory: Path) -> None:
             await send(relay, ["ok1@a.example", "ok2@a.example", "no1@a.example", "later1@a.example"])
             with pytest.raises(smtplib.SMTPDataError):
                 await send(relay, ["ok@a.example"], b"Subject: x\r\n\r\na\0b\r\n")
-            await until(lambda: relay.queue.traffic.outcomes["default", "bounced", 5] == 1, "the bounce")
-            await until(lambda: relay.queue.traffic.outcomes["default", "deferred", 4] == 1, "the delay")
+            await until(
+                lambda: relay.queue.traffic.outcomes.get(("default", OutcomeKind.BOUNCED, 5)) == 1,
+                "the bounce",
+            )
+            await until(
+                lambda: relay.queue.traffic.outcomes.get(("default", OutcomeKind.DEFERRED, 4)) == 1,
+                "the delay",
+            )
             await until(lambda: bool(relay.queue.traffic.rejected), "the refusal")
             found = await samples(client)
             assert found["zonemta_recipients_accepted_total", frozenset({"default"})] >= 4

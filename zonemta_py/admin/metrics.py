@@ -119,8 +119,8 @@ class RelayCollector(Collector):
             labels=["zone", "outcome", "reply_class"],
         )  # fmt: skip
         summed: Counter[tuple[str, str, int]] = Counter()
-        for (zone, outcome, reply_class), count in traffic.outcomes.items():
-            summed[zones.get(zone, OTHER), outcome, reply_class] += count
+        for (zone, kind, reply_class), count in traffic.outcomes.items():
+            summed[zones.get(zone, OTHER), kind.value, reply_class] += count
         for (zone, outcome, reply_class), count in summed.items():
             outcomes.add_metric([zone, outcome, str(reply_class)], count)
         yield outcomes

@@ -7,7 +7,7 @@ CPU time that a relay would not have for mail, so it runs in a process of its ow
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from zonemta_py.smtp.address import AddressError, normalise
 
 MESSAGE = re.compile(r"[0-9a-f]{24}\Z")
 HOUR_MS = 3_600_000
+QUEUED_MS = 7 * 24 * HOUR_MS  # a message may have been accepted so long before its events
+MESSAGES_MAX = 200  # of an address: the last ones
 CLOCK_MS = 60_000  # by which the clock of a seal may be behind that of an event
 
 Record = dict[str, Any]
@@ -71,15 +73,20 @@ def make_query(text: str, since_ms: int) -> Query:
 def events_of(directory: Path, text: str, since_ms: int, limit: int) -> list[Record]:
     """The events, in the order of their time, at most the last ``limit``.
 
-    For a Message-ID those of the messages that were accepted with it. Damaged files count as far as they can be read.
+    For an address and a Message-ID those of the messages that were accepted with it, up to a week before
+    ``since_ms``. Damaged files count as far as they can be read.
     """
     query = make_query(text, since_ms)
-    found = list(_search(directory, query))
-    if query.field == "message_id":
-        messages = sorted({record["message"] for record in found if "message" in record})
-        found = [
-            each for message in messages for each in _search(directory, make_query(message, since_ms))
-        ]
+    if query.field == "message":
+        found = list(_search(directory, [query]))
+    else:
+        earlier = query._replace(since_ms=max(0, since_ms - QUEUED_MS))
+        accepted = list(_search(directory, [earlier]))
+        messages = sorted({each["message"] for each in accepted if each["event"] == "accepted"})
+        about = query if query.field == "recipient" else None
+        queries = [make_query(message, since_ms) for message in messages[-MESSAGES_MAX:]]
+        found = [each for each in accepted if each["time_ms"] >= since_ms]
+        found += [each for each in _search(directory, queries) if about is None or about.matches(each)]
     unique = {(each["node"], each["seq"], each["position"]): each for each in found}
     return sorted(unique.values(), key=_order)[-limit:]
 
@@ -88,11 +95,13 @@ def _order(record: Record) -> tuple[Any, ...]:
     return record["time_ms"], record["node"], record["seq"], record["position"]
 
 
-def _search(directory: Path, query: Query) -> Iterator[Record]:
-    key = query.key
-    value = hash_of(key)
-    for lines in _candidates(directory, query.since_ms, value):
-        yield from in_lines(lines, query)
+def _search(directory: Path, queries: Sequence[Query]) -> Iterator[Record]:
+    """The records that one of ``queries`` matches."""
+    by_hash = {hash_of(query.key): query for query in queries}
+    since_ms = min((query.since_ms for query in queries), default=0)
+    for lines, hashes in _candidates(directory, since_ms, set(by_hash)) if queries else ():
+        for value in hashes:
+            yield from in_lines(lines, by_hash[value])
 
 
 def in_lines(lines: bytes, query: Query) -> Iterator[Record]:
@@ -107,26 +116,32 @@ def in_lines(lines: bytes, query: Query) -> Iterator[Record]:
         at = end + 1
 
 
-def _candidates(directory: Path, since_ms: int, value: int) -> Iterator[bytes]:
-    """The lines of segments that may have the key with the hash ``value``."""
+def _candidates(
+    directory: Path, since_ms: int, values: set[int]
+) -> Iterator[tuple[bytes, Iterable[int]]]:
+    """The lines of segments that may have keys with hashes in ``values``, and these hashes."""
     opened = list(open_frames(directory))  # first: one that is sealed meanwhile is found below
     earliest = clock.utc(max(0, since_ms - CLOCK_MS))
     first_day, first_hour = f"date={earliest:%Y-%m-%d}", f"hour={earliest:%H}"
     for day in sorted(each for each in directory.glob("date=*") if each.name >= first_day):
         for hour in sorted(day.glob("hour=*")):
             if day.name > first_day or hour.name >= first_hour:
-                yield from _in_hour(hour, value)
-    yield from opened
+                yield from _in_hour(hour, values)
+    for lines in opened:
+        yield lines, values
 
 
-def _in_hour(hour: Path, value: int) -> Iterator[bytes]:
-    absent = {name for name, bits in read_index(hour) if not may_have(bits, value)}
+def _in_hour(hour: Path, values: set[int]) -> Iterator[tuple[bytes, Iterable[int]]]:
+    indexed = {
+        name: [value for value in values if may_have(bits, value)] for name, bits in read_index(hour)
+    }
     for path in sorted(hour.glob("*.jsonl.zst")):
-        if path.name in absent:
+        found = indexed.get(path.name, values)
+        if not found:
             continue
         try:
             for frame in read_frames(frames_of(path), path):
-                yield frame.lines
+                yield frame.lines, found
         except (SegmentDamaged, FileNotFoundError):
             continue  # `zonemta audit` names it
 

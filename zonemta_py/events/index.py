@@ -1,4 +1,4 @@
-"""Which sealed segments may have events of a message or an address: a Bloom filter for each.
+"""Which sealed segments may have events of a message, or the acceptance of mail for an address: Bloom filters.
 
     DIRECTORY/date=2026-11-21/hour=09/.index        an entry for each segment that was sealed in this hour
 
@@ -16,26 +16,47 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
 from pathlib import Path
 
 NAME = ".index"
+MESSAGE_ID_LENGTH = 24
 BITS_PER_KEY = 12
 PROBES = 4
-KEYS = re.compile(rb'"(?:message|recipient|message_id)":"((?:[^"\\]|\\.)*)"')
+_MESSAGE = b'"message":"'
+_ACCEPTED = b'"event":"accepted"'
+_FIELDS = (b'"recipient":"', b'"message_id":"')
+_STRING = re.compile(rb'(?:[^"\\]|\\.)*')
 
 _HEAD = struct.Struct("<4sHII")
 _MAGIC = b"zmbf"
 
 
 def hash_of(key: bytes) -> int:
-    """64 bits for a key; ``key`` is a JSON string without its quotes."""
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+    """64 bits for a key; ``key`` is a JSON string without its quotes. A cryptographic hash would take three times as long."""
+    return zlib.crc32(key) << 32 | zlib.crc32(key[::-1])
+
+
+def keys_in(lines: bytes) -> set[bytes]:
+    """The message ids in JSON lines of events, and the recipients and Message-ID fields of accepted messages.
+
+    Splitting is faster than an expression.
+    """
+    found = {part[:MESSAGE_ID_LENGTH] for part in lines.split(_MESSAGE)[1:]}
+    for accepted in lines.split(_ACCEPTED)[1:]:
+        line = accepted.partition(b"\n")[0]
+        for field in _FIELDS:
+            for part in line.split(field)[1:]:
+                key = part[: part.find(b'"')]
+                if key.endswith(b"\\"):  # an escaped quote
+                    match = _STRING.match(part)
+                    key = match[0] if match is not None else key
+                found.add(key)
+    return found - {b""}
 
 
 def hashes_in(lines: bytes) -> "array[int]":
-    """Those of the message ids, recipients and Message-ID fields in JSON lines, each once."""
-    return array("Q", {hash_of(key) for key in KEYS.findall(lines) if key})
+    """The hashes of ``keys_in``."""
+    return array("Q", map(hash_of, keys_in(lines)))
 
 
 def make_filter(hashes: Iterable[int], count: int) -> bytes:

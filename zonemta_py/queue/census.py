@@ -90,7 +90,7 @@ class _Table:
 
 
 class Census:
-    """The counts of one queue. ``newest_before``: the last message id of earlier boots, empty for a new queue."""
+    """The counts of one queue. ``newest_before``: no message id of earlier boots is greater, none of this boot less."""
 
     def __init__(self, newest_before: str, destination_of: DestinationOf) -> None:
         self._destination_of = destination_of
@@ -307,7 +307,7 @@ class CensusScan:
 
     async def run(self) -> None:
         """Count everything once."""
-        for zone in sorted(zones_on_disk(self._store)) if self._census.newest_before else ():
+        for zone in sorted(zones_on_disk(self._store)):
             after: str | None = ""
             while after is not None:
                 began_s, written = monotonic_s(), self._commits.batches

@@ -28,7 +28,7 @@ from zonemta_py.queue.census import Census, CensusScan
 from zonemta_py.queue.chunks import MessageWriter, Upload
 from zonemta_py.queue.deferral import Deferral
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.ids import MessageIds
+from zonemta_py.queue.format.ids import MessageIds, last_id_before
 from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.intake_limits import IntakeLimiter
@@ -74,7 +74,7 @@ class Queue:
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
         self._newest_before = identity.last_id
-        self.census = Census(identity.last_id, destination_of)
+        self.census = Census(identity.last_id or last_id_before(now()), destination_of)
         self.traffic = Traffic()
         self.commits = GroupCommit(
             store, self.ids, identity.node, first_seq(identity.boot), self.census, sync=options.sync

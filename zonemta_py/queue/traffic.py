@@ -7,7 +7,7 @@ seconds.
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zonemta_py.core.clock import monotonic_s
@@ -20,6 +20,7 @@ TIMES_MS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_0
 ROW_LENGTH = len(COUNTED) + len(TIMES_MS) + 1
 ATTEMPTS, DELIVERED, SESSIONS, TIMES = 0, 1, COUNTED.index("sessions"), len(COUNTED)
 SIZES = tuple(1024 * 4**power for power in range(9))
+ATTEMPTS_S = tuple(each / 1000 for each in TIMES_MS)
 AGES_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 86_400, 2 * 86_400)
 WINDOWS_MIN = (1, 5, 60)
 NAMES_MAX = 1000  # of destinations, source addresses and tenants, each; the others are counted as OTHER
@@ -133,7 +134,7 @@ class Traffic:
         self.destinations = RecentCounts(began_s)
         self.sources = RecentCounts(began_s)
         self.tenants = RecentCounts(began_s)
-        self.outcomes: Counter[tuple[str, str, int]] = Counter()
+        self.outcomes: dict[tuple[str, OutcomeKind, int], int] = {}
         self.sessions: Counter[str] = Counter()
         self.attempt_s: dict[str, Histogram] = {}
         self.delivery_s: dict[str, Histogram] = {}
@@ -152,34 +153,38 @@ class Traffic:
         self, zone: str, destination: str, tenant: str, outcomes: Sequence[Outcome], age_s: float
     ) -> None:
         """A lease has ended with ``outcomes``. ``age_s``: of the message."""
-        now_s = self._now_s()
-        counts = [0] * TIMES
-        totals, attempted, last_ms = self.outcomes, 0, -1
-        for outcome in outcomes:
-            counts[_KINDS[outcome.kind]] += 1
-            totals[zone, outcome.kind.value, outcome.attempt.code // 100] += 1
-            attempted += outcome.attempted
-        counts[ATTEMPTS] = attempted
+        now_s, totals, attempted = self._now_s(), self.outcomes, 0
+        kinds: dict[int, int] = {}
+        for found, count in _grouped(outcomes):
+            kind = _KINDS[found.kind]
+            kinds[kind] = kinds.get(kind, 0) + count
+            key = zone, found.kind, found.attempt.code // 100
+            totals[key] = totals.get(key, 0) + count
+            attempted += count * found.attempted
         attempt = outcomes[0].attempt
-        if zone not in self.attempt_s:
-            self.attempt_s[zone] = Histogram(each / 1000 for each in TIMES_MS)
-            self.delivery_s[zone] = Histogram(AGES_S)
-        if attempted:
-            last_ms = bisect_left(TIMES_MS, attempt.duration_ms)
-            self.attempt_s[zone].add(attempt.duration_ms / 1000)
-        if counts[DELIVERED]:
-            self.delivery_s[zone].add(age_s, counts[DELIVERED])
         rows = [self.zones.row(zone, now_s), self.destinations.row(destination, now_s)]
         if attempt.source_ip:
             rows.append(self.sources.row(attempt.source_ip, now_s))
         if tenant:
             rows.append(self.tenants.row(tenant, now_s))
-        for row in rows:
-            for place, count in enumerate(counts):
-                if count:
-                    row[place] += count
-            if attempted:
-                row[TIMES + last_ms] += 1
+        for kind, count in kinds.items():
+            for row in rows:
+                row[kind] += count
+        if attempted:
+            time = TIMES + bisect_left(TIMES_MS, attempt.duration_ms)
+            for row in rows:
+                row[ATTEMPTS] += attempted
+                row[time] += 1
+            self._histogram(self.attempt_s, zone, ATTEMPTS_S).add(attempt.duration_ms / 1000)
+        if DELIVERED in kinds:
+            self._histogram(self.delivery_s, zone, AGES_S).add(age_s, kinds[DELIVERED])
+
+    @staticmethod
+    def _histogram(histograms: dict[str, Histogram], zone: str, bounds: tuple[float, ...]) -> Histogram:
+        found = histograms.get(zone)
+        if found is None:
+            found = histograms[zone] = Histogram(bounds)
+        return found
 
     def opened(self, zone: str, destination: str, sessions: int) -> None:
         """``sessions`` were opened."""
@@ -192,6 +197,17 @@ class Traffic:
         """What happened in the last ``minutes``, one of WINDOWS_MIN, by name."""
         rows, covered_s = what.window(minutes, self._now_s())
         return {name: rate_of(row, covered_s) for name, row in rows.items()}
+
+
+def _grouped(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, int]]:
+    """Outcomes in a row that share their attempt, as one and their number."""
+    first, count = outcomes[0], 0
+    for outcome in outcomes:
+        if outcome.attempt is not first.attempt or outcome.kind is not first.kind:
+            yield first, count
+            first, count = outcome, 0
+        count += 1
+    yield first, count
 
 
 def rate_of(row: Row, covered_s: float) -> TrafficRate:

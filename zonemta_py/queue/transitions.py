@@ -156,11 +156,25 @@ def due_keys(outcomes: Sequence[Outcome]) -> set[bytes]:
 
 def _count(batch: WriteBatch, meta: Meta, recipients: Sequence[QueuedRecipient], *, enter: bool) -> None:
     """Count recipients of a message that enter or leave the queue."""
+    if len(recipients) == 1:  # most messages have one
+        each = recipients[0]
+        state, domain = each.record.state, each.record.domain
+        before, after = (None, state) if enter else (state, None)
+        labels = labels_of(meta, each.message)
+        batch.counts.append((each.zone, each.message, domain, before, after, 1, labels))
+        return
     groups: dict[tuple[str, str, RecipientState], int] = {}
-    for each in recipients:
-        group = each.zone, each.record.domain, each.record.state
-        groups[group] = groups.get(group, 0) + 1
-    if groups:
+    zone, domain, state, count = "", "", RecipientState.WAITING, 0
+    for each in recipients:  # most are like the one before
+        record = each.record
+        if record.domain == domain and each.zone == zone and not (state or record.due_ms):
+            count += 1
+            continue
+        if count:
+            groups[zone, domain, state] = groups.get((zone, domain, state), 0) + count
+        zone, domain, state, count = each.zone, record.domain, record.state, 1
+    if count:
+        groups[zone, domain, state] = groups.get((zone, domain, state), 0) + count
         message = recipients[0].message
         labels = labels_of(meta, message)
         for (zone, domain, state), count in groups.items():

@@ -42,3 +42,8 @@ class MessageIds:
             self.last = message
             self._ms, counter = int(message[:12], 16), int(message[12:18], 16)
             self._counter = counter if self._first <= counter < self._end else self._end
+
+
+def last_id_before(now_ms: int) -> str:
+    """An id that is greater than every one made before ``now_ms``, and less than those made from then on."""
+    return f"{now_ms - 1:012x}" + "f" * 12
