@@ -70,7 +70,9 @@ async def main(recipients: int) -> None:
         queue, operations = relay.queue, Operations(relay.queue)
         while not queue.census.is_complete:
             await asyncio.sleep(0.05)
-        print(f"counted after {time.perf_counter() - began_s:.1f} s, {sum(map(sum, queue.census.zones().values())) // 2:,} recipients")
+        print(
+            f"counted after {time.perf_counter() - began_s:.1f} s, {sum(map(sum, queue.census.zones().values())) // 2:,} recipients"
+        )
         while queue.scanning:
             await asyncio.sleep(0.05)
 

@@ -14,7 +14,7 @@ from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.config.schema import Config
 from zonemta_py.core import faults
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.core.logs import configure_logs
+from zonemta_py.core.logs import configure_logs, parse_target
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.relay.descriptors import raise_descriptor_limit
 from zonemta_py.relay.relay import Relay
@@ -29,9 +29,7 @@ log = logging.getLogger("zonemta_py")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Log messages of this level and above.",
+    help="Log messages of this level and above, instead of log.level.",
 )
 @click.option(
     "--log-events",
@@ -44,7 +42,7 @@ log = logging.getLogger("zonemta_py")
     help="Start although the queue is older than its event log, as after the restore of a backup.",
 )
 @reports_errors
-def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: bool) -> None:
+def serve(config_path: Path, log_level: str | None, log_events: bool, queue_is_older: bool) -> None:
     """Run the relay in the foreground.
 
     Logs to stderr. When every listener accepts connections, prints a line that begins with "ready" on
@@ -57,8 +55,8 @@ def serve(config_path: Path, log_level: str, log_events: bool, queue_is_older: b
     Example:
       zonemta serve -c config/zonemta.yaml
     """
-    configure_logs(log_level)
     config = read_config(config_path)
+    configure_logs(parse_target(config.log.target(log_level)))
     if not config.listeners and not (config.admin.mail and config.admin.address):
         raise ConfigError(f"{config_path}: listeners: at least one is required, or admin.mail: true")
     if faults.VARIABLE in os.environ:
@@ -111,7 +109,7 @@ class _Signals:
             self._received(number)
 
 
-async def _serve(config: Config, log_level: str, log_events: bool) -> None:
+async def _serve(config: Config, log_level: str | None, log_events: bool) -> None:
     on_events = _echo_events if log_events else None
     runner = RelayRunner(lambda config: Relay(config, log_level, on_events=on_events), config)
     signals = _Signals(runner)

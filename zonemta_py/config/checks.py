@@ -8,13 +8,21 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import NoReturn
 
-from zonemta_py.config.schema import Admin, Config, Dkim, ListenerSettings, QueueSettings
+from zonemta_py.config.schema import (
+    Admin,
+    Config,
+    Dkim,
+    ListenerSettings,
+    LogSettings,
+    QueueSettings,
+)
 from zonemta_py.config.tenants import check_tenants
 from zonemta_py.config.units import without_user_info
 from zonemta_py.config.zone_checks import check_zone
 from zonemta_py.smtp.address import AddressError, is_ip, normalise_domain
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
+LOGGED = ("delivered", "deferred", "bounced", "expired", "lapsed")  # outcomes that the log may have
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
 HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
 PARTITION_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
@@ -69,6 +77,7 @@ def check(config: Config, complain: Complain) -> None:
     _dkim(config.dkim, complain)
     _queue(config.queue, complain)
     _admin(config.admin, complain)
+    _log(config.log, complain)
 
 
 def _is_host(text: str) -> bool:
@@ -97,6 +106,12 @@ def _listener(listener: ListenerSettings, key: str, complain: Complain) -> None:
             f"{key}.auth",
             "passwords would be sent unencrypted: set tls.mode, or require_tls: false on a network you trust",
         )
+
+
+def _log(log: LogSettings, complain: Complain) -> None:
+    for i, name in enumerate(log.outcomes):
+        if name not in LOGGED:
+            complain(f"log.outcomes[{i}]", f"found '{name}', allowed: {', '.join(LOGGED)}")
 
 
 def _admin(admin: Admin, complain: Complain) -> None:

@@ -256,6 +256,20 @@ class Admin:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The log of all processes. ``outcomes``: events that have a line there."""
+
+    level: str = choice("info", "debug", "warning", "error")
+    format: str = choice("text", "json", "postfix")
+    destination: str = choice("stderr", "journald", "syslog")
+    outcomes: tuple[str, ...] = ("bounced", "deferred")
+
+    def target(self, level: str | None = None) -> str:
+        """What ``core.logs`` needs, as another process gets it; ``level`` instead of the configured one."""
+        return ",".join((level or self.level, self.format, self.destination))
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
     """How many processes receive and send; AUTO depends on the number of cores."""
 
@@ -287,6 +301,7 @@ class Config:
     resolver: Resolver = Resolver()
     events: Events = Events()
     admin: Admin = Admin()
+    log: LogSettings = LogSettings()
     processes: Processes = Processes()
     text: str = hidden("")  # of the file: the other processes parse it again
     included: tuple[tuple[str, str], ...] = hidden(())  # path and text of the files that it includes

@@ -1,13 +1,131 @@
-"""The log of every process of the relay: to stderr, in one format."""
+"""The log of every process of the relay: one format, one destination."""
 
+import json
 import logging
+import os
+import socket
 import sys
+from logging.handlers import SysLogHandler
+from pathlib import Path
+from typing import Any, NamedTuple
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from zonemta_py.core.errors import ConfigError
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+JOURNAL = "/run/systemd/journal/socket"
+SYSLOG = "/dev/log"
+_PRIORITIES = {
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: 3,
+    logging.CRITICAL: 2,
+}
 
 
-def configure_logs(level: str) -> None:
-    """Log messages of ``level`` (debug, info, warning, error) and above."""
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=FORMAT)
+class LogTarget(NamedTuple):
+    """The least level (debug, info, warning, error), the format (text, json, postfix), the destination (stderr, journald,
+    syslog).
+    """
+
+    level: str = "info"
+    format: str = "text"
+    destination: str = "stderr"
+
+
+def parse_target(text: str) -> LogTarget:
+    """A target from its text: the three words with commas between them."""
+    return LogTarget(*text.split(","))
+
+
+class _JsonFormatter(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON."""
+        found: dict[str, Any] = {
+            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found, ensure_ascii=False)
+
+
+class _PostfixFormatter(logging.Formatter):
+    """As Postfix writes to a log file: the name of the host and of the process in front."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line, and the traceback below it."""
+        time, host = self.formatTime(record, "%b %d %H:%M:%S"), socket.gethostname().partition(".")[0]
+        part = record.name.rpartition(".")[2].replace("_", "-")
+        text = f"{time} {host} zonemta/{part}[{record.process}]: {record.getMessage()}"
+        return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+class _JournalHandler(logging.Handler):
+    """Sends records to journald by its native protocol. Source: systemd, JOURNAL_NATIVE_PROTOCOL."""
+
+    def __init__(self, path: str = JOURNAL) -> None:
+        super().__init__()
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send ``record``; one that cannot be sent goes to stderr."""
+        fields = {
+            "MESSAGE": self.format(record),
+            "PRIORITY": str(_PRIORITIES.get(record.levelno, 6)),
+            "SYSLOG_IDENTIFIER": "zonemta",
+            "LOGGER": record.name,
+        }
+        data = b"".join(_journal_field(name, value) for name, value in fields.items())
+        try:
+            self._socket.sendto(data, self._path)
+        except OSError:
+            sys.stderr.write(f"{fields['MESSAGE']}\n")
+
+
+def _journal_field(name: str, value: str) -> bytes:
+    data = value.encode("utf-8", "backslashreplace")
+    if b"\n" not in data:
+        return name.encode() + b"=" + data + b"\n"
+    return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
+
+
+def configure_logs(target: LogTarget) -> None:
+    """Write log messages of the level of ``target`` and above. Raises ConfigError without the destination."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    formatter = {
+        "json": _JsonFormatter(),
+        "postfix": _PostfixFormatter(),
+    }.get(target.format, logging.Formatter(TEXT))
+    if target.destination != "stderr":
+        path = JOURNAL if target.destination == "journald" else SYSLOG
+        if not Path(path).is_socket():
+            raise ConfigError(f"log.destination: {target.destination}: there is no socket {path}")
+        handler = _JournalHandler(path) if target.destination == "journald" else _syslog(path)
+        if target.format != "json":
+            formatter = logging.Formatter("%(name)s: %(message)s")  # it has time, level and process
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(target.level.upper())
     # asyncio logs every connection at lower levels; the event log has what matters.
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _syslog(path: str) -> logging.Handler:
+    handler = SysLogHandler(path, SysLogHandler.LOG_MAIL)
+    handler.ident = f"zonemta[{os.getpid()}]: "
+    return handler

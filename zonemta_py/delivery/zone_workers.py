@@ -9,6 +9,7 @@ from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
+from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
 from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
@@ -75,6 +76,7 @@ class ZoneWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._lines = RepeatedLines(log)
 
     @property
     def sessions(self) -> int:
@@ -130,6 +132,7 @@ class ZoneWorkers:
     async def close(self, grace_s: float) -> None:
         """Finish the running transactions within ``grace_s``, then cancel the remaining ones."""
         self._stopping = True
+        self._lines.flush()
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks:
@@ -276,6 +279,8 @@ class ZoneWorkers:
         windows, now_s = self._context.queue.windows, clock.monotonic_s()
         zone = self.scheduler.table.settings(destination.name)
         delay_s = self._worker.first_delay_s(destination.name)
+        if not destination.failing:
+            self._log(destination, f"is suspended: {failure.text}")
         self.scheduler.failed(destination, delay_s, now_s, failure.text)
         windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
@@ -297,6 +302,11 @@ class ZoneWorkers:
                     return
             await (await self._worker.fail(lease, failure))
 
+    def _log(self, destination: Destination, text: str) -> None:
+        """A line about a suspension; of many destinations that fail together some are counted only."""
+        line = f"{self.name}/{destination.name} {text}"
+        self._lines.write((destination.name, text[:10]), logging.WARNING, line)
+
     def _probe_when_due(self, destination: Destination) -> None:
         """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""
         wait_s = destination.down_until_s - clock.monotonic_s()
@@ -307,6 +317,8 @@ class ZoneWorkers:
 
     def _resume(self, destination: Destination) -> None:
         """A session was opened: the destination is not suspended any more."""
+        suspended_s = clock.monotonic_s() - destination.failing_since_s
+        self._log(destination, f"answers again, after {suspended_s:.0f} s")
         destination.answered()
         self._context.queue.windows.zone(self.name).resume(destination.name)
         self.ready(destination.name)

@@ -18,7 +18,7 @@ from typing import Any
 
 from zonemta_py.core import clock, faults
 from zonemta_py.core.codec import pack
-from zonemta_py.core.logs import configure_logs
+from zonemta_py.core.logs import configure_logs, parse_target
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.processes.link import Link
 
@@ -49,7 +49,7 @@ class ChildProcess(ABC):
         self._on_lost = on_lost
         self._link = Link(pack, decode, self._handle, self._link_ended)
 
-    async def start(self, log_level: str, fds: Sequence[int] = ()) -> None:
+    async def start(self, log_target: str, fds: Sequence[int] = ()) -> None:
         """Start the process with its end of the link, and ``fds``. Raises OSError.
 
         -P: a file in the current directory must not replace a module.
@@ -59,7 +59,7 @@ class ChildProcess(ABC):
             numbers = [str(fd) for fd in (theirs.fileno(), *fds)]
             try:
                 self._process = subprocess.Popen(  # noqa: ASYNC220 - short, and waited for in a thread
-                    [sys.executable, "-P", "-m", self.module, log_level, str(self.beat_s), *numbers],
+                    [sys.executable, "-P", "-m", self.module, log_target, str(self.beat_s), *numbers],
                     pass_fds=[theirs.fileno(), *fds],
                     stdin=subprocess.DEVNULL,
                 )
@@ -140,7 +140,7 @@ def child_main(serve: Callable[..., Awaitable[None]]) -> None:
 
     A child ignores signals: the queue's process receives them too, and decides. It ends when its link does.
     """
-    configure_logs(sys.argv[1])
+    configure_logs(parse_target(sys.argv[1]))
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
     beat_s, fds = float(sys.argv[2]), [int(text) for text in sys.argv[3:]]

@@ -34,13 +34,13 @@ class ReceiverPool:
         hostname: str,
         queue: Queue,
         sockets: Sequence[Sequence[Sequence[socket.socket]]],
-        log_level: str,
+        log_target: str,
     ) -> None:
         self._config = config
         self._hostname = hostname
         self._queue = queue
         self._sockets = sockets
-        self._log_level = log_level
+        self._log_level = log_target
         self._reporting: asyncio.Task[None] | None = None
         self._sharing: list[asyncio.Task[None]] = []
         self._supervisor = ProcessSupervisor("receiver", len(sockets), self._launch)

@@ -39,12 +39,12 @@ class SenderPool:
     """``size`` sender processes."""
 
     def __init__(
-        self, config: Config, hostname: str, unreachable: UnreachableHosts, size: int, log_level: str
+        self, config: Config, hostname: str, unreachable: UnreachableHosts, size: int, log_target: str
     ) -> None:
         self._config = config
         self._hostname = hostname
         self._unreachable = unreachable
-        self._log_level = log_level
+        self._log_level = log_target
         self._numbers = count(1)
         self._supervisor = ProcessSupervisor("sender", size, self._launch)
 

@@ -52,7 +52,7 @@ class ProgramZone:
 class DeliveryService:
     """Delivers the mail of a queue, by ``senders`` processes, or in this one if that is 0."""
 
-    def __init__(self, context: DeliveryContext, *, senders: int, log_level: str) -> None:
+    def __init__(self, context: DeliveryContext, *, senders: int, log_target: str) -> None:
         self._context = context
         config, hostname = context.config, context.hostname
         self._reports = ReportSender(context)
@@ -63,7 +63,7 @@ class DeliveryService:
         self._peers = Peers(config.peers)
         self.senders: SenderPool | None = None
         if senders:
-            self.senders = SenderPool(config, hostname, self.unreachable, senders, log_level)
+            self.senders = SenderPool(config, hostname, self.unreachable, senders, log_target)
         self._zones: dict[str, ZoneWorkers] = {}
         self.views: dict[str, ZoneWorkers | ProgramZone] = {}
         self.channels: Channels | None = None

@@ -40,7 +40,7 @@ class IntakeService:
         hooks: Hooks,
         *,
         receivers: int,
-        log_level: str,
+        log_target: str,
     ) -> None:
         self._queue = queue
         self._config = config
@@ -52,7 +52,7 @@ class IntakeService:
             config.queue.directory, config.queue.min_free_disk, queue.store.space
         )
         self._scanner = MessageScanner(config)
-        self._log_level = log_level
+        self._log_level = log_target
         self.addresses: list[HostPort] = []
         self.intake: Intake | None = None
         self.receivers: ReceiverPool | None = None

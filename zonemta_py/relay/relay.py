@@ -25,6 +25,7 @@ from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.dequeue.channel import Channels
+from zonemta_py.events.outcome_log import OutcomeLog
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
@@ -54,13 +55,13 @@ class Relay:
 
     ``backoff``, ``bounce`` and ``policies`` are functions of this program (docs/library.md);
     ``on_events`` is called with the JSON lines of each frame of the event log. ``log_level`` is that of
-    the other processes. Raises ConfigError, QueueLocked, LocalError.
+    the other processes, instead of ``log.level``. Raises ConfigError, QueueLocked, LocalError.
     """
 
     def __init__(
         self,
         config: Config,
-        log_level: str = "info",
+        log_level: str | None = None,
         *,
         backoff: Backoff | Sequence[float] | None = None,
         bounce: BounceFunction | None = None,
@@ -92,11 +93,12 @@ class Relay:
             self._delivery = DeliveryService(
                 DeliveryContext(self._queue, config, hostname, router, hooks, pending),
                 senders=senders,
-                log_level=log_level,
+                log_target=config.log.target(log_level),
             )
             self._intake = IntakeService(
-                self._queue, config, hostname, router, hooks, receivers=receivers, log_level=log_level
-            )
+                self._queue, config, hostname, router, hooks, receivers=receivers,
+                log_target=config.log.target(log_level),
+            )  # fmt: skip
         except BaseException:
             self._queue.store.close()
             raise
@@ -112,7 +114,9 @@ class Relay:
         """All parts in the order of their start. The event log is closed after the last delivery."""
         config, queue, delivery = self._config, self._queue, self._delivery
         stream = EventStream()
-        observers = [stream.publish, *([self._on_events] if self._on_events is not None else [])]
+        outcomes = OutcomeLog(config.log.outcomes, as_postfix=config.log.format == "postfix")
+        own = [self._on_events] if self._on_events is not None else []
+        observers = [stream.publish, outcomes.publish, *own]
         exporter = Exporter(queue, config.events, observers)
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
@@ -122,6 +126,7 @@ class Relay:
         control = ControlServer(config.queue.directory, operations)
         parts = [
             Part("the queue", self._recover),
+            Part("the log of outcomes", close=outcomes.close),
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),

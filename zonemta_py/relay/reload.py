@@ -24,6 +24,7 @@ def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> Non
         ("processes", old.processes, new.processes),
         ("events", old.events, new.events),
         ("admin", old.admin, new.admin),
+        ("log", old.log, new.log),
     ]
     was_mode, will_mode = ([one.tls.mode for one in config.listeners] for config in (old, new))
     fixed.append(("listeners.tls.mode", was_mode, will_mode))

@@ -1,0 +1,1 @@
+"""Tests of zonemta_py.core."""
