@@ -75,8 +75,7 @@ class Relay:
         self._log_level = log_level
         hostname, router = config.hostname or socket.getfqdn(), make_router(config)
         verify(config, hooks)
-        self._stopped = False
-        self._since_ms = clock.now_ms()
+        self._stopped, self._since_ms = False, clock.now_ms()
         pending = PendingReports()
         self._reporter = BounceReporter(config, hostname, router, hooks, pending)
         self._destinations = Destinations(config.zones)
