@@ -85,10 +85,15 @@ def may_have(bits: memoryview, value: int) -> bool:
 def add_to_index(segment: Path, hashes: "array[int]") -> None:
     """Write the entry of a sealed segment. It is not synced: without it the segment is read. Raises OSError."""
     unique = set(hashes)
-    name, bits = segment.name.encode(), make_filter(unique, len(unique))
-    checksum = zlib.crc32(bits, zlib.crc32(name))
+    entry = index_entry(segment.name.encode(), make_filter(unique, len(unique)))
     with (segment.parent / NAME).open("ab") as file:
-        file.write(_HEAD.pack(_MAGIC, len(name), len(bits), checksum) + name + bits)
+        file.write(entry)
+
+
+def index_entry(name: bytes, bits: bytes) -> bytes:
+    """The entry of the segment ``name`` with the filter ``bits``."""
+    checksum = zlib.crc32(bits, zlib.crc32(name))
+    return _HEAD.pack(_MAGIC, len(name), len(bits), checksum) + name + bits
 
 
 def read_index(hour: Path) -> Iterator[tuple[str, memoryview]]:
