@@ -44,7 +44,7 @@ async def serving(
     *addresses: AdminAddress, routes: Sequence[HttpRoute] = ROUTES, tls: AdminTls | None = None
 ) -> AsyncIterator[HttpServer]:
     settings = Admin(address=addresses or (LOCAL,), tls=tls or AdminTls())
-    server = HttpServer(settings, routes, TOKENS, "relay.example", 1.0)
+    server = HttpServer(settings, routes, TOKENS, "relay.example")
     await server.start()
     try:
         yield server

@@ -1,6 +1,9 @@
 """The tokens file: what a line may be, and what a role includes."""
 
+import errno
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -15,6 +18,7 @@ from zonemta_py.admin.tokens import (
     load_tokens,
     make_token,
     read_tokens,
+    remove_token,
 )
 from zonemta_py.core.errors import ConfigError, LocalError
 
@@ -94,3 +98,27 @@ def test_the_token_that_is_made(tmp_path: Path) -> None:
     assert found is not None
     assert found.role is Role.ADMIN
     assert not Tokens([])
+
+
+def test_a_token_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves nothing; an empty file of an earlier version is no token."""
+    path = tmp_path / "admin.token"
+    path.touch()
+    make_token(path)
+    assert len(path.read_text()) > 30
+    other = tmp_path / "other"
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(LocalError, match="the token cannot be written: No space left"):
+        make_token(other)
+    assert not other.exists()
+
+
+def test_a_file_without_a_last_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"a read {digest_of('1')}")
+    add_token(path, "b", Role.READ)
+    assert [token.name for token in read_tokens(path)] == ["a", "b"]
+    remove_token(path, "a")
+    assert [token.name for token in read_tokens(path)] == ["b"]
+    with pytest.raises(LocalError, match="there is no token 'a'"):
+        remove_token(path, "a")

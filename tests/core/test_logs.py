@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,9 +123,9 @@ async def test_repetitions_are_counted(
     monkeypatch.setattr(repeats, "KINDS_MAX", 2)
     lines = RepeatedLines(log)
     for number in range(1000):
-        lines.write("dead", logging.WARNING, f"failure {number}")
+        lines.write("dead", logging.WARNING, partial("failure {}".format, number))
     for kind in ("other", "third", "fourth"):
-        lines.write(kind, logging.WARNING, kind)
+        lines.write(kind, logging.WARNING, partial(str, kind))
     lines.flush()
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "failure 0", "other", "999 more within a minute as: failure 0"
@@ -136,7 +137,7 @@ async def test_counts_are_written_after_a_minute(
 ) -> None:
     monkeypatch.setattr(repeats, "WINDOW_S", 0.0)
     lines = RepeatedLines(log)
-    lines.write("dead", logging.WARNING, "failure")
-    lines.write("dead", logging.WARNING, "failure")
+    lines.write("dead", logging.WARNING, lambda: "failure")
+    lines.write("dead", logging.WARNING, lambda: "failure")
     while "1 more" not in caplog.text:
         await asyncio.sleep(0)

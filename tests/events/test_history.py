@@ -14,10 +14,12 @@ from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import HistoryRequest, TailRequest
+from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events import history as history_module
-from zonemta_py.events.history import events_of, in_lines, make_query
+from zonemta_py.events.history import events_of, in_lines, make_queries
 from zonemta_py.events.index import NAME
+from zonemta_py.events.segments import Segment
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 
@@ -52,6 +54,11 @@ async def test_the_events_of_a_message_address_and_message_id(directory: Path) -
             assert named(await history(relay, "ok@a.example")).count("delivered") == 2
             found = await history(relay, "<one@news.example>")
             assert {row["message"] for row in found} == {message}
+            assert await history(relay, "one@news.example") == found, "no address has it"
+            assert await history(relay, message.upper()) != []
+            for limit in (0, -1, 10_001):
+                with pytest.raises(LocalError, match="limit: expected 1 to 10000"):
+                    await history(relay, message, limit=limit)
             assert len(await history(relay, "ok@a.example", limit=1)) == 1
             assert await history(relay, "ok@a.example", tenant="acme") == []
             assert await history(relay, "ok@a.example", since_ms=rows[0]["time_ms"] + 10**7) == []
@@ -90,27 +97,32 @@ async def test_segments_without_the_key_are_not_read(
 
 
 @pytest.mark.parametrize(
-    ("text", "field"),
+    ("text", "queries"),
     [
-        ("019a1b2c3d4e000001abcdef", "message"), ("ann@example.org", "recipient"),
-        ("<1@news.example>", "message_id"), ("nothing special", "message_id"),
+        ("019A1b2c3d4e000001abcdef", [("message", "019a1b2c3d4e000001abcdef")]),
+        ("ann@Example.ORG", [
+            ("recipient", "ann@example.org"), ("message_id", "<ann@Example.ORG>"),
+            ("message_id", "ann@Example.ORG"),
+        ]),
+        ("<1@news.example>", [("message_id", "<1@news.example>"), ("message_id", "1@news.example")]),
+        ("nothing special", [("message_id", "<nothing special>"), ("message_id", "nothing special")]),
     ],
 )  # fmt: skip
-def test_what_is_asked_for(text: str, field: str) -> None:
-    assert make_query(text, 0).field == field
+def test_what_is_asked_for(text: str, queries: list[tuple[str, str]]) -> None:
+    assert [(query.field, query.value) for query in make_queries(text, 0)] == queries
 
 
 @pytest.mark.parametrize("text", ["", " ", "a\0b"])
 def test_what_cannot_be_asked_for(text: str) -> None:
     with pytest.raises(LocalError, match="expected a queue id"):
-        make_query(text, 0)
+        make_queries(text, 0)
 
 
 @given(st.binary(max_size=60), st.text(max_size=5))
 def test_a_search_ends(lines: bytes, key: str) -> None:
     """Whatever is in the lines, and whatever is looked for."""
     try:
-        query = make_query(key, 0)
+        query = make_queries(key, 0)[0]
     except LocalError:
         return
     try:
@@ -134,15 +146,40 @@ async def test_tail_shows_events_as_they_happen(directory: Path) -> None:
 
 
 async def test_a_slow_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "LINES_MAX", 2)
+    """What it has not taken is bounded; the end of the relay ends its watch."""
+    monkeypatch.setattr(event_stream, "BACKLOG_BYTES", 20)
     stream = EventStream()
     watching = stream.watch()
     first = asyncio.ensure_future(anext(watching))
     await asyncio.sleep(0)
-    stream.publish(b'{"n":1}\n{"n":2}\n{"n":3}\n{"n":4}\n')
+    stream.publish(b'{"n":1}\n{"n":2}\n')
+    stream.publish(b'{"n":3}\n{"n":4}\n')
     assert [await first, await anext(watching), await anext(watching)] == [
         {"n": 1}, {"n": 2}, {"missed": 2}
     ]  # fmt: skip
-    await watching.aclose()
+    last = asyncio.ensure_future(anext(watching, None))
+    await asyncio.sleep(0)
+    stream.close()
+    assert await last is None
     assert stream._watchers == set()
     stream.publish(b"{}\n")
+
+
+async def test_watchers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "WATCHERS_MAX", 1)
+    stream = EventStream()
+    first = asyncio.ensure_future(anext(stream.watch()))
+    await asyncio.sleep(0)
+    with pytest.raises(LocalError, match="1 clients watch the events already"):
+        await anext(stream.watch())
+    first.cancel()
+
+
+async def test_events_of_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    """Ids do not go back with the clock: an event may be older than its message."""
+    message = "019a1b2c3d4e000001abcdef"
+    segment = Segment(tmp_path, "abcdef", 1)
+    line = {"node": "abcdef", "seq": 1, "position": 0, "event": "delivered", "message": message}
+    segment.append(to_json({**line, "time_ms": int(message[:12], 16) - 7_200_000}) + b"\n", 1)
+    segment.seal(int(message[:12], 16) - 7_200_000)
+    assert len(events_of(tmp_path, message, 0, 10)) == 1

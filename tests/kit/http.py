@@ -24,4 +24,4 @@ def mail_server(
     settings = Admin(address=(AdminAddress("127.0.0.1", port),))
     route = HttpRoute("POST", PATH, post, Role.SEND, refusal=NO_TOKEN)
     tokens = Tokens([Token("test", Role.SEND, digest_of(token), tenant)])
-    return HttpServer(settings, [route], tokens, "relay.example", 1.0)
+    return HttpServer(settings, [route], tokens, "relay.example")

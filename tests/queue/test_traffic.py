@@ -92,3 +92,16 @@ def test_percentiles() -> None:
     row[traffic_module.TIMES] = 95
     row[-1] = 5
     assert (percentile(row, 0.5), percentile(row, 0.95), percentile(row, 0.99)) == (5, 5, 300_000)
+
+
+def test_after_a_long_pause() -> None:
+    """A window covers what it says, also when nothing happened for a day."""
+    now = Now()
+    traffic = Traffic(now)
+    traffic.opened("bulk", "x.example", 1)
+    now.s += 86_400
+    traffic.opened("bulk", "x.example", 1)
+    for minutes in WINDOWS_MIN:
+        rate = traffic.rates(traffic.zones, minutes)["bulk"]
+        assert rate.counts["sessions"] == 1
+        assert rate.covered_s <= 60 * minutes + 600

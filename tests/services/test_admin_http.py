@@ -14,8 +14,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as metrics_of
 
-from tests.kit.deadlines import until
+from tests.kit.deadlines import scaled, until
 from tests.kit.relay import Stage, empty, http_port, relaying, send, staged
+from zonemta_py.admin import api
 from zonemta_py.admin.tokens import Role, add_token
 from zonemta_py.config.schema import Admin
 from zonemta_py.config.units import AdminAddress
@@ -284,3 +285,43 @@ async def test_the_description_of_the_api_is_true(directory: Path) -> None:
         assert process.returncode == 0, output.decode()
         assert "Tested: " in output.decode()
         assert relay.queue.failure is None
+
+
+async def test_clients_that_watch_and_leave(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their connections and tasks end, over HTTP and over the control socket, and no watch delays the end of the relay."""
+    monkeypatch.setattr(api, "LOOK_S", 0.05)
+    async with staged(directory) as stage, serving(stage) as (relay, client):
+        assert relay.admin is not None
+        stream = relay.admin._sources.stream
+        headers = {"Accept": "application/x-ndjson"}
+        for _ in range(5):
+            async with client.get("/api/v1/tail?event=none", headers=headers) as response:
+                assert response.status == 200, "the head comes before the first event"
+        await until(lambda: stream._watchers == set(), "the watches over HTTP to end")
+        path = directory / "queue" / "control.sock"
+        for _ in range(5):
+            _, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(b'{"operation":"tail"}\n')
+            await until(lambda: len(stream._watchers) == 1, "the watch")
+            writer.close()
+            await until(lambda: stream._watchers == set(), "the watch over the control socket to end")
+        watching = client.get("/api/v1/tail", headers=headers)
+        async with watching:
+            began_s = clock.monotonic_s()
+            await relay.stop(30)
+            assert clock.monotonic_s() - began_s < scaled(15)
+
+
+async def test_a_body_in_pieces(directory: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"message":'
+        await asyncio.sleep(0)
+        yield b'"' + b"0" * 24 + b'"}'
+
+    async with (
+        staged(directory) as stage,
+        serving(stage) as (_, client),
+        client.post("/api/v1/hold", data=pieces()) as response,
+    ):
+        body = await response.json()
+        assert (response.status, body["error"]) == (404, f"no message {'0' * 24} in the queue")

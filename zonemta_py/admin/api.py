@@ -5,6 +5,7 @@ What reads is a GET with its arguments in the query, what changes a POST with a 
 of that tenant: what belongs to others does not exist for it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, get_origin
 
@@ -15,8 +16,10 @@ from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operatio
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     ChangeRequest,
+    FlushRequest,
     HistoryRequest,
     ListRequest,
+    ReleaseRequest,
     Request,
     Row,
     TailRequest,
@@ -38,6 +41,8 @@ SCHEMA_PATH = "/api/openapi.json"
 ROWS_MAX = 10_000  # in one JSON document
 LIST_LIMIT = 1000  # of `list` without a limit
 BODY_MAX = 65_536
+BODY_S = 30.0
+LOOK_S = 1.0  # between two looks whether a client is still there
 LINES = "application/x-ndjson"
 
 
@@ -70,7 +75,7 @@ class Api:
                     return problem(406, f"its rows have no end: ask with Accept: {LINES}")
                 rows = run_operation(self._operations, asked)
                 if as_lines:
-                    return await _stream(request, rows)
+                    return await _stream(request, rows, at_once=isinstance(asked, TailRequest))
                 return await _document(rows)
             except NotFound as exc:
                 return problem(404, str(exc))
@@ -93,6 +98,10 @@ class Api:
         if message is not None:
             if self._operations.tenant_of(message) != tenant:
                 raise NotFound(f"no message {message} in the queue")
+            if isinstance(request, FlushRequest):
+                raise PermissionError("a flush tries destinations of all tenants")
+            if isinstance(request, ReleaseRequest) and self._operations.is_quarantined(message):
+                raise PermissionError("the scanner had this message held: the operator decides")
             return request
         if getattr(request, "tenant", None) == tenant and not isinstance(request, ChangeRequest):
             return request
@@ -114,15 +123,27 @@ async def _read(request: web.Request, operation: Operation) -> Request:
                 raise ValueError(f"{name} is given twice")
         asked = from_query(given, operation.request)
     else:
-        body = await request.content.read(BODY_MAX + 1)
-        if len(body) > BODY_MAX:
-            raise ValueError(f"more than {BODY_MAX} bytes")
+        body = await _body(request)
         if not body:
             raise ValueError("expected a JSON object, {} without arguments")
         asked = from_plain(from_json(body), operation.request)
     if isinstance(asked, ListRequest) and asked.limit is None:
         asked = replace(asked, limit=LIST_LIMIT)
     return asked
+
+
+async def _body(request: web.Request) -> bytes:
+    """The whole body. Raises ValueError."""
+    found = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            while block := await request.content.readany():
+                found += block
+                if len(found) > BODY_MAX:
+                    raise ValueError(f"more than {BODY_MAX} bytes")
+    except TimeoutError as exc:
+        raise ValueError(f"the body did not come within {BODY_S:.0f} s") from exc
+    return found
 
 
 def _lists(operation: Operation) -> set[str]:
@@ -139,11 +160,16 @@ async def _document(rows: AsyncIterator[Row]) -> web.Response:
     return web.Response(body=to_json({"rows": found}), content_type="application/json")
 
 
-async def _stream(request: web.Request, rows: AsyncIterator[Row]) -> web.StreamResponse:
-    """The rows as JSON lines; the last one has ``error`` if the operation fails after others."""
-    response: web.StreamResponse | None = None
+async def _stream(
+    request: web.Request, rows: AsyncIterator[Row], *, at_once: bool
+) -> web.StreamResponse:
+    """The rows as JSON lines; the last one has ``error`` if the operation fails after others.
+
+    ``at_once``: the head of the response does not wait for the first row.
+    """
+    response = await _begin(request) if at_once else None
     try:
-        async for row in rows:
+        async for row in _until_gone(request, rows):
             if response is None:
                 response = await _begin(request)
             await response.write(to_json(row) + b"\n")
@@ -154,6 +180,29 @@ async def _stream(request: web.Request, rows: AsyncIterator[Row]) -> web.StreamR
     response = response or await _begin(request)
     await response.write_eof()
     return response
+
+
+async def _until_gone(request: web.Request, rows: AsyncIterator[Row]) -> AsyncIterator[Row]:
+    """``rows`` as long as the client is there: one that left is not found by writing when there is no row."""
+    following: asyncio.Future[Row | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(_next(rows))
+            while not (await asyncio.wait([following], timeout=LOOK_S))[0]:
+                if request.transport is None or request.transport.is_closing():
+                    return
+            row = following.result()
+            if row is None:
+                return
+            yield row
+    finally:
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait([following])
+
+
+async def _next(rows: AsyncIterator[Row]) -> Row | None:
+    return await anext(rows, None)
 
 
 async def _begin(request: web.Request) -> web.StreamResponse:

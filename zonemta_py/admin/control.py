@@ -14,7 +14,7 @@ from typing import Any
 from zonemta_py.admin.control_client import SOCKET_NAME, short_path
 from zonemta_py.admin.operation_table import parse_request, run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import Request
+from zonemta_py.admin.requests import Request, TailRequest
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError
 
@@ -62,13 +62,22 @@ class ControlServer:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        leaving: asyncio.Task[None] | None = None
         try:
-            async for row in run_operation(self._operations, await _read_request(reader)):
+            request = await _read_request(reader)
+            if isinstance(request, TailRequest):
+                task = asyncio.current_task()
+                assert task is not None
+                leaving = asyncio.create_task(_cancel_at_eof(reader, task))
+            async for row in run_operation(self._operations, request):
                 writer.write(to_json(row) + b"\n")
                 await writer.drain()
             writer.write(b'{"end":true}\n')
         except LocalError as exc:
             writer.write(to_json({"error": str(exc)}) + b"\n")
+        finally:
+            if leaving is not None:
+                leaving.cancel()
         await writer.drain()
 
     async def close(self) -> None:
@@ -81,6 +90,13 @@ class ControlServer:
             (self._directory / SOCKET_NAME).unlink(missing_ok=True)
         except OSError as exc:
             log.warning("%s is not removed: %s", self._directory / SOCKET_NAME, exc)
+
+
+async def _cancel_at_eof(reader: asyncio.StreamReader, task: "asyncio.Task[None]") -> None:
+    """Cancel ``task`` when its client leaves: `tail` may have no row to write, by which it would notice."""
+    while await reader.read(1024):
+        pass
+    task.cancel()
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Request:

@@ -9,11 +9,13 @@ from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.requests import HistoryRequest, Row, TailRequest
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
-from zonemta_py.events.history import in_lines, make_query
+from zonemta_py.events.history import in_lines, make_queries
 from zonemta_py.queue.format.keys import OUTBOX, end_of
 from zonemta_py.queue.queue import Queue
 
-LINE_MAX = 1 << 20  # of an event with many recipients
+LIMIT_MAX = 10_000  # events
+SEARCHES_MAX = 2  # at the same time
+LINES_AT_ONCE = 500
 
 
 class EventOperations:
@@ -23,32 +25,41 @@ class EventOperations:
         self._queue = queue
         self._directory = directory
         self._stream = stream
+        self._searches = asyncio.Semaphore(SEARCHES_MAX)
 
     async def history(self, request: HistoryRequest) -> AsyncIterator[Row]:
         """A row for each event, in the order of their time. Raises LocalError."""
         if self._directory is None:
             raise LocalError("there is no event log")
+        if not 1 <= request.limit <= LIMIT_MAX:
+            raise LocalError(f"limit: expected 1 to {LIMIT_MAX}")
         in_outbox = self._in_outbox(request)
-        found = await self._in_log(self._directory, request)
+        async with self._searches:
+            output = await self._search(self._directory, request)
+        found = []
+        for number, line in enumerate(output.splitlines()):
+            found.append(from_json(line))
+            if number % LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         seen = {(row["node"], row["seq"], row["position"]) for row in found}
         found += [row for row in in_outbox if (row["node"], row["seq"], row["position"]) not in seen]
-        if request.tenant is not None:
-            found = [row for row in found if row.get("tenant") == request.tenant]
         for row in found[-request.limit :]:
             yield row
 
     def _in_outbox(self, request: HistoryRequest) -> list[Row]:
         """Events that are not in the event log yet."""
-        query = make_query(request.key, request.since_ms)
-        rows = self._queue.store.scan(OUTBOX, end_of(OUTBOX))
-        return [record for _, lines in rows for record in in_lines(lines, query)]
+        queries = make_queries(request.key, request.since_ms)
+        rows = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]
+        found = [row for query in queries for lines in rows for row in in_lines(lines, query)]
+        return [row for row in found if request.tenant in (None, row.get("tenant"))]
 
-    async def _in_log(self, directory: Path, request: HistoryRequest) -> list[Row]:
-        """Searched by another process: this one has mail to send."""
-        arguments = (str(directory), request.key, str(request.since_ms), str(request.limit))
+    async def _search(self, directory: Path, request: HistoryRequest) -> bytes:
+        """The events in the log as JSON lines, found by another process: this one has mail to send."""
+        arguments = [str(directory), request.key, str(request.since_ms), str(request.limit)]
+        arguments += [request.tenant] if request.tenant is not None else []
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "zonemta_py.events.history", *arguments,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, limit=LINE_MAX,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
             output, _ = await process.communicate()
@@ -58,7 +69,7 @@ class EventOperations:
             raise
         if process.returncode:
             raise LocalError("the event log could not be searched; see the log of the relay")
-        return [from_json(line) for line in output.splitlines()]
+        return output
 
     async def tail(self, request: TailRequest) -> AsyncIterator[Row]:
         """A row for each event from now on, until the client goes. Raises LocalError."""

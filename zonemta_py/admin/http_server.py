@@ -25,6 +25,8 @@ from zonemta_py.core.errors import LocalError
 BACKLOG = 128
 FIRST_REQUEST_S = 30.0  # from the connection to a whole header
 KEEP_ALIVE_S = 15.0  # from a response to the whole header of the next request
+HANDSHAKE_S = 10.0  # of TLS
+SHORTEST_S = 0.1  # that a request has to finish
 WARN_EVERY_S = 60.0  # about wrong tokens from one address
 WARNED_MAX = 1000
 
@@ -58,7 +60,6 @@ class HttpServer:
         routes: Sequence[HttpRoute],
         tokens: Tokens,
         hostname: str,
-        grace_s: float,
     ) -> None:
         self._settings = settings
         self.tokens = tokens
@@ -73,10 +74,11 @@ class HttpServer:
             access_log=None,
             handle_signals=False,
             logger=_aiohttp_log,
-            shutdown_timeout=grace_s,
+            shutdown_timeout=SHORTEST_S,
             keepalive_timeout=KEEP_ALIVE_S,
         )
         self._servers: list[asyncio.Server] = []
+        self._paths: list[Path] = []  # of Unix sockets that are ours
         self._silent: set[asyncio.Protocol] = set()  # connections without a request so far
         self.ports: list[int] = []  # of the addresses, once started; 0 for a Unix socket
 
@@ -98,24 +100,30 @@ class HttpServer:
         try:
             if address.path:
                 sock = _unix_socket(Path(address.path))
+                self._paths.append(Path(address.path))
                 return await loop.create_unix_server(self._connected, sock=sock, backlog=BACKLOG)
+            timeout_s = HANDSHAKE_S if context is not None else None
             return await loop.create_server(
-                self._connected, address.host, address.port, backlog=BACKLOG, ssl=context
-            )
+                self._connected, address.host, address.port, backlog=BACKLOG, ssl=context,
+                ssl_handshake_timeout=timeout_s,
+            )  # fmt: skip
         except OSError as exc:
             raise LocalError(f"admin.address: {address}: {exc.strerror or exc}") from exc
 
-    async def close(self) -> None:
-        """Accept no more requests, and finish those under way."""
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Accept no more requests; those under way have ``grace_s`` to finish."""
         for server in self._servers:
             server.close()
-        _remove_sockets(self._settings)
+        _remove_sockets(self._paths)
+        if self._runner.server is not None:
+            self._runner.server.pre_shutdown()  # closes idle connections
+            await self._runner.server.shutdown(max(grace_s, SHORTEST_S))  # 0 would be no limit
         await self._runner.cleanup()
 
     def _connected(self) -> asyncio.Protocol:
         """The protocol of a new connection: aiohttp's, or one that closes it."""
         server = self._runner.server
-        if server is None or len(server.connections) >= HTTP_CONNECTIONS_MAX:
+        if server is None or len(self._silent.union(server.connections)) >= HTTP_CONNECTIONS_MAX:
             return _Refusal()
         protocol: asyncio.Protocol = server()
         self._silent.add(protocol)
@@ -149,7 +157,7 @@ class HttpServer:
                 )
             try:
                 return await route.handler(request, token)
-            except web.HTTPException:
+            except (web.HTTPException, ConnectionError):
                 raise
             except Exception:
                 log.exception("a request from %s failed: %s", request.remote, request.path)
@@ -202,12 +210,10 @@ def _unix_socket(path: Path) -> socket.socket:
     return sock
 
 
-def _remove_sockets(settings: Admin) -> None:
-    for address in settings.address:
-        path = Path(address.path)
-        if address.path and path.is_socket():
-            with suppress(OSError):
-                path.unlink()
+def _remove_sockets(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
 
 
 def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:

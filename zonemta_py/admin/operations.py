@@ -165,7 +165,8 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
         queue = self._queue
         if not queue.census.is_complete:
             return
-        with ExitStack() as stack:
+        found: list[str] = []
+        with ExitStack() as stack:  # no row is sent meanwhile: writes may wait
             frozen = queue.store.frozen()
             view, counts = await queue.commits.between_groups(
                 lambda: (stack.enter_context(frozen), queue.census.copy())
@@ -174,8 +175,9 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
                 if queue.store.has_snapshots():
                     await asyncio.sleep(0)
                 if counted is not None:
-                    for problem in differences(counts, counted.copy()):
-                        yield problem
+                    found = list(differences(counts, counted.copy()))
+        for problem in found:
+            yield problem
 
     async def audit(self, request: AuditRequest) -> AsyncIterator[Row]:
         """``seq``, ``exported`` and ``node``, then rows with ``events`` (JSON lines) and with ``recipients``.

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -128,15 +129,27 @@ def check_tokens(config: Config) -> Tokens:
 
 
 def make_token(path: Path) -> None:
-    """Write a new token into ``path``, for its owner only, unless it is there. Raises LocalError."""
+    """Write a new token into ``path``, for its owner only, unless there is one. Raises LocalError."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
+        if path.exists() and path.stat().st_size:
+            return
+        _replace(path, secrets.token_urlsafe(32) + "\n")
     except OSError as exc:
         raise LocalError(f"{path}: the token cannot be written: {exc.strerror or exc}") from exc
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Give ``path`` new contents, all or nothing, and keep its owner. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if path.exists():
+            with suppress(PermissionError):
+                os.fchown(file.fileno(), path.stat().st_uid, path.stat().st_gid)
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def add_token(path: Path, name: str, role: Role, tenant: str = "") -> str:
@@ -149,9 +162,10 @@ def add_token(path: Path, name: str, role: Role, tenant: str = "") -> str:
     text = secrets.token_urlsafe(32)
     line = " ".join(filter(None, (name, role.value, digest_of(text), tenant)))
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        if before and not before.endswith("\n"):
+            before += "\n"
+        _replace(path, f"{before}{line}\n")
     except OSError as exc:
         raise LocalError(f"{path}: the tokens file cannot be written: {exc.strerror or exc}") from exc
     return text
@@ -163,11 +177,7 @@ def remove_token(path: Path, name: str) -> None:
         raise LocalError(f"{path}: there is no token '{name}'")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.split("#", 1)[0].split()[:1] != [name]]
-    temporary = path.with_name(f".{path.name}.new")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.writelines(kept)
-        temporary.replace(path)
+        _replace(path, "".join(kept))
     except OSError as exc:
         raise LocalError(f"{path}: the tokens file cannot be written: {exc.strerror or exc}") from exc

@@ -22,7 +22,8 @@ from zonemta_py.core.errors import LocalError, NotFound
 from zonemta_py.core.model import AGES_MIN, STATES
 from zonemta_py.queue.census import TOTAL, count_all
 from zonemta_py.queue.depths import Depths
-from zonemta_py.queue.format.keys import mark_key, waiting_key
+from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
+from zonemta_py.queue.format.records import read_meta
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN
 from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
@@ -84,6 +85,8 @@ class ViewOperations:
 
     async def list(self, request: ListRequest) -> AsyncIterator[Row]:
         """A row for each recipient."""
+        if request.limit is not None and request.limit < 1:
+            raise LocalError("limit: expected 1 or more")
         found, labels, reasons = 0, MessageLabels(self._queue.store), Reasons(self._queue, self._relay)
         for number, row in enumerate(self._rows_after(request)):
             record = row.pop("record")
@@ -114,6 +117,11 @@ class ViewOperations:
             return None
         tenant: str = MessageLabels(self._queue.store).of(message)["tenant"]
         return tenant
+
+    def is_quarantined(self, message: str) -> bool:
+        """Whether a scanner had the message held."""
+        value = self._queue.store.get(meta_key(message))
+        return value is not None and read_meta(value).options.quarantined
 
     def _state(self, row: Row) -> str:
         """One of STATES, for a recipient that waits by what the running relay knows."""

@@ -43,7 +43,7 @@ _SHOWN = (
 def history(key: str, config_path: Path, since: str, limit: int, as_json: bool) -> None:
     """Show what has happened to a message, or to mail for an address: also when it was delivered long ago.
 
-    KEY is a queue id, a recipient address, or a Message-ID (in brackets, or without @). Reads the event log and
+    KEY is a queue id, a recipient address, or a Message-ID. Reads the event log and
     what the relay has not yet written there. Exits 1 when there is no event.
 
     \b

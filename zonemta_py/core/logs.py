@@ -72,6 +72,7 @@ class _JournalHandler(logging.Handler):
         super().__init__()
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)  # a journal that does not read must not stop the mail
 
     def close(self) -> None:
         """Close the socket."""
@@ -125,7 +126,22 @@ def configure_logs(target: LogTarget) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
+class _SyslogHandler(SysLogHandler):
+    """Does not wait for a syslog that does not read."""
+
+    socket: Any
+
+    def createSocket(self) -> None:
+        """Connect, without waiting later."""
+        super().createSocket()
+        self.socket.setblocking(False)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Write to stderr what could not be sent."""
+        sys.stderr.write(f"{self.format(record)}\n")
+
+
 def _syslog(path: str) -> logging.Handler:
-    handler = SysLogHandler(path, SysLogHandler.LOG_MAIL)
+    handler = _SyslogHandler(path, SysLogHandler.LOG_MAIL)
     handler.ident = f"zonemta[{os.getpid()}]: "
     return handler

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 WINDOW_S = 60.0
 KINDS_MAX = 50  # in a window; the lines of others are counted together
@@ -17,8 +17,8 @@ class RepeatedLines:
         self._others = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def write(self, kind: Hashable, level: int, text: str) -> None:
-        """Write ``text``, unless a line of its kind was written within the last minute."""
+    def write(self, kind: Hashable, level: int, make_text: Callable[[], str]) -> None:
+        """Write a line, unless one of its kind was written within the last minute: then its text is not made."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self.flush)
         known = self._counts.get(kind)
@@ -27,6 +27,7 @@ class RepeatedLines:
         elif len(self._counts) >= KINDS_MAX:
             self._others += 1
         else:
+            text = make_text()
             self._counts[kind] = level, text, 0
             self._log.log(level, "%s", text)
 

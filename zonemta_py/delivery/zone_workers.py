@@ -305,7 +305,7 @@ class ZoneWorkers:
     def _log(self, destination: Destination, text: str) -> None:
         """A line about a suspension; of many destinations that fail together some are counted only."""
         line = f"{self.name}/{destination.name} {text}"
-        self._lines.write((destination.name, text[:10]), logging.WARNING, line)
+        self._lines.write((destination.name, text[:10]), logging.WARNING, lambda: line)
 
     def _probe_when_due(self, destination: Destination) -> None:
         """Schedule a suspended destination; later, if its suspension was extended or the timer was early."""

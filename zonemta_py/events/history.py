@@ -1,6 +1,6 @@
 """The events of a message, an address or a Message-ID in the event log: sealed and open segments.
 
-``python -m zonemta_py.events.history DIRECTORY KEY SINCE_MS LIMIT`` prints them as JSON lines: a search takes
+``python -m zonemta_py.events.history DIRECTORY KEY SINCE_MS LIMIT [TENANT]`` prints them as JSON lines: a search takes
 CPU time that a relay would not have for mail, so it runs in a process of its own.
 """
 
@@ -24,7 +24,7 @@ MESSAGE = re.compile(r"[0-9a-f]{24}\Z")
 HOUR_MS = 3_600_000
 QUEUED_MS = 7 * 24 * HOUR_MS  # a message may have been accepted so long before its events
 MESSAGES_MAX = 200  # of an address: the last ones
-CLOCK_MS = 60_000  # by which the clock of a seal may be behind that of an event
+CLOCK_MS = HOUR_MS  # by which the clock of a seal may be behind that of an event
 
 Record = dict[str, Any]
 
@@ -53,42 +53,56 @@ class Query(NamedTuple):
         return any(isinstance(each, dict) and each["recipient"] == self.value for each in recipients)
 
 
-def make_query(text: str, since_ms: int) -> Query:
-    """The query for what an operator typed: a queue id, an address, or a Message-ID with or without brackets.
+def make_queries(text: str, since_ms: int) -> list[Query]:
+    """What an operator may mean by ``text``, the likeliest first: a queue id, an address, a Message-ID.
 
-    An address has no brackets: with them it is a Message-ID. Raises LocalError for an empty text.
+    Raises LocalError for an empty text.
     """
     text = text.strip()
     if not text or "\0" in text:
         raise LocalError("expected a queue id, an address or a Message-ID")
-    if MESSAGE.match(text):
-        return Query("message", text, max(since_ms, int(text[:12], 16) - CLOCK_MS))
-    if "@" in text and not text.startswith("<"):
-        with suppress(AddressError):
-            text = normalise(text)
-        return Query("recipient", text, since_ms)
-    return Query("message_id", text, since_ms)
+    if MESSAGE.match(text.lower()):
+        return [Query("message", text.lower(), since_ms)]
+    bare = text.removeprefix("<").removesuffix(">")
+    named = [Query("message_id", f"<{bare}>", since_ms), Query("message_id", bare, since_ms)]
+    if "@" not in text or text.startswith("<"):
+        return named
+    address = text
+    with suppress(AddressError):
+        address = normalise(text)
+    return [Query("recipient", address, since_ms), *named]
 
 
-def events_of(directory: Path, text: str, since_ms: int, limit: int) -> list[Record]:
-    """The events, in the order of their time, at most the last ``limit``.
+def events_of(
+    directory: Path, text: str, since_ms: int, limit: int, tenant: str | None = None
+) -> list[Record]:
+    """The events, in the order of their time, at most the last ``limit``; of ``tenant`` only, if given.
 
     For an address and a Message-ID those of the messages that were accepted with it, up to a week before
-    ``since_ms``. Damaged files count as far as they can be read.
+    ``since_ms``. Damaged files count as far as they can be read. Raises LocalError.
     """
-    query = make_query(text, since_ms)
-    if query.field == "message":
-        found = list(_search(directory, [query]))
-    else:
-        earlier = query._replace(since_ms=max(0, since_ms - QUEUED_MS))
-        accepted = list(_search(directory, [earlier]))
-        messages = sorted({each["message"] for each in accepted if each["event"] == "accepted"})
-        about = query if query.field == "recipient" else None
-        queries = [make_query(message, since_ms) for message in messages[-MESSAGES_MAX:]]
-        found = [each for each in accepted if each["time_ms"] >= since_ms]
-        found += [each for each in _search(directory, queries) if about is None or about.matches(each)]
-    unique = {(each["node"], each["seq"], each["position"]): each for each in found}
+    found: list[Record] = []
+    for query in make_queries(text, since_ms):
+        found = found or _events_of(directory, query, tenant)
+    unique = {
+        (each["node"], each["seq"], each["position"]): each
+        for each in found
+        if tenant in (None, each.get("tenant"))
+    }
     return sorted(unique.values(), key=_order)[-limit:]
+
+
+def _events_of(directory: Path, query: Query, tenant: str | None) -> list[Record]:
+    if query.field == "message":
+        return list(_search(directory, [query]))
+    earlier = query._replace(since_ms=max(0, query.since_ms - QUEUED_MS))
+    accepted = [each for each in _search(directory, [earlier]) if tenant in (None, each.get("tenant"))]
+    messages = sorted({each["message"] for each in accepted if each["event"] == "accepted"})
+    queries = [Query("message", message, query.since_ms) for message in messages[-MESSAGES_MAX:]]
+    found = [each for each in accepted if each["time_ms"] >= query.since_ms]
+    about_all = query.field == "message_id"
+    later = _search(directory, queries)
+    return [*found, *(each for each in later if about_all or query.matches(each))]
 
 
 def _order(record: Record) -> tuple[Any, ...]:
@@ -146,9 +160,9 @@ def _in_hour(hour: Path, values: set[int]) -> Iterator[tuple[bytes, Iterable[int
             continue  # `zonemta audit` names it
 
 
-def main(directory: str, text: str, since_ms: str, limit: str) -> None:
+def main(directory: str, text: str, since_ms: str, limit: str, tenant: str | None = None) -> None:
     """Print the events as JSON lines."""
-    for record in events_of(Path(directory), text, int(since_ms), int(limit)):
+    for record in events_of(Path(directory), text, int(since_ms), int(limit), tenant):
         sys.stdout.write(json.dumps(record) + "\n")
 
 

@@ -5,6 +5,7 @@ Lines with the same zone, domain, outcome and reply are counted for a minute aft
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from zonemta_py.core.codec import from_json
@@ -32,7 +33,7 @@ class OutcomeLog:
                 record = from_json(line)
                 names = ("event", "zone", "domain", "code", "status", "mx")
                 kind = tuple(record.get(name) for name in names)
-                self._lines.write(kind, _LEVEL, self._line(record))
+                self._lines.write(kind, _LEVEL, partial(self._line, record))
 
     async def close(self) -> None:
         """Write what was counted."""
@@ -65,4 +66,6 @@ def postfix_line(record: dict[str, Any]) -> str:
 
 def _printable(text: str) -> str:
     """``text``, which is a stranger's, on one line."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else " " for each in text)

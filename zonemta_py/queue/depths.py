@@ -35,7 +35,7 @@ class Depths:
         window = self._windows.zone(zone)
         leased = window.leased()
         suspended = sum(
-            self._census.destination(zone, name)[RecipientState.WAITING] - leased[name]
+            max(0, self._census.destination(zone, name)[RecipientState.WAITING] - leased[name])
             for name in window.suspended()
         )
         return depth_of(self._census.zones().get(zone, [0] * (TOTAL + 1)), leased.total(), suspended)

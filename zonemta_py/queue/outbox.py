@@ -112,7 +112,8 @@ class Exporter:
                 continue
             if not more:
                 self._caught_up_s = clock.monotonic_s()
-                await clock.wait_event(grew, self._settings.rotate.age)
+                if await clock.wait_event(grew, self._settings.rotate.age):
+                    self._caught_up_s = clock.monotonic_s()
                 await clock.wait_event(self._stopping, GATHER_S)
 
     async def _step(self) -> bool:

@@ -79,7 +79,10 @@ class RecentCounts:
         self._end(0, finest.began_s + finest.step_s)
         for _ in range(min(missed, 400)):  # idle steps; after more than an hour of them all is empty
             self._end(0, finest.began_s + finest.step_s)
-        finest.began_s += max(0, missed - 400) * finest.step_s
+        if missed > 400:
+            finest.began_s += (missed - 400) * finest.step_s
+            for longer in self._levels[1:]:
+                longer.began_s = finest.began_s
         self._turns_s = finest.began_s + finest.step_s
 
     def _end(self, number: int, ended_s: float) -> None:

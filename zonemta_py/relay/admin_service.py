@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zonemta_py import __version__
+from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.tokens import (
     MADE_NAME,
@@ -45,6 +46,7 @@ class AdminSources(NamedTuple):
     exporter: Exporter
     delivery: DeliveryService
     intake: IntakeService
+    stream: EventStream
 
 
 class AdminService:
@@ -61,7 +63,7 @@ class AdminService:
         self._hostname = hostname
         self._operations = operations
         self._sources = sources
-        self._stopping = False
+        self._stopping, self._grace_s = False, 0.0
         self._watch: LoopWatch | None = None
         self.server: HttpServer | None = None
 
@@ -79,11 +81,9 @@ class AdminService:
 
         self._watch = LoopWatch()
         self._watch.start()
-        tokens = self._tokens(self._config, make=True)
-        server = HttpServer(
-            settings, self._routes(), tokens, self._hostname, self._config.shutdown_grace
-        )
         try:
+            tokens = self._tokens(self._config, make=True)
+            server = HttpServer(settings, self._routes(), tokens, self._hostname)
             await server.start()
         except LocalError as exc:
             if settings.mail or settings.address != Admin().address:
@@ -103,11 +103,15 @@ class AdminService:
             make_token(made)
         return load_tokens(None, admin.token_file, made)
 
-    def configure(self, config: Config) -> None:
-        """Read the tokens again."""
+    def prepare(self, config: Config) -> Tokens:
+        """The tokens under ``config``, read again. Raises ConfigError."""
+        return self._tokens(config) if self.server is not None else Tokens([])
+
+    def configure(self, config: Config, tokens: Tokens) -> None:
+        """Use a new configuration; ``tokens`` is what ``prepare`` returned for it."""
         self._config = config
         if self.server is not None:
-            self.server.tokens = self._tokens(config)
+            self.server.tokens = tokens
 
     def _routes(self) -> "list[HttpRoute]":
         from zonemta_py.admin.health import health_routes
@@ -208,13 +212,14 @@ class AdminService:
         return f"the event log is {lag_s:.0f} s behind" if lag_s > BEHIND_S else ""
 
     async def _drain(self, grace_s: float) -> None:
-        self._stopping = True
+        self._stopping, self._grace_s = True, grace_s
+        self._sources.stream.close()
 
     async def _close(self) -> None:
         if self._watch is not None:
             self._watch.stop()
         if self.server is not None:
-            await self.server.close()
+            await self.server.close(self._grace_s)
 
 
 def _descriptors() -> int:

@@ -141,7 +141,7 @@ class Relay:
             )
             parts.append(Part("take-over", self._orphans.start, drain=self._orphans.close))
         hostname = config.hostname or socket.getfqdn()
-        sources = AdminSources(queue, exporter, delivery, self._intake)
+        sources = AdminSources(queue, exporter, delivery, self._intake, stream)
         self.admin = AdminService(config, hostname, operations, sources)
         return [*parts, *self._intake.parts(), self.admin.part()]
 
@@ -283,6 +283,7 @@ class Relay:
             hostname = config.hostname or socket.getfqdn()
             prepared = self._intake.prepare(config, hostname, router)
             dkim_keys = load_keys(config.dkim)
+            tokens = self.admin.prepare(config) if self.admin is not None else None
         except ConfigError:
             raise
         except Exception as exc:  # of a function that the configuration names
@@ -293,8 +294,8 @@ class Relay:
         self._destinations.configure(config.zones)
         self._queue.windows.set_weights(_weights_of(config))
         self._queue.limits.configure(limit_rules(config.tenants, config.limits))
-        if self.admin is not None:
-            self.admin.configure(config)
+        if self.admin is not None and tokens is not None:
+            self.admin.configure(config, tokens)
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
