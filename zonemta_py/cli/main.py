@@ -17,6 +17,7 @@ COMMANDS = {
     "lint": "zonemta_py.cli.lint",
     "queue": "zonemta_py.cli.queue.group",
     "status": "zonemta_py.cli.status",
+    "top": "zonemta_py.cli.top",
     "rates": "zonemta_py.cli.status",
     "why": "zonemta_py.cli.why",
     "history": "zonemta_py.cli.events",

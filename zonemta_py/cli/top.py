@@ -1,0 +1,186 @@
+"""``zonemta top``: the running relay, each second."""
+
+import os
+import re
+import select
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from zonemta_py.admin.requests import RatesRequest, StatusRequest
+from zonemta_py.cli.common import config_option, fail, reports_errors
+from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import ago, reason_text
+from zonemta_py.core.model import STATES
+
+VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}
+WINDOWS = {"1": 1, "5": 5, "6": 60}
+COLUMNS = ("attempts", "delivered", "deferred", "bounced", "sessions", "p50_ms", "p95_ms")
+HELP = "z zones  d destinations  t tenants  a addresses  1 5 6: minutes (1, 5, 60)  o order  / filter  enter open  q quit"
+ROWS_MAX = 200
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Screen:
+    """What the screen shows, and how keys change it."""
+
+    view: str = "zone"
+    minutes: int = 1
+    order: int = 0  # an index of COLUMNS
+    selected: int = 0
+    filter: str = ""
+    is_typing: bool = False
+    opened: str = ""  # the name of the row that is shown alone
+    done: bool = False
+
+    def press(self, key: str, names: list[str]) -> None:
+        """Handle ``key``; ``names`` are those of the visible rows."""
+        if self.is_typing:
+            self._type(key)
+        elif key in VIEWS:
+            self.view, self.selected, self.opened = VIEWS[key], 0, ""
+        elif key in WINDOWS:
+            self.minutes = WINDOWS[key]
+        elif key == "o":
+            self.order = (self.order + 1) % len(COLUMNS)
+        elif key == "/":
+            self.is_typing, self.filter, self.opened = True, "", ""
+        elif key in ("up", "k"):
+            self.selected = max(0, self.selected - 1)
+        elif key in ("down", "j"):
+            self.selected = max(0, min(self.selected + 1, len(names) - 1))
+        elif key == "enter":
+            self.opened = "" if self.opened or not names else names[min(self.selected, len(names) - 1)]
+        elif key == "escape":
+            self.opened, self.filter = "", ""
+        elif key == "q":
+            self.done = True
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "escape"):
+            self.is_typing = False
+            if key == "escape":
+                self.filter = ""
+        elif key == "backspace":
+            self.filter = self.filter[:-1]
+        elif len(key) == 1:
+            self.filter += key
+
+    def visible(self, rows: list[Row]) -> list[Row]:
+        """The rows that match the filter, in order."""
+        found = [row for row in rows if self.filter.lower() in row["name"].lower()]
+        if self.opened:
+            found = [row for row in found if row["name"] == self.opened]
+        return sorted(found, key=lambda row: -row[COLUMNS[self.order]])
+
+
+def render(screen: Screen, status: Row, rows: list[Row], height: int) -> Group:
+    """The screen as rich draws it. ``rows`` are the visible ones."""
+    counts = "  ".join(f"{name.replace('_', ' ')} {status['queue'][name]:,}" for name in STATES)
+    ready = "; ".join(status["not_ready"]) or "ready"
+    head = Text(
+        f"zonemta {status['version']} {status['hostname']}  for {ago(status['since_ms'])}  {ready}\n"
+        f"{counts}\nsessions {status['sessions_in']} in, {status['sessions_out']} out  "
+        f"{status['suspended']} destinations suspended\n"
+    )
+    table = Table(box=None, pad_edge=False, header_style="reverse")
+    table.add_column(f"{screen.view} ({screen.minutes} min)", no_wrap=True)
+    for number, name in enumerate(COLUMNS):
+        mark = "▼" if number == screen.order else ""
+        table.add_column(name.replace("_", " ") + mark, justify="right")
+    shown = max(1, height - 9)
+    first = max(0, screen.selected - shown + 1)
+    for number, row in enumerate(rows[first : first + shown], first):
+        style = "bold" if number == screen.selected else ""
+        table.add_row(_plain(row["name"]), *(f"{row[name]:,}" for name in COLUMNS), style=style)
+    below = [Text(line) for line in _reasons(screen, status)]
+    foot = f"filter: {screen.filter}_" if screen.is_typing else HELP
+    return Group(head, table, *below, Text("\n" + foot, style="dim"))
+
+
+def _reasons(screen: Screen, status: Row) -> Iterator[str]:
+    """Why destinations are suspended: those of the opened row, or the first ones."""
+    for each in status["suspensions"]:
+        name = f"{each['zone']}/{each['destination']}"
+        if each["why"] and screen.opened in ("", each["destination"], each["zone"]):
+            yield f"{name}: {_plain(reason_text(each['why']))}"
+
+
+def _plain(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+_NAMES = {
+    "\x1b[A": "up", "\x1b[B": "down", "\x1b": "escape", "\n": "enter", "\r": "enter", "\x7f": "backspace",
+    "\x08": "backspace",
+}  # fmt: skip
+
+
+def keys_in(text: str) -> list[str]:
+    """The keys that a terminal has sent as ``text``; those without a name are their character."""
+    return [_NAMES.get(key, key) for key in re.findall(r"\x1b\[[0-9;]*[A-Za-z~]|.|\n", text)]
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], list[str]]]:
+    """A function that waits for keys, for a number of seconds at most."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+
+    def read(at_most_s: float) -> list[str]:
+        if not select.select([descriptor], [], [], at_most_s)[0]:
+            return []
+        return keys_in(os.read(descriptor, 1024).decode("utf-8", "replace"))
+
+    try:
+        yield read
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@click.command()
+@config_option
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@reports_errors
+def top(config_path: Path, every_s: float) -> None:
+    """Watch the running relay: what waits, what is sent, which destinations do not answer.
+
+    z, d, t and a show zones, destinations, tenants and source addresses; 1, 5 and 6 the last 1, 5 or 60 minutes; o changes
+    the order, / filters, the arrows and enter open a row, q ends.
+
+    \b
+    Example:
+      zonemta top -c config/zonemta.yaml
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs")
+    screen, console = Screen(), Console()
+    with _keys() as read_keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        while not screen.done:
+            (status,) = rows_of(config_path, StatusRequest(), relay_only=True)
+            request = RatesRequest(screen.minutes, screen.view, ROWS_MAX)
+            rows = screen.visible(list(rows_of(config_path, request, relay_only=True)))
+            live.update(render(screen, status, rows, console.height), refresh=True)
+            for key in read_keys(every_s):
+                screen.press(key, [row["name"] for row in rows])
