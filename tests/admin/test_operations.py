@@ -20,6 +20,7 @@ from zonemta_py.admin.requests import (
     FlushRequest,
     HoldRequest,
     ListRequest,
+    LogLevelRequest,
     RatesRequest,
     ReleaseRequest,
     Request,
@@ -299,6 +300,7 @@ def test_every_operation_is_a_command() -> None:
         "audit",
         "why",
         "status",
+        "loglevel",
         "rates",
         "history",
         "tail",
@@ -312,6 +314,8 @@ def test_every_operation_is_a_command() -> None:
 def test_a_request_knows_its_operation() -> None:
     for name, operation in OPERATIONS.items():
         arguments = dict.fromkeys(_required(operation.request), GONE)
+        if "level" in arguments:
+            arguments["level"] = "info"
         request = parse_request(name, arguments)
         assert type(request) is operation.request
         assert name_of(request) == name
@@ -404,3 +408,11 @@ async def test_status_needs_a_relay(queue: Queue) -> None:
         await rows(queue, StatusRequest())
     (row,) = await rows(queue, StatusRequest(), status=lambda: {"version": "1"})
     assert (row["version"], row["queue"]["waiting"], row["suspended"]) == ("1", 0, 0)
+
+
+async def test_log_level_needs_a_relay(queue: Queue) -> None:
+    with pytest.raises(LocalError, match="no relay is running"):
+        await rows(queue, LogLevelRequest("debug"))
+    set_to: list[str] = []
+    answer = await rows(queue, LogLevelRequest("debug"), set_log_level=set_to.append)
+    assert (answer, set_to) == ([{"level": "debug"}], ["debug"])

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import logging
 import smtplib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,14 @@ async def test_a_default_port_that_is_in_use(
             assert "the relay runs without health, metrics and API" in caplog.text
 
 
+@pytest.fixture
+def log_level_as_before() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+@pytest.mark.usefixtures("log_level_as_before")
 async def test_the_description_of_the_api_is_true(directory: Path) -> None:
     """Schemathesis asks every operation as its description allows, and as it does not."""
     zones = {"default": {"transport": "dequeue"}}

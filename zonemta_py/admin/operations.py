@@ -19,6 +19,7 @@ from zonemta_py.admin.requests import (
     DeleteRequest,
     FlushRequest,
     HoldRequest,
+    LogLevelRequest,
     ReleaseRequest,
     ReloadRequest,
     Row,
@@ -137,6 +138,13 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
             yield {"changed": list(self._relay.reload())}
         except ConfigError as exc:
             yield {"refused": str(exc)}
+
+    async def log_level(self, request: LogLevelRequest) -> AsyncIterator[Row]:
+        """One row with ``level``. Raises LocalError when no relay is running."""
+        if self._relay.set_log_level is None:
+            raise LocalError("no relay is running")
+        self._relay.set_log_level(request.level)
+        yield {"level": request.level}
 
     async def check(self, request: CheckRequest) -> AsyncIterator[Row]:
         """Rows with ``problem``, then one with ``problems``, their number."""

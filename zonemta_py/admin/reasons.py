@@ -33,7 +33,8 @@ class RunningRelay:
     """What the operations need of a running relay; the defaults are those of one that is down.
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
-    the directory of the event log, ``stream`` what is written to it. ``status``: see ``Relay.status``.
+    the directory of the event log, ``stream`` what is written to it. ``status`` and
+    ``set_log_level``: see ``Relay``.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class RunningRelay:
     events: Path | None = None
     stream: EventStream | None = None
     status: Callable[[], dict[str, Any]] | None = None
+    set_log_level: Callable[[str], None] | None = None
 
 
 class Reasons:

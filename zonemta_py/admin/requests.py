@@ -1,7 +1,7 @@
 """The requests of the operations: a struct for each, with its arguments as fields."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from zonemta_py.core.codec import Struct
 
@@ -197,6 +197,12 @@ class TailRequest(Request, frozen=True):
         wanted = {"event": self.event, "zone": self.zone, "domain": self.domain}
         wanted |= {"tenant": self.tenant, "message": self.message}
         return all(value is None or record.get(name) == value for name, value in wanted.items())
+
+
+class LogLevelRequest(Request, frozen=True):
+    """Change which messages the running relay logs: debug, info, warning or error, and above."""
+
+    level: Literal["debug", "info", "warning", "error"]
 
 
 class CheckRequest(Request, frozen=True):

@@ -13,6 +13,7 @@ COMMANDS = {
     "check": "zonemta_py.cli.check",
     "config": "zonemta_py.cli.config",
     "reload": "zonemta_py.cli.reload",
+    "log-level": "zonemta_py.cli.log_level",
     "submit": "zonemta_py.cli.submit",
     "lint": "zonemta_py.cli.lint",
     "queue": "zonemta_py.cli.queue.group",
@@ -48,7 +49,7 @@ class MainGroup(LazyGroup):
 
 @click.group(
     cls=MainGroup,
-    commands_in={name: f"{module}:{name}" for name, module in COMMANDS.items()},
+    commands_in={name: f"{module}:{name.replace('-', '_')}" for name, module in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="zonemta")

@@ -33,6 +33,11 @@ class LogTarget(NamedTuple):
     destination: str = "stderr"
 
 
+def set_log_level(level: str) -> None:
+    """Write log messages of ``level`` and above from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def parse_target(text: str) -> LogTarget:
     """A target from its text: the three words with commas between them."""
     return LogTarget(*text.split(","))

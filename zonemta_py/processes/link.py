@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from zonemta_py.core import clock
+from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import QueueCorrupt
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,12 @@ _BEAT = bytes(4)
 BUFFER_BYTES = 1 << 18
 FREE_MIN_BYTES = 1 << 16  # of the receive buffer, for one read
 JOINED_MAX_BYTES = 1 << 15  # frames up to this size are copied into one piece
+
+
+class LogLevel(Struct, frozen=True, array_like=True, tag=10):
+    """To a process of either kind: log messages of ``level`` and above from now on."""
+
+    level: str
 
 
 class Link(asyncio.BufferedProtocol):

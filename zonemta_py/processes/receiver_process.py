@@ -14,11 +14,12 @@ from typing import Any
 from zonemta_py.config.load import parse_config
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
+from zonemta_py.core.logs import set_log_level
 from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.child import child_main
-from zonemta_py.processes.link import Link
+from zonemta_py.processes.link import Link, LogLevel
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
 from zonemta_py.storage.disk_space import DiskSpace
@@ -47,6 +48,8 @@ class ReceiverProcess:
                 self.queue.handle(frame)
             case protocol.Welcome():
                 self.queue = RemoteQueue(self.link, frame)
+            case LogLevel():
+                set_log_level(frame.level)
             case protocol.Configure():
                 self._configure(frame)
             case protocol.SuspendedTenants():

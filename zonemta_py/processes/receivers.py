@@ -13,6 +13,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
+from zonemta_py.processes.link import LogLevel
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
@@ -120,6 +121,12 @@ class ReceiverPool:
         self._config, self._hostname = config, hostname
         for child in self._supervisor.children:
             child.send_now(self._configuration(child.slot))
+
+    def set_log_level(self, level: str) -> None:
+        """Change what all processes log, also those that are started later."""
+        self._log_target = ",".join((level, *self._log_target.split(",")[1:]))
+        for child in self._supervisor.children:
+            child.send(LogLevel(level))
 
     @property
     def pids(self) -> list[int]:

@@ -18,6 +18,7 @@ from zonemta_py.config.tenants import Tenants
 from zonemta_py.core import clock
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
+from zonemta_py.core.logs import set_log_level
 from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
@@ -26,7 +27,7 @@ from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
-from zonemta_py.processes.link import Link
+from zonemta_py.processes.link import Link, LogLevel
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class SenderProcess:
                 self._unreachable.learn(frame)
             case protocol.ClearUnreachable():
                 self._unreachable.clear(frame.ip or None, frame.destination or None)
+            case LogLevel():
+                set_log_level(frame.level)
             case protocol.Configure():
                 self._configure(frame)
 

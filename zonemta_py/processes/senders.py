@@ -15,6 +15,7 @@ from zonemta_py.core.errors import AgentLost, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
+from zonemta_py.processes.link import LogLevel
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
@@ -83,6 +84,12 @@ class SenderPool:
         """Forget an unreachable address, those of a destination, or all (None)."""
         for child in self._supervisor.children:
             child.send(protocol.ClearUnreachable(ip or "", destination or ""))
+
+    def set_log_level(self, level: str) -> None:
+        """Change what all processes log, also those that are started later."""
+        self._log_target = ",".join((level, *self._log_target.split(",")[1:]))
+        for child in self._supervisor.children:
+            child.send(LogLevel(level))
 
     @property
     def pids(self) -> list[int]:

@@ -18,6 +18,7 @@ from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import HostPort, ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
+from zonemta_py.core.logs import set_log_level
 from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
@@ -119,7 +120,7 @@ class Relay:
         exporter = Exporter(queue, config.events, observers)
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
-            config.events.directory, stream, self.status,
+            config.events.directory, stream, self.status, self.set_log_level,
         )  # fmt: skip
         operations = Operations(queue, running)
         control = ControlServer(config.queue.directory, operations)
@@ -259,6 +260,14 @@ class Relay:
             "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
             "taken_over": self._orphans.names if self._orphans is not None else [],
         }
+
+    def set_log_level(self, level: str) -> None:
+        """Log messages of ``level`` (debug, info, warning, error) and above, in all processes."""
+        set_log_level(level)
+        for pool in (self._intake.receivers, self._delivery.senders):
+            if pool is not None:
+                pool.set_log_level(level)
+        log.warning("messages of the level %s and above are logged from now on", level)
 
     def _on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
         self._delivery.ready(zone, destination, low_volume)
