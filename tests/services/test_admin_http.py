@@ -334,3 +334,24 @@ async def test_a_body_in_pieces(directory: Path) -> None:
     ):
         body = await response.json()
         assert (response.status, body["error"]) == (404, f"no message {'0' * 24} in the queue")
+
+
+@pytest.mark.usefixtures("log_level_as_before")
+async def test_the_log_level_of_all_processes(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Receivers and senders get it, also those that are started later, and mail goes on."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example")
+        processes = {"receivers": 1, "senders": 1}
+        async with serving(stage, processes=processes) as (relay, client):
+            status, body = await post(client, "/api/v1/loglevel", {"level": "debug"})
+            assert (status, body) == (200, {"rows": [{"level": "debug"}]})
+            assert relay._intake.receivers is not None
+            assert relay._intake.receivers._log_target.startswith("debug,")
+            assert relay._delivery.senders is not None
+            assert relay._delivery.senders._log_target.startswith("debug,")
+            await send(relay, ["u@a.example"])
+            await empty(relay)
+            assert (await post(client, "/api/v1/loglevel", {"level": "loud"}))[0] == 400
+    assert "failed" not in capfd.readouterr().err

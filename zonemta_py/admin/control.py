@@ -75,6 +75,11 @@ class ControlServer:
             writer.write(b'{"end":true}\n')
         except LocalError as exc:
             writer.write(to_json({"error": str(exc)}) + b"\n")
+        except ConnectionError:
+            raise
+        except Exception as exc:
+            log.exception("an operation failed")
+            writer.write(to_json({"error": f"internal error: {exc!r}; see the log"}) + b"\n")
         finally:
             if leaving is not None:
                 leaving.cancel()

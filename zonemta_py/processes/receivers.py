@@ -41,7 +41,7 @@ class ReceiverPool:
         self._hostname = hostname
         self._queue = queue
         self._sockets = sockets
-        self._log_level = log_target
+        self._log_target = log_target
         self._reporting: asyncio.Task[None] | None = None
         self._sharing: list[asyncio.Task[None]] = []
         self._supervisor = ProcessSupervisor("receiver", len(sockets), self._launch)
@@ -87,7 +87,7 @@ class ReceiverPool:
         """Start the receiver of ``slot``. Raises OSError when it does not become ready."""
         child = ReceiverChild(slot, self._queue, self._supervisor.on_lost)
         descriptors = [sock.fileno() for group in self._sockets[slot] for sock in group]
-        await child.start(self._log_level, descriptors)
+        await child.start(self._log_target, descriptors)
         child.welcome()
         config = self._config
         child.send(protocol.SuspendedTenants(self._queue.suspended.names()))

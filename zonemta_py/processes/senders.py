@@ -45,7 +45,7 @@ class SenderPool:
         self._config = config
         self._hostname = hostname
         self._unreachable = unreachable
-        self._log_level = log_target
+        self._log_target = log_target
         self._numbers = count(1)
         self._supervisor = ProcessSupervisor("sender", size, self._launch)
 
@@ -55,7 +55,7 @@ class SenderPool:
 
     async def _launch(self, slot: int) -> "SenderChild":
         child = SenderChild(slot, self._supervisor.on_lost, self.share_status)
-        await child.start(self._log_level)
+        await child.start(self._log_target)
         child.send(self._configuration())
         return child
 

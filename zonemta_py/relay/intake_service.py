@@ -52,7 +52,7 @@ class IntakeService:
             config.queue.directory, config.queue.min_free_disk, queue.store.space
         )
         self._scanner = MessageScanner(config)
-        self._log_level = log_target
+        self._log_target = log_target
         self.addresses: list[HostPort] = []
         self.intake: Intake | None = None
         self.receivers: ReceiverPool | None = None
@@ -99,7 +99,7 @@ class IntakeService:
         by_process = list(zip(*listeners, strict=True))
         if self._processes:
             self.receivers = ReceiverPool(
-                config, self._hostname, self._queue, by_process, self._log_level
+                config, self._hostname, self._queue, by_process, self._log_target
             )
             await self.receivers.start()
         else:
