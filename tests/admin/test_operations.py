@@ -254,6 +254,9 @@ async def test_who_is_suspended_must_be_said(queue: Queue, request_type: Any) ->
     for arguments in ({}, {"tenant": "a", "user": "b"}):
         with pytest.raises(LocalError, match="a tenant or a user is expected"):
             await rows(queue, request_type(**arguments))
+    for arguments in ({"tenant": "a\x1b[2J"}, {"user": "u" * 300}):
+        with pytest.raises(LocalError, match="no name of a tenant or user"):
+            await rows(queue, request_type(**arguments))
     assert queue.suspended.names() == []
 
 

@@ -18,6 +18,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import USER
 from zonemta_py.queue.upkeep.inspect import held_messages
 
+NAME_MAX = 255
 RELEASED_AT_ONCE = 100  # messages
 
 
@@ -85,4 +86,9 @@ def _suspended(request: SuspendRequest | ResumeRequest) -> str:
     """The name in ``Suspensions``. Raises LocalError."""
     if bool(request.tenant) == bool(request.user):
         raise LocalError("a tenant or a user is expected")
+    if (
+        not (request.tenant + request.user).isprintable()
+        or len(request.tenant + request.user) > NAME_MAX
+    ):
+        raise LocalError("that is no name of a tenant or user")
     return request.tenant or USER + request.user

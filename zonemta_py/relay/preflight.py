@@ -14,12 +14,14 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import HostPort, Network
 from zonemta_py.config.zones import DeliverySettings
+from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
 from zonemta_py.intake.context import make_tls_context
 from zonemta_py.intake.users import load_users
+from zonemta_py.relay.certificates import certificate_warnings
 from zonemta_py.relay.descriptors import check_descriptors
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import make_policy
@@ -96,6 +98,7 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
         if zone.transport == DEQUEUE_TRANSPORT:
             yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
     yield from _unsigned_tenants(config)
+    yield from certificate_warnings(config, clock.utc(clock.now_ms()))
     if config.queue.durability == "none":
         yield "durability is none: accepted mail is lost in a power failure. For benchmarks only"
     if config.queue.store == "memory":

@@ -36,6 +36,7 @@ from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
 from zonemta_py.queue.upkeep.startup_scan import zones_on_disk
 from zonemta_py.relay.admin_service import AdminService, AdminSources
+from zonemta_py.relay.certificates import CertificateWatch
 from zonemta_py.relay.delivery_service import DeliveryService
 from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
@@ -95,14 +96,17 @@ class Relay:
                 senders=senders,
                 log_target=config.log.target(log_level),
             )
+            target = config.log.target(log_level)
             self._intake = IntakeService(
-                self._queue, config, hostname, router, hooks, receivers=receivers,
-                log_target=config.log.target(log_level),
-            )  # fmt: skip
+                self._queue, config, hostname, router, hooks, receivers=receivers, log_target=target
+            )
         except BaseException:
             self._queue.store.close()
             raise
-        self._verifier = DomainVerifier(self._queue, config)
+        self._verifier, self._certificates = (
+            DomainVerifier(self._queue, config),
+            CertificateWatch(config),
+        )
         self._on_events = on_events
         self._parts = Parts(())  # made by ``start``
         self._orphans: OrphanRecovery | None = None
@@ -130,6 +134,7 @@ class Relay:
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
+            Part("the watch of certificates", self._certificates.start, close=self._certificates.close),
             Part("the verification of domains", self._verifier.start, drain=self._verifier.close),
         ]
         if config.queue.directory.is_dir():  # a program's own store needs none
@@ -308,6 +313,7 @@ class Relay:
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
+        self._certificates.configure(config)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
         return changed
 
