@@ -53,8 +53,7 @@ async def test_the_watch_logs_it(
     config = parse_config(
         f"admin: {{tls: {{certificate_file: {path}, key_file: {path}}}}}\n", tmp_path / "z.yaml"
     )
-    watch = CertificateWatch(config)
-    watch.configure(config)
+    watch = CertificateWatch(lambda: config)
     await watch.start()
     await until(lambda: "admin.tls.certificate_file" in caplog.text, "the warning")
     await watch.close()

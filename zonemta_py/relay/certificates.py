@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -41,9 +41,9 @@ def _end_of(path: Path) -> datetime | None:
 
 
 class CertificateWatch:
-    """Logs the warnings once a day. ``configure`` gives it the configuration of a reload."""
+    """Logs the warnings about the present configuration once a day."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config
         self._task: asyncio.Task[None] | None = None
 
@@ -54,12 +54,8 @@ class CertificateWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for warning in certificate_warnings(self._config, clock.utc(clock.now_ms())):
+            for warning in certificate_warnings(self._config(), clock.utc(clock.now_ms())):
                 log.warning("%s", warning)
-
-    def configure(self, config: Config) -> None:
-        """Use a new configuration from the next look on."""
-        self._config = config
 
     async def close(self) -> None:
         """End."""

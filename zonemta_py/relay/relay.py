@@ -103,10 +103,7 @@ class Relay:
         except BaseException:
             self._queue.store.close()
             raise
-        self._verifier, self._certificates = (
-            DomainVerifier(self._queue, config),
-            CertificateWatch(config),
-        )
+        self._verifier = DomainVerifier(self._queue, config)
         self._on_events = on_events
         self._parts = Parts(())  # made by ``start``
         self._orphans: OrphanRecovery | None = None
@@ -127,6 +124,7 @@ class Relay:
             config.events.directory, stream, self.status, self.set_log_level,
         )  # fmt: skip
         operations = Operations(queue, running)
+        certificates = CertificateWatch(lambda: self._config)
         control = ControlServer(config.queue.directory, operations)
         parts = [
             Part("the queue", self._recover),
@@ -134,7 +132,7 @@ class Relay:
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
-            Part("the watch of certificates", self._certificates.start, close=self._certificates.close),
+            Part("the watch of certificates", certificates.start, close=certificates.close),
             Part("the verification of domains", self._verifier.start, drain=self._verifier.close),
         ]
         if config.queue.directory.is_dir():  # a program's own store needs none
@@ -313,7 +311,6 @@ class Relay:
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
-        self._certificates.configure(config)
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
         return changed
 
