@@ -295,7 +295,8 @@ async def test_stats(queue: Queue) -> None:
 def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
-    ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits.
+    ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits; ``zonemta
+    status`` prints a login.
     """
     names = {
         *QUEUE_COMMANDS,
@@ -310,6 +311,7 @@ def test_every_operation_is_a_command() -> None:
         "reload",
         "suspended",
         "usage",
+        "login",
     }
     assert [name for name in OPERATIONS if name not in names] == []
 

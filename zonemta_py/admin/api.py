@@ -14,16 +14,8 @@ from aiohttp import web
 from zonemta_py.admin.http_server import HttpRoute, problem
 from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import (
-    ChangeRequest,
-    FlushRequest,
-    HistoryRequest,
-    ListRequest,
-    ReleaseRequest,
-    Request,
-    Row,
-    TailRequest,
-)
+from zonemta_py.admin.permissions import restrict
+from zonemta_py.admin.requests import ListRequest, Request, Row, TailRequest
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core.codec import (
     fields_of,
@@ -69,7 +61,7 @@ class Api:
             assert token is not None
             try:
                 asked = await _read(request, operation)
-                asked = self._restrict(asked, token.tenant)
+                asked = restrict(self._operations, asked, token.tenant)
                 as_lines = LINES in request.headers.get("Accept", "")
                 if isinstance(asked, TailRequest) and not as_lines:
                     return problem(406, f"its rows have no end: ask with Accept: {LINES}")
@@ -87,25 +79,6 @@ class Api:
                 return problem(403, str(exc))
 
         return handle
-
-    def _restrict(self, request: Request, tenant: str) -> Request:
-        """``request`` for the mail of ``tenant`` only. Raises NotFound, PermissionError."""
-        if not tenant:
-            return request
-        if isinstance(request, (ListRequest, TailRequest, HistoryRequest)):
-            return replace(request, tenant=tenant)
-        message = getattr(request, "message", None)
-        if message is not None:
-            if self._operations.tenant_of(message) != tenant:
-                raise NotFound(f"no message {message} in the queue")
-            if isinstance(request, FlushRequest):
-                raise PermissionError("a flush tries destinations of all tenants")
-            if isinstance(request, ReleaseRequest) and self._operations.is_quarantined(message):
-                raise PermissionError("the scanner had this message held: the operator decides")
-            return request
-        if getattr(request, "tenant", None) == tenant and not isinstance(request, ChangeRequest):
-            return request
-        raise PermissionError(f"this token is for the mail of the tenant '{tenant}' only")
 
 
 def _method(operation: Operation) -> str:

@@ -40,7 +40,7 @@ _aiohttp_log.setLevel(logging.CRITICAL)  # a traceback for every request that is
 class HttpRoute(NamedTuple):
     """What is served at ``path``. ``role``: of the token that it needs; ``is_local``: none on a loopback address.
 
-    ``refusal``: header fields of a 401.
+    ``is_open``: none at all; its handler decides. ``refusal``: header fields of a 401.
     """
 
     method: str
@@ -48,6 +48,7 @@ class HttpRoute(NamedTuple):
     handler: Handler
     role: Role
     is_local: bool = False
+    is_open: bool = False
     refusal: Mapping[str, str] = {}
 
 
@@ -147,6 +148,8 @@ class HttpServer:
             if token is None and not self._is_own_name(request.url.host or ""):
                 text = f"Host: expected an address or one of {', '.join(self._names)}"
                 return problem(403, text)
+            if route.is_open:
+                return await self._handled(route, request, token)
             if token is None and not (route.is_local and _is_local(request)):
                 self._warn(request)
                 headers = {"WWW-Authenticate": "Bearer", **route.refusal}
@@ -155,15 +158,20 @@ class HttpServer:
                 return problem(
                     403, f"the token '{token.name}' has the role {token.role}, not {route.role}"
                 )
-            try:
-                return await route.handler(request, token)
-            except (web.HTTPException, ConnectionError):
-                raise
-            except Exception:
-                log.exception("a request from %s failed: %s", request.remote, request.path)
-                return problem(500, "internal error; see the log of the relay")
+            return await self._handled(route, request, token)
 
         return handle
+
+    async def _handled(
+        self, route: HttpRoute, request: web.Request, token: Token | None
+    ) -> web.StreamResponse:
+        try:
+            return await route.handler(request, token)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception:
+            log.exception("a request from %s failed: %s", request.remote, request.path)
+            return problem(500, "internal error; see the log of the relay")
 
     def _token(self, request: web.Request) -> Token | None:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

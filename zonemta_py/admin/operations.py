@@ -19,6 +19,7 @@ from zonemta_py.admin.requests import (
     DeleteRequest,
     FlushRequest,
     HoldRequest,
+    LoginRequest,
     LogLevelRequest,
     ReleaseRequest,
     ReloadRequest,
@@ -129,6 +130,12 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
             return
         for row in self._relay.unreachable.rows(monotonic_s()):
             yield row
+
+    async def login(self, request: LoginRequest) -> AsyncIterator[Row]:
+        """One row with ``urls``, and ``valid_s`` for which they are. Raises LocalError without a page."""
+        if self._relay.new_login is None:
+            raise LocalError("no relay with a page is running; see admin.address and admin.page")
+        yield self._relay.new_login()
 
     async def reload(self, request: ReloadRequest) -> AsyncIterator[Row]:
         """One row with ``changed``, keys of the configuration, or ``refused``, why it is not used."""

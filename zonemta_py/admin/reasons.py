@@ -21,6 +21,10 @@ DNS_FAILED = "4.4.3"  # RFC 3463: the look-up of the destination failed
 class ZoneView(Protocol):
     """A running zone, as an operator sees it."""
 
+    @property
+    def sessions(self) -> int:
+        """How many sessions its workers have."""
+
     def why(self, destination: str) -> Constraint | None:
         """What keeps mail for ``destination`` waiting; None: it has its turn next, or is being sent."""
 
@@ -34,7 +38,7 @@ class RunningRelay:
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
     the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``.
+    ``set_log_level``: see ``Relay``. ``new_login`` makes links to the page, with ``valid_s``.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
@@ -45,6 +49,7 @@ class RunningRelay:
     stream: EventStream | None = None
     status: Callable[[], dict[str, Any]] | None = None
     set_log_level: Callable[[str], None] | None = None
+    new_login: Callable[[], dict[str, Any]] | None = None
 
 
 class Reasons:

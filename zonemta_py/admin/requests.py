@@ -45,6 +45,17 @@ class ShapeRequest(Request, frozen=True):
     limit: int = 20
 
 
+class DestinationsRequest(Request, frozen=True):
+    """List the destinations with most recipients, and what keeps their mail waiting.
+
+    ``troubled``: only those that something keeps waiting, or where attempts failed in the last 5 minutes.
+    """
+
+    zone: str | None = None
+    troubled: bool = False
+    limit: int = 20
+
+
 class ListRequest(Request, frozen=True):
     """List recipients; None: do not filter. ``state``: one of ``queue.depths.STATES``. ``tag``: one of its tags.
 
@@ -131,6 +142,12 @@ class ReleaseRequest(ChangeRequest, frozen=True):
     recipient: str | None = None
 
 
+class TenantsRequest(Request, frozen=True):
+    """Count the recipients of each tenant."""
+
+    limit: int = 100
+
+
 class SuspendedRequest(Request, frozen=True):
     """List the suspended tenants and users."""
 
@@ -168,6 +185,10 @@ class UnreachableRequest(Request, frozen=True):
     """List addresses whose connections timed out; ``clear`` removes one, or ``all``, from the list."""
 
     clear: str | None = None
+
+
+class LoginRequest(Request, frozen=True):
+    """Make a link that opens the page once, for everything."""
 
 
 class ReloadRequest(Request, frozen=True):

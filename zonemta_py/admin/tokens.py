@@ -66,6 +66,9 @@ class Tokens:
         """The tenants that tokens belong to."""
         return {token.tenant for token in self._by_digest.values()} - {""}
 
+    def __contains__(self, token: Token) -> bool:
+        return self._by_digest.get(token.digest) == token
+
     def find(self, text: str) -> Token | None:
         """The token with this text."""
         return self._by_digest.get(digest_of(text))

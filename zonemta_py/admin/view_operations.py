@@ -7,6 +7,7 @@ from heapq import nlargest
 
 from zonemta_py.admin.reasons import Reasons, RunningRelay
 from zonemta_py.admin.requests import (
+    DestinationsRequest,
     ListRequest,
     RatesRequest,
     Row,
@@ -15,22 +16,25 @@ from zonemta_py.admin.requests import (
     StateRequest,
     StatusRequest,
     SummaryRequest,
+    TenantsRequest,
     WhyRequest,
 )
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError, NotFound
 from zonemta_py.core.model import AGES_MIN, STATES
-from zonemta_py.queue.census import TOTAL, count_all
+from zonemta_py.queue.census import TOTAL, Census, count_all
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
-from zonemta_py.queue.format.records import read_meta
+from zonemta_py.queue.format.records import RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN
+from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN, TrafficRate
 from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
 
 SLICE_ROWS = 500
 TOP_DESTINATIONS = 10
+DESTINATIONS_OF_ZONE = 100  # that are looked at
+NO_RATE = TrafficRate(dict.fromkeys(COUNTED, 0), 0.0, 0, 0)
 
 
 class ViewOperations:
@@ -40,13 +44,18 @@ class ViewOperations:
         self._queue = queue
         self._relay = relay
 
-    async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
-        """A row for each zone."""
-        queue, census = self._queue, self._queue.census
-        if not census.is_complete and not queue.counting:  # the queue is not running
-            for counted in count_all(queue.store, queue.windows.destination_of):
+    async def _census(self) -> Census:
+        """That of the running relay; else the queue is counted."""
+        census = self._queue.census
+        if not census.is_complete and not self._queue.counting:
+            for counted in count_all(self._queue.store, self._queue.windows.destination_of):
                 await asyncio.sleep(0)
                 census = counted or census
+        return census
+
+    async def summary(self, request: SummaryRequest) -> AsyncIterator[Row]:
+        """A row for each zone."""
+        queue, census = self._queue, await self._census()
         depths, next_due_ms = Depths(census, queue.windows), queue.deferral.next_due_ms()
         reasons = Reasons(queue, self._relay)
         for zone in census.zones():
@@ -60,6 +69,7 @@ class ViewOperations:
                 "zone": zone,
                 **depths.zone(zone),
                 "counting": not census.is_complete,
+                "sessions": self._relay.zones[zone].sessions if zone in self._relay.zones else 0,
                 "oldest_ms": depths.oldest_ms(zone),
                 "next_due_ms": next_due_ms.get(zone),
                 "destinations": {
@@ -67,6 +77,51 @@ class ViewOperations:
                 },
                 "suspensions": suspensions,
             }
+
+    async def destinations(self, request: DestinationsRequest) -> AsyncIterator[Row]:
+        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, and what was attempted in 5 minutes.
+
+        ``zone`` is empty where nothing is queued any more: rates are by destination only.
+        """
+        queue, census = self._queue, await self._census()
+        reasons, depths, traffic = (
+            Reasons(queue, self._relay),
+            Depths(census, queue.windows),
+            queue.traffic,
+        )
+        rates = traffic.rates(traffic.destinations, 5)
+        found: dict[tuple[str, str], dict[str, int]] = {}
+        for zone in census.zones():
+            if request.zone in (None, zone):
+                largest = depths.destinations(zone, min(request.limit, DESTINATIONS_OF_ZONE))
+                found.update({(zone, name): states for name, states in largest.items()})
+        if request.zone is None:
+            queued = {name for _, name in found}
+            failed = (name for name, rate in rates.items() if _failures(rate) and name not in queued)
+            found.update({("", name): dict.fromkeys(STATES, 0) for name in failed})
+        sent = 0
+        for (zone, name), states in sorted(found.items(), key=lambda item: -sum(item[1].values())):
+            why, rate = reasons.destination(zone, name), rates.get(name, NO_RATE)
+            if request.troubled and why is None and not _failures(rate):
+                continue
+            yield {
+                "zone": zone,
+                "destination": name,
+                **states,
+                "total": sum(states.values()),
+                "why": to_plain(why),
+                **rate.counts,
+                "p95_ms": rate.p95_ms,
+            }
+            sent += 1
+            if sent >= request.limit:
+                return
+
+    async def tenants(self, request: TenantsRequest) -> AsyncIterator[Row]:
+        """A row with ``tenant`` and ``queued`` for each that has mail, most first."""
+        queued = (await self._census()).tenants()
+        for name, count in nlargest(request.limit, queued.items(), key=lambda item: item[1]):
+            yield {"tenant": name, "queued": count}
 
     async def shape(self, request: ShapeRequest) -> AsyncIterator[Row]:
         """A row for each destination: ``zone``, ``destination``, ``total``, and ``ages``, up to each of AGES_MIN and older."""
@@ -107,7 +162,9 @@ class ViewOperations:
     def _rows_after(self, request: ListRequest) -> Iterator[Row]:
         """The recipients behind ``request.after``. Raises LocalError."""
         try:
-            return recipient_rows(self._queue.store, request.zone, request.after.encode())
+            is_held = request.state == RecipientState.HELD.name.lower()
+            after = request.after.encode()
+            return recipient_rows(self._queue.store, request.zone, after, held=is_held)
         except ValueError as exc:
             raise LocalError(f"after: {exc}") from exc
 
@@ -221,6 +278,10 @@ class ViewOperations:
                     "p50_ms": rate.p50_ms,
                     "p95_ms": rate.p95_ms,
                 }
+
+
+def _failures(rate: TrafficRate) -> int:
+    return rate.counts["deferred"] + rate.counts["bounced"]
 
 
 def no_message(text: str) -> NotFound:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from zonemta_py.admin.requests import RatesRequest, StatusRequest
+from zonemta_py.admin.requests import LoginRequest, RatesRequest, StatusRequest
 from zonemta_py.cli.common import (
     config_option,
     echo,
@@ -14,8 +14,10 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.reason import ago, reason_text
+from zonemta_py.cli.reason import reason_text
 from zonemta_py.core import clock
+from zonemta_py.core.durations import ago
+from zonemta_py.core.errors import LocalError
 
 
 @click.command()
@@ -24,6 +26,8 @@ from zonemta_py.core import clock
 @reports_errors
 def status(config_path: Path, as_json: bool) -> None:
     """Show how the running relay is: whether it is ready for mail, what waits, what it sends, what is suspended.
+
+    The link to the page needs no token, and works once. `--json` prints none.
 
     \b
     Example:
@@ -38,6 +42,7 @@ def status(config_path: Path, as_json: bool) -> None:
         echo(f"processes  {processes}")
         echo(f"listeners  {', '.join(row['listeners']) or 'none'}")
         echo(f"http       {', '.join(row['http']) or 'none'}")
+        echo(f"page       {_login(config_path)}")
         echo(f"ready      {'no: ' + '; '.join(row['not_ready']) if row['not_ready'] else 'yes'}")
         echo(f"sessions   {row['sessions_in']} in, {row['sessions_out']} out")
         counts = ", ".join(
@@ -55,6 +60,16 @@ def status(config_path: Path, as_json: bool) -> None:
             echo(f"           {each['zone']}/{each['destination']}: {why}")
         if row["suspended_submitters"]:
             echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
+
+
+def _login(config_path: Path) -> str:
+    """A link to the page that works once."""
+    try:
+        (row,) = rows_of(config_path, LoginRequest(), relay_only=True)
+    except LocalError:
+        return "none"
+    urls = row["urls"] or ["at a Unix socket"]
+    return f"{urls[0]} (once, for {row['valid_s'] // 60} minutes)"
 
 
 @click.command()

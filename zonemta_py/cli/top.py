@@ -21,7 +21,8 @@ from rich.text import Text
 from zonemta_py.admin.requests import RatesRequest, StatusRequest
 from zonemta_py.cli.common import config_option, fail, reports_errors
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.reason import ago, reason_text
+from zonemta_py.cli.reason import reason_text
+from zonemta_py.core.durations import ago
 from zonemta_py.core.model import STATES
 
 VIEWS = {"z": "zone", "d": "destination", "t": "tenant", "a": "source"}

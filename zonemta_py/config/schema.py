@@ -244,7 +244,7 @@ class AdminTls:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The HTTP listener: health, metrics, the API, mail. No ``address``: it is not open."""
+    """The HTTP listener: health, metrics, the API, the page, mail. No ``address``: it is not open."""
 
     address: tuple[AdminAddress, ...] = (AdminAddress("127.0.0.1", 8125),)
     token_file: Path | None = None
@@ -253,6 +253,7 @@ class Admin:
     mail: bool = False
     metrics: bool = True
     api: bool = True
+    page: bool = True
 
 
 @dataclass(frozen=True, slots=True)

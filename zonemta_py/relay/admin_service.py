@@ -5,11 +5,12 @@ import os
 import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zonemta_py import __version__
 from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.page.logins import LINK_VALID_S
 from zonemta_py.admin.tokens import (
     MADE_NAME,
     Role,
@@ -20,6 +21,7 @@ from zonemta_py.admin.tokens import (
     make_token,
 )
 from zonemta_py.config.schema import Admin, Config
+from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from zonemta_py.admin.health import LoopWatch
     from zonemta_py.admin.http_server import HttpRoute, HttpServer
+    from zonemta_py.admin.page.charts import Charts
+    from zonemta_py.admin.page.page import Page
 
 BEHIND_S = 60.0  # of the event log
 
@@ -65,6 +69,8 @@ class AdminService:
         self._sources = sources
         self._stopping, self._grace_s = False, 0.0
         self._watch: LoopWatch | None = None
+        self._page: Page | None = None
+        self._charts: Charts | None = None
         self.server: HttpServer | None = None
 
     def part(self) -> Part:
@@ -125,9 +131,35 @@ class AdminService:
             from zonemta_py.admin.api import Api
 
             routes += Api(self._operations, __version__).routes()
+        if admin.page:
+            routes += self._page_routes()
         if admin.mail:
             routes.append(self._mail_route())
         return routes
+
+    def _page_routes(self) -> "list[HttpRoute]":
+        from zonemta_py.admin.page.charts import Charts
+        from zonemta_py.admin.page.page import Page
+
+        def tokens() -> Tokens:
+            return self.server.tokens if self.server is not None else Tokens([])
+
+        self._charts = Charts(self._sources.queue)
+        self._charts.start()
+        self._page = Page(self._operations, self._charts, tokens, self._hostname)
+        return self._page.routes()
+
+    def new_login(self) -> dict[str, Any]:
+        """``urls`` that open the page once within ``valid_s``. Raises LocalError when there is no page."""
+        server, page = self.server, self._page
+        if server is None or page is None:
+            raise LocalError("the relay serves no page; see admin.address and admin.page")
+        scheme = "https" if self._config.admin.tls.certificate_file is not None else "http"
+        places = zip(self._config.admin.address, server.ports, strict=True)
+        hosts = [(_host(each, self._hostname), port) for each, port in places if port]
+        code = page.logins.new_link()
+        urls = [f"{scheme}://{host}:{port}/login?code={code}" for host, port in hosts]
+        return {"urls": urls, "valid_s": int(LINK_VALID_S)}
 
     def _mail_route(self) -> "HttpRoute":
         from zonemta_py.admin.http_server import HttpRoute
@@ -214,12 +246,22 @@ class AdminService:
     async def _drain(self, grace_s: float) -> None:
         self._stopping, self._grace_s = True, grace_s
         self._sources.stream.close()
+        if self._page is not None:
+            self._page.close()
 
     async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
+        for each in (self._watch, self._charts):
+            if each is not None:
+                each.stop()
         if self.server is not None:
             await self.server.close(self._grace_s)
+
+
+def _host(address: AdminAddress, hostname: str) -> str:
+    """What a browser on this machine can use for an address."""
+    if address.host in ("0.0.0.0", "::"):
+        return hostname
+    return f"[{address.host}]" if ":" in address.host else address.host
 
 
 def _descriptors() -> int:

@@ -121,7 +121,7 @@ class Relay:
         exporter = Exporter(queue, config.events, observers)
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
-            config.events.directory, stream, self.status, self.set_log_level,
+            config.events.directory, stream, self.status, self.set_log_level, self._new_login,
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
@@ -263,6 +263,10 @@ class Relay:
             "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
             "taken_over": self._orphans.names if self._orphans is not None else [],
         }
+
+    def _new_login(self) -> dict[str, Any]:
+        assert self.admin is not None
+        return self.admin.new_login()
 
     def set_log_level(self, level: str) -> None:
         """Log messages of ``level`` (debug, info, warning, error) and above, in all processes."""

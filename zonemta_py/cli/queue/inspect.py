@@ -30,8 +30,9 @@ from zonemta_py.cli.common import (
     zone_option,
 )
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.cli.reason import ago, reason_text, time_left
+from zonemta_py.cli.reason import reason_text
 from zonemta_py.core import clock
+from zonemta_py.core.durations import ago, time_left
 from zonemta_py.core.model import STATES
 
 

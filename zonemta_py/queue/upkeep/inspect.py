@@ -9,47 +9,77 @@ from typing import Any
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.active import read_message, recipients_of
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import Meta, Waiting, read_mark, read_meta, read_waiting
+from zonemta_py.queue.format.records import (
+    Meta,
+    RecipientState,
+    Waiting,
+    read_mark,
+    read_meta,
+    read_waiting,
+)
 from zonemta_py.storage.interface import View
 
 
-def recipient_rows(store: View, zone: str | None = None, after: bytes = b"") -> Iterator[dict[str, Any]]:
+def recipient_rows(
+    store: View, zone: str | None = None, after: bytes = b"", *, held: bool = False
+) -> Iterator[dict[str, Any]]:
     """Every recipient in the queue, waiting ones first. ``after``: a ``cursor``; rows behind it follow.
 
-    Raises ValueError for another text.
+    ``held``: only those that are held, without a look at the others. Raises ValueError for another text.
     A recipient that moves between the two during the read may be missed or returned twice, except on a
     frozen view.
     """
     if after and not after.startswith((keys.WAITING, keys.DEFERRED)):
         raise ValueError("expected the cursor of a row")
-    return _recipient_rows(store, zone, after)
+    pairs = _held_pairs(store, zone, after) if held else _pairs(store, zone, after)
+    return (_recipient_row(key, value) for key, value in pairs)
 
 
-def _recipient_rows(store: View, zone: str | None, after: bytes) -> Iterator[dict[str, Any]]:
+def _pairs(store: View, zone: str | None, after: bytes) -> Iterator[tuple[bytes, bytes]]:
     for space in (keys.WAITING, keys.DEFERRED):
         prefix = keys.zone_prefix(space, zone) if zone else space
         if after.startswith(keys.DEFERRED) and space == keys.WAITING:
             continue
         start = max(prefix, after + b"\x00") if after.startswith(space) else prefix
-        for key, value in store.scan(start, keys.end_of(prefix)):
-            in_zone, message, address = keys.parse_recipient(key)
-            record = read_waiting(value)
-            yield {
-                "message": message,
-                "recipient": address,
-                "zone": in_zone,
-                "domain": record.domain,
-                "state": record.state.name.lower(),
-                "attempts": record.attempts,
-                "created_ms": keys.created_ms(message),
-                "due_ms": due_of(record),
-                "code": record.code,
-                "status": record.status,
-                "reply": record.text,
-                "index": record.recipient_index,
-                "cursor": key.decode(),
-                "record": record,
-            }
+        yield from store.scan(start, keys.end_of(prefix))
+
+
+def _held_pairs(store: View, zone: str | None, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Their messages are at the end of DUE."""
+    prefix = keys.due_key(keys.HELD_MS, zone or "", "").rstrip(b"/") + b"/"
+    start = prefix
+    if after.startswith(keys.WAITING):
+        after = b""
+    elif after:
+        after_zone, after_message, _ = keys.parse_recipient(after)
+        start = max(prefix, keys.due_key(keys.HELD_MS, after_zone, after_message))
+    for due in store.keys(start, keys.end_of(prefix)):
+        _, in_zone, message = keys.parse_due(due)
+        of_message = keys.zone_prefix(keys.DEFERRED, in_zone, message)
+        for key, value in store.scan(of_message, keys.end_of(of_message)):
+            if key > after and read_waiting(value).state is RecipientState.HELD:
+                yield key, value
+
+
+def _recipient_row(key: bytes, value: bytes) -> dict[str, Any]:
+    zone, message, address = keys.parse_recipient(key)
+    record = read_waiting(value)
+    return {
+        "message": message,
+        "recipient": address,
+        "zone": zone,
+        "domain": record.domain,
+        "state": record.state.name.lower(),
+        "attempts": record.attempts,
+        "created_ms": keys.created_ms(message),
+        "due_ms": due_of(record),
+        "code": record.code,
+        "status": record.status,
+        "reply": record.text,
+        "index": record.recipient_index,
+        "cursor": key.decode(),
+        "record": record,
+    }
 
 
 class MessageLabels:

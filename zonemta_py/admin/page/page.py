@@ -1,0 +1,382 @@
+"""The page: login, views, and forms that execute operations. What a form does, a command and the API do too.
+
+A view is rendered by one template, for a request and each second for those who watch: server-sent events carry the
+part that changes, and the script of the page puts it in place. All values are escaped by Jinja2; the content security policy
+allows no script and no style but the files of ``static``.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from zonemta_py.admin.http_server import HttpRoute
+from zonemta_py.admin.operation_table import OPERATIONS, run_operation
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.page.charts import Charts
+from zonemta_py.admin.page.logins import Logins, Session
+from zonemta_py.admin.page.views import Context, Views
+from zonemta_py.admin.permissions import restrict
+from zonemta_py.admin.tokens import Role, Token, Tokens
+from zonemta_py.core import clock
+from zonemta_py.core.codec import from_query, to_json
+from zonemta_py.core.durations import ago, time_left
+from zonemta_py.core.errors import LocalError, NotFound
+from zonemta_py.core.model import STATES
+
+LIVE_EVERY_S = 1.0
+WATCHERS_MAX = 20
+FORM_MAX = 16_384
+FORM_S = 30.0
+TEXT_MAX = 1000  # of a search
+MINUTES = (30, 120, 360)  # of the charts
+STATIC = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "uplot.js": "text/javascript",
+    "uplot.css": "text/css",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Viewed = Callable[[web.Request, Token], Awaitable[Context]]
+
+
+class PageView(NamedTuple):
+    """A page: its template, what it shows, whether it changes each second, whether a tenant may see it."""
+
+    template: str
+    context: Viewed
+    is_live: bool = False
+    for_tenants: bool = False
+
+
+class Page:
+    """Serves the page. ``tokens``: those of the listener, now; ``hostname``: the relay's."""
+
+    def __init__(
+        self, operations: Operations, charts: Charts, tokens: Callable[[], Tokens], hostname: str
+    ) -> None:
+        self._operations = operations
+        self._charts = charts
+        self._tokens = tokens
+        self.logins = Logins()
+        self._watchers = 0
+        self._closing = asyncio.Event()
+        self._environment = _environment(hostname)
+        self._files = {name: _read(name) for name in STATIC}
+        views = Views(operations)
+        self._views = {
+            "/": PageView("overview.html", lambda request, token: views.overview(), is_live=True),
+            "/zones/{zone}": PageView(
+                "zone.html", lambda request, token: views.zone(request.match_info["zone"]), is_live=True
+            ),
+            "/tenants": PageView("tenants.html", lambda request, token: views.tenants(), is_live=True),
+            "/tenants/{tenant}": PageView(
+                "tenant.html",
+                lambda request, token: views.tenant(request.match_info["tenant"], token.tenant),
+                for_tenants=True,
+            ),
+            "/holds": PageView("holds.html", lambda request, token: views.holds(), is_live=True),
+            "/search": PageView(
+                "search.html",
+                lambda request, token: views.search(
+                    request.query.get("q", "").strip()[:TEXT_MAX], token.tenant
+                ),
+                for_tenants=True,
+            ),
+            "/messages/{message}": PageView(
+                "message.html",
+                lambda request, token: views.message(request.match_info["message"], token.tenant),
+                for_tenants=True,
+            ),
+        }
+
+    def routes(self) -> list[HttpRoute]:
+        """All routes of the page."""
+        routes = [_route("GET", path, self._view_handler(view)) for path, view in self._views.items()]
+        return [
+            *routes,
+            _route("GET", "/static/{name}", self._static),
+            _route("GET", "/series", self._series),
+            _route("GET", "/login", self._login),
+            _route("POST", "/login", self._login_by_token),
+            _route("POST", "/logout", self._logout),
+            _route("POST", "/do/{operation}", self._do),
+        ]
+
+    def close(self) -> None:
+        """End the streams: the relay stops."""
+        self._closing.set()
+
+    # ---- views
+
+    def _view_handler(self, view: PageView) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = self._session(request)
+            if session is None:
+                return self._to_login(request)
+            if session.token.tenant and not view.for_tenants:
+                return _redirect("/search")
+            if "text/event-stream" in request.headers.get("Accept", ""):
+                return await self._live(request, view, session)
+            text, status = await self._rendered(request, view, session, "base.html")
+            return _page(text, status)
+
+        return handle
+
+    async def _rendered(
+        self, request: web.Request, view: PageView, session: Session, layout: str
+    ) -> tuple[str, int]:
+        """The text, and the status of the response."""
+        template, status = view.template, 200
+        try:
+            context = await view.context(request, session.token)
+        except NotFound as exc:
+            template, context, status = (
+                "message_only.html",
+                {"title": "Not found", "text": str(exc)},
+                404,
+            )
+        except PermissionError as exc:
+            template, context, status = (
+                "message_only.html",
+                {"title": "Not allowed", "text": str(exc)},
+                403,
+            )
+        except LocalError as exc:
+            template, context, status = (
+                "message_only.html",
+                {"title": "Not possible", "text": str(exc)},
+                409,
+            )
+        if layout == "base.html":
+            context["notice"], session.notice = session.notice, ""
+        text = self._environment.get_template(template).render(
+            layout=layout,
+            session=session,
+            may_change=session.token.allows(Role.OPERATE),
+            path=request.path_qs,
+            section="/" + request.path.split("/")[1],
+            is_live=view.is_live,
+            now_ms=clock.now_ms(),
+            **context,
+        )
+        return text, status
+
+    async def _live(self, request: web.Request, view: PageView, session: Session) -> web.StreamResponse:
+        """The main part of a view, whenever it has changed, once a second at most."""
+        if not view.is_live or self._watchers >= WATCHERS_MAX:
+            return web.Response(status=204)  # it makes a browser stop asking
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        self._watchers += 1
+        try:
+            before = ""
+            while not self._closing.is_set() and self._is_valid(session):
+                text, _ = await self._rendered(request, view, session, "main.html")
+                sent, before = text if text != before else "", text
+                await response.write(b"data: " + to_json(sent) + b"\n\n")
+                if request.transport is None or request.transport.is_closing():
+                    break
+                try:
+                    await asyncio.wait_for(self._closing.wait(), LIVE_EVERY_S)
+                except TimeoutError:
+                    continue
+        finally:
+            self._watchers -= 1
+        return response
+
+    async def _series(self, request: web.Request) -> web.StreamResponse:
+        """The columns of a chart."""
+        session = self._session(request)
+        if session is None or session.token.tenant:
+            return web.Response(status=403, headers=HEADERS)
+        minutes = request.query.get("minutes", "")
+        if minutes not in map(str, MINUTES):
+            return web.Response(status=400, text=f"minutes: expected one of {MINUTES}", headers=HEADERS)
+        columns = self._charts.series(request.query.get("zone", ""), int(minutes))
+        return web.Response(body=to_json(columns), content_type="application/json", headers=HEADERS)
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in STATIC:
+            return web.Response(status=404)
+        body, tag = self._files[name]
+        headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=body, content_type=STATIC[name], charset="utf-8", headers=headers)
+
+    # ---- sessions
+
+    def _session(self, request: web.Request) -> Session | None:
+        session = self.logins.find(request.cookies.get(_cookie_name(request), ""))
+        return session if session is not None and self._is_valid(session) else None
+
+    def _is_valid(self, session: Session) -> bool:
+        """Whether the token of a session was not removed since."""
+        return not session.token.digest or session.token in self._tokens()
+
+    def _to_login(self, request: web.Request) -> web.StreamResponse:
+        if "text/html" not in request.headers.get("Accept", "text/html"):
+            return web.Response(status=401, headers=HEADERS)
+        return _redirect("/login?" + urlencode({"next": request.path_qs}))
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        """The form, or with a code a session."""
+        code, then = request.query.get("code"), _local_path(request.query.get("next", "/"))
+        if code is None:
+            return self._login_form("", then)
+        session = self.logins.redeem(code)
+        if session is None:
+            text = "This link was used, or is too old. `zonemta status` prints another."
+            return self._login_form(text, then, 403)
+        return _begin(request, session, "/")
+
+    async def _login_by_token(self, request: web.Request) -> web.StreamResponse:
+        fields = await _form(request)
+        then = _local_path(fields.get("next", "/"))
+        token = self._tokens().find(fields.get("token", "").strip())
+        if token is None or not token.allows(Role.READ):
+            text = (
+                "This is no token of this relay." if token is None else "This token is not for looking."
+            )
+            return self._login_form(text, then, 403)
+        return _begin(request, self.logins.open(token), then)
+
+    def _login_form(self, text: str, then: str, status: int = 200) -> web.Response:
+        template = self._environment.get_template("login.html")
+        return _page(template.render(error=text, then=then), status)
+
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        session, fields = self._session(request), await _form(request)
+        if session is not None and session.is_own_form(fields.get("csrf", "")):
+            self.logins.close(session)
+        return _redirect("/login")
+
+    # ---- forms
+
+    async def _do(self, request: web.Request) -> web.StreamResponse:
+        """Execute an operation that changes something, and return to the page of the form."""
+        session, fields = self._session(request), await _form(request)
+        if session is None:
+            return _redirect("/login")
+        if not session.is_own_form(fields.pop("csrf", "")):
+            return _page("The form is not of this session. Load the page again.", 403)
+        back = _local_path(fields.pop("back", "/"))
+        operation = OPERATIONS.get(request.match_info["operation"])
+        if operation is None or not operation.changes or operation.name == "login":
+            return _page("There is no such operation.", 404)
+        if not session.token.allows(operation.role):
+            return _page(f"The token '{session.token.name}' has the role {session.token.role}.", 403)
+        try:
+            given = {name: value for name, value in fields.items() if value}
+            asked = restrict(
+                self._operations, from_query(given, operation.request), session.token.tenant
+            )
+            last: Mapping[str, Any] = {}
+            async for row in run_operation(self._operations, asked):
+                last = row
+            session.notice = f"{operation.name}: {_words(last)}"
+        except (LocalError, ValueError, PermissionError) as exc:
+            session.notice = f"{operation.name} failed: {exc}"
+        return _redirect(back)
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()) or "done"
+
+
+def _route(
+    method: str, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> HttpRoute:
+    async def handle(request: web.Request, token: Token | None) -> web.StreamResponse:
+        return await handler(request)
+
+    return HttpRoute(method, path, handle, Role.READ, is_open=True)
+
+
+def _environment(hostname: str) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("zonemta_py.admin.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ago": ago,
+        "left": time_left,
+        "time": lambda ms: f"{clock.utc(ms):%Y-%m-%d %H:%M:%S}" if ms else "",
+        "number": lambda value: f"{value:,}",
+        "rate": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:,.1f}",
+        "words": lambda text: text.replace("_", " "),
+        "segment": lambda text: quote(text, safe=""),
+    }
+    environment.globals |= {"hostname": hostname, "STATES": STATES, "MINUTES": MINUTES}
+    return environment
+
+
+def _read(name: str) -> tuple[bytes, str]:
+    """A file of ``static`` and its tag."""
+    body = (files("zonemta_py.admin.page") / "static" / name).read_bytes()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def _page(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/html", headers=HEADERS)
+
+
+def _redirect(path: str) -> web.Response:
+    return web.Response(status=303, headers={**HEADERS, "Location": path})
+
+
+def _local_path(text: str) -> str:
+    """``text`` if it is a path of this page, else its start."""
+    is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_local else "/"
+
+
+def _cookie_name(request: web.Request) -> str:
+    """Browsers send a cookie to all ports of a host: another relay there has another name."""
+    return f"zonemta_{request.url.port}"
+
+
+def _begin(request: web.Request, session: Session, path: str) -> web.Response:
+    """Give the session to the client."""
+    response = _redirect(path)
+    response.set_cookie(
+        _cookie_name(request),
+        session.key,
+        httponly=True,
+        samesite="Lax",
+        secure=request.secure,
+        path="/",
+    )
+    return response
+
+
+async def _form(request: web.Request) -> dict[str, str]:
+    """The fields of a form, each once. Raises HTTPException when it is too large."""
+    length = request.content_length
+    if length is None or length > FORM_MAX:
+        raise web.HTTPRequestEntityTooLarge(FORM_MAX, length or 0)
+    try:
+        async with asyncio.timeout(FORM_S):
+            fields = await request.post()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    return {name: value for name, value in fields.items() if isinstance(value, str)}

@@ -1,0 +1,202 @@
+"""What the pages show, made of the operations that the commands and the API have too."""
+
+from collections.abc import Callable
+from typing import Any
+
+from zonemta_py.admin.operation_table import run_operation
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.permissions import restrict
+from zonemta_py.admin.requests import (
+    DestinationsRequest,
+    HistoryRequest,
+    ListRequest,
+    RatesRequest,
+    Request,
+    Row,
+    ShowRequest,
+    StatusRequest,
+    SummaryRequest,
+    SuspendedRequest,
+    TenantsRequest,
+    UnreachableRequest,
+    UsageRequest,
+)
+from zonemta_py.core.clock import monotonic_s
+from zonemta_py.core.codec import to_plain
+from zonemta_py.core.errors import NotFound
+from zonemta_py.core.model import STATES
+
+DESTINATIONS_EVERY_S = 3.0
+TROUBLED_MAX = 12
+DESTINATIONS_MAX = 50
+HELD_MAX = 100
+TENANTS_MAX = 200
+EVENTS_MAX = 500
+RECIPIENTS_MAX = 200  # of one message
+SUSPENSIONS = ("suspension", "probe")
+NO_RATE: Row = {
+    "attempts": 0,
+    "delivered_per_s": 0.0,
+    "deferred_per_s": 0.0,
+    "bounced_per_s": 0.0,
+    "p95_ms": 0,
+}
+
+Context = dict[str, Any]  # of a template
+
+
+class Views:
+    """The pages of a relay. ``tenant``: of the token; empty for all."""
+
+    def __init__(self, operations: Operations, now_s: Callable[[], float] = monotonic_s) -> None:
+        self._operations = operations
+        self._now_s = now_s
+        self._destinations: dict[DestinationsRequest, tuple[float, list[Row]]] = {}
+
+    async def _rows(self, request: Request, tenant: str = "") -> list[Row]:
+        """Raises LocalError, NotFound, PermissionError."""
+        allowed = restrict(self._operations, request, tenant)
+        return [to_plain(row) async for row in run_operation(self._operations, allowed)]
+
+    async def _destinations_of(self, request: DestinationsRequest) -> list[Row]:
+        """The rows, at most DESTINATIONS_EVERY_S old: with many destinations they cost milliseconds."""
+        found_s, rows = self._destinations.get(request, (-DESTINATIONS_EVERY_S, []))
+        if self._now_s() - found_s >= DESTINATIONS_EVERY_S:
+            rows = await self._rows(request)
+            if len(self._destinations) > DESTINATIONS_MAX:
+                self._destinations.clear()
+            self._destinations[request] = self._now_s(), rows
+        return rows
+
+    async def overview(self) -> Context:
+        """All zones, and the destinations that have trouble."""
+        (status,) = await self._rows(StatusRequest())
+        rates = await self._rates("zone", 1)
+        zones = await self._rows(SummaryRequest())
+        silent = rates.keys() - {zone["zone"] for zone in zones}
+        zones += [{"zone": zone, **dict.fromkeys(STATES, 0), "sessions": 0} for zone in sorted(silent)]
+        for zone in zones:
+            zone["total"] = sum(zone[state] for state in STATES)
+            zone["rate"] = rates.get(zone["zone"], NO_RATE)
+        zones.sort(key=lambda zone: (-zone["total"], zone["zone"]))
+        oldest = [zone["oldest_ms"] for zone in zones if zone.get("oldest_ms")]
+        per_s = {
+            name: sum(rate[f"{name}_per_s"] for rate in rates.values())
+            for name in ("delivered", "deferred", "bounced")
+        }
+        return {
+            "status": status,
+            "zones": zones,
+            "total": sum(status["queue"].values()),
+            "per_s": per_s,
+            "oldest_ms": min(oldest, default=None),
+            "troubled": await self._destinations_of(
+                DestinationsRequest(troubled=True, limit=TROUBLED_MAX)
+            ),
+        }
+
+    async def _rates(self, kind: str, minutes: int) -> dict[str, Row]:
+        rows = await self._rows(RatesRequest(minutes, kind, limit=1000))
+        return {row["name"]: row for row in rows}
+
+    async def zone(self, zone: str) -> Context:
+        """One zone with its destinations. Raises NotFound."""
+        summary = next((row for row in await self._rows(SummaryRequest()) if row["zone"] == zone), None)
+        rate = (await self._rates("zone", 1)).get(zone)
+        if summary is None and rate is None:
+            raise NotFound(f"the zone '{zone}' has no mail, and had none in the last minute")
+        summary = summary or {**dict.fromkeys(STATES, 0), "sessions": 0, "oldest_ms": None}
+        summary["total"] = sum(summary[state] for state in STATES)
+        request = DestinationsRequest(zone=zone, limit=DESTINATIONS_MAX)
+        return {
+            "zone": zone,
+            "summary": summary,
+            "rate": rate or NO_RATE,
+            "destinations": await self._destinations_of(request),
+        }
+
+    async def tenants(self) -> Context:
+        """Tenants with mail, with traffic in the last hour, or suspended."""
+        queued = {row["tenant"]: row["queued"] for row in await self._rows(TenantsRequest(TENANTS_MAX))}
+        rates, suspended = await self._rates("tenant", 60), await self._suspended()
+        names = sorted({*queued, *rates, *suspended["tenant"]}, key=lambda name: -queued.get(name, 0))
+        return {
+            "tenants": [
+                {
+                    "tenant": name,
+                    "queued": queued.get(name, 0),
+                    "rate": rates.get(name, NO_RATE),
+                    "suspended": suspended["tenant"].get(name),
+                }
+                for name in names[:TENANTS_MAX]
+            ]
+        }
+
+    async def _suspended(self) -> dict[str, dict[str, Row]]:
+        """The suspensions of tenants and of users, by name."""
+        found: dict[str, dict[str, Row]] = {"tenant": {}, "user": {}}
+        for row in await self._rows(SuspendedRequest()):
+            kind = "tenant" if "tenant" in row else "user"
+            found[kind][row[kind]] = row
+        return found
+
+    async def tenant(self, name: str, tenant: str) -> Context:
+        """One tenant: its limits; for operators also its mail and its suspension."""
+        found: Context = {"name": name, "usage": await self._rows(UsageRequest(name), tenant)}
+        if tenant:
+            return found
+        counts = {row["tenant"]: row["queued"] for row in await self._rows(TenantsRequest(TENANTS_MAX))}
+        return {
+            **found,
+            "queued": counts.get(name, 0),
+            "rate": (await self._rates("tenant", 60)).get(name, NO_RATE),
+            "suspended": (await self._suspended())["tenant"].get(name),
+            "is_operators": True,
+        }
+
+    async def holds(self) -> Context:
+        """Everything that was stopped on purpose, or because nothing answers, and until when."""
+        request = DestinationsRequest(troubled=True, limit=TENANTS_MAX)
+        troubled = await self._destinations_of(request)
+        suspended = await self._suspended()
+        held = await self._rows(ListRequest(state="held", limit=HELD_MAX + 1))
+        return {
+            "destinations": [
+                row for row in troubled if row["why"] and row["why"]["name"] in SUSPENSIONS
+            ],
+            "submitters": [*suspended["tenant"].values(), *suspended["user"].values()],
+            "held": held[:HELD_MAX],
+            "more_held": len(held) > HELD_MAX,
+            "unreachable": await self._rows(UnreachableRequest()),
+        }
+
+    async def search(self, key: str, tenant: str) -> Context:
+        """The events of an id, an address or a Message-ID, by message, the latest first."""
+        if not key:
+            return {"key": "", "messages": []}
+        events = await self._rows(HistoryRequest(key, limit=EVENTS_MAX), tenant)
+        messages: dict[str, list[Row]] = {}
+        for event in reversed(events):
+            messages.setdefault(event.get("message", ""), []).insert(0, event)
+        return {
+            "key": key,
+            "messages": [{"id": name, "events": found} for name, found in messages.items()],
+            "is_cut": len(events) >= EVENTS_MAX,
+        }
+
+    async def message(self, message: str, tenant: str) -> Context:
+        """One message: where its recipients are, and what has happened. Raises NotFound."""
+        events = await self._rows(HistoryRequest(message, limit=EVENTS_MAX), tenant)
+        try:
+            (row,) = await self._rows(ShowRequest(message), tenant)
+        except NotFound:
+            if not events:
+                raise
+            row = None
+        return {
+            "message": message,
+            "row": row,
+            "recipients": row["recipients"][:RECIPIENTS_MAX] if row else [],
+            "events": events,
+            "is_cut": len(events) >= EVENTS_MAX,
+        }

@@ -1,0 +1,34 @@
+"""What a token of a tenant may ask: what belongs to others does not exist for it."""
+
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.requests import (
+    ChangeRequest,
+    FlushRequest,
+    HistoryRequest,
+    ListRequest,
+    ReleaseRequest,
+    Request,
+    TailRequest,
+)
+from zonemta_py.core.codec import replace
+from zonemta_py.core.errors import NotFound
+
+
+def restrict(operations: Operations, request: Request, tenant: str) -> Request:
+    """``request`` for the mail of ``tenant`` only, if it is not empty. Raises NotFound, PermissionError."""
+    if not tenant:
+        return request
+    if isinstance(request, (ListRequest, TailRequest, HistoryRequest)):
+        return replace(request, tenant=tenant)
+    message = getattr(request, "message", None)
+    if message is not None:
+        if operations.tenant_of(message) != tenant:
+            raise NotFound(f"no message {message} in the queue")
+        if isinstance(request, FlushRequest):
+            raise PermissionError("a flush tries destinations of all tenants")
+        if isinstance(request, ReleaseRequest) and operations.is_quarantined(message):
+            raise PermissionError("the scanner had this message held: the operator decides")
+        return request
+    if getattr(request, "tenant", None) == tenant and not isinstance(request, ChangeRequest):
+        return request
+    raise PermissionError(f"this token is for the mail of the tenant '{tenant}' only")
