@@ -47,9 +47,10 @@ $(STAMP): pyproject.toml setup-venv
 	./setup-venv $(VENV) .
 	touch $@
 
-$(STAMP)-test: pyproject.toml setup-venv setup-java
+$(STAMP)-test: pyproject.toml setup-venv setup-java setup-browser
 	./setup-venv $(VENV) '.[test,pipeline,redis,s3]'
 	./setup-java
+	./setup-browser
 	touch $@ $(STAMP)
 
 $(PIPELINE): pyproject.toml setup-venv setup-java

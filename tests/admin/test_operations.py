@@ -58,6 +58,7 @@ class SuspendedZone:
 
     def __init__(self) -> None:
         self.probed: list[str | None] = []
+        self.sessions = 3
 
     def why(self, destination: str) -> Constraint | None:
         if destination != "b.example":

@@ -15,6 +15,7 @@ from zonemta_py.processes import receiver_protocol, sender_protocol
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import DeliveryOptions, IdempotencyRecord, Origin
 from zonemta_py.queue.intake_limits import LimitedClient, Use
+from zonemta_py.smtp.tracing import TraceLine
 from zonemta_py.transports.pipelining import DsnOptions
 
 TEXT = st.text(max_size=20)
@@ -51,6 +52,9 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     ),
     DeliveryResult | None: st.none()
     | st.builds(DeliveryResult, lists(st.none() | ATTEMPT), st.none() | ATTEMPT, FLAG, FLAG),
+    TraceLine: st.builds(
+        TraceLine, NUMBER, lists(TEXT).map(tuple), TEXT, TEXT, TEXT, TEXT, TEXT, TEXT
+    ),
     NewMessage: st.builds(
         NewMessage, TEXT, BYTES, lists(st.builds(NewRecipient, TEXT, TEXT, TEXT, NUMBER, TEXT)),
         st.builds(Origin, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT), TEXT, FLAG, FLAG, TEXT, TEXT, TEXT,
@@ -106,10 +110,10 @@ def test_the_wire_format() -> None:
         "Welcome": 1, "Configure": 2, "CommitResult": 3, "KeyState": 4, "Stop": 5, "SpaceLeft": 6,
         "SuspendedTenants": 7, "ChargeResult": 8, "VerifiedDomains": 9, "LogLevel": 10, "Ready": 11,
         "Write": 12, "Accept": 13, "Abort": 14, "RecordEvent": 15, "LookUpKey": 16, "ReleaseKey": 17,
-        "Drained": 18, "ChargeUse": 19, "OpenSessions": 20,
+        "Drained": 18, "ChargeUse": 19, "OpenSessions": 20, "SetTraces": 21, "Traced": 22,
     }  # fmt: skip
     assert tags[sender_protocol] == {
         "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,
         "HostStatus": 7, "ClearUnreachable": 8, "LogLevel": 10, "SessionOpened": 11, "FetchChunk": 12, "Done": 13,
-        "IdleSessions": 14, "Trimmed": 15,
+        "IdleSessions": 14, "Trimmed": 15, "SetTraces": 21, "Traced": 22,
     }  # fmt: skip

@@ -15,7 +15,7 @@ from zonemta_py.admin.http_server import HttpRoute, problem
 from zonemta_py.admin.operation_table import OPERATIONS, Operation, run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.permissions import restrict
-from zonemta_py.admin.requests import ListRequest, Request, Row, TailRequest
+from zonemta_py.admin.requests import ENDLESS, ListRequest, Request, Row
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core.codec import (
     fields_of,
@@ -63,11 +63,11 @@ class Api:
                 asked = await _read(request, operation)
                 asked = restrict(self._operations, asked, token.tenant)
                 as_lines = LINES in request.headers.get("Accept", "")
-                if isinstance(asked, TailRequest) and not as_lines:
+                if isinstance(asked, ENDLESS) and not as_lines:
                     return problem(406, f"its rows have no end: ask with Accept: {LINES}")
                 rows = run_operation(self._operations, asked)
                 if as_lines:
-                    return await _stream(request, rows, at_once=isinstance(asked, TailRequest))
+                    return await _stream(request, rows, at_once=isinstance(asked, ENDLESS))
                 return await _document(rows)
             except NotFound as exc:
                 return problem(404, str(exc))
@@ -233,7 +233,7 @@ def open_api(version: str) -> dict[str, Any]:
 
 def _contents(operation: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {LINES: {"schema": {"type": "object"}}}
-    if operation.request is not TailRequest:
+    if operation.request not in ENDLESS:
         found["application/json"] = {"schema": _ROWS}
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 from zonemta_py.admin.control_client import SOCKET_NAME, short_path
 from zonemta_py.admin.operation_table import parse_request, run_operation
 from zonemta_py.admin.operations import Operations
-from zonemta_py.admin.requests import Request, TailRequest
+from zonemta_py.admin.requests import ENDLESS, Request
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
 from zonemta_py.core.errors import LocalError
 
@@ -65,7 +65,7 @@ class ControlServer:
         leaving: asyncio.Task[None] | None = None
         try:
             request = await _read_request(reader)
-            if isinstance(request, TailRequest):
+            if isinstance(request, ENDLESS):
                 task = asyncio.current_task()
                 assert task is not None
                 leaving = asyncio.create_task(_cancel_at_eof(reader, task))

@@ -25,6 +25,7 @@ from zonemta_py.admin.requests import (
     ReloadRequest,
     Row,
     StatsRequest,
+    TraceRequest,
     UnreachableRequest,
 )
 from zonemta_py.admin.tenant_operations import TenantOperations
@@ -152,6 +153,13 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
             raise LocalError("no relay is running")
         self._relay.set_log_level(request.level)
         yield {"level": request.level}
+
+    async def trace(self, request: TraceRequest) -> AsyncIterator[Row]:
+        """A row for each line of a dialogue from now on, until the client goes. Raises LocalError."""
+        if self._relay.trace is None:
+            raise LocalError("no relay is running")
+        async for row in self._relay.trace(request.target):
+            yield row
 
     async def check(self, request: CheckRequest) -> AsyncIterator[Row]:
         """Rows with ``problem``, then one with ``problems``, their number."""

@@ -1,6 +1,6 @@
 """Why a recipient does not move: exactly one answer, the same words in every view."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ class RunningRelay:
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
     the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``. ``new_login`` makes links to the page, with ``valid_s``.
+    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class RunningRelay:
     stream: EventStream | None = None
     status: Callable[[], dict[str, Any]] | None = None
     set_log_level: Callable[[str], None] | None = None
+    trace: Callable[[str], AsyncIterator[dict[str, Any]]] | None = None
     new_login: Callable[[], dict[str, Any]] | None = None
 
 

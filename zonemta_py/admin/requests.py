@@ -220,6 +220,15 @@ class TailRequest(Request, frozen=True):
         return all(value is None or record.get(name) == value for name, value in wanted.items())
 
 
+class TraceRequest(Request, frozen=True):
+    """Watch the SMTP dialogues of a domain, a message (queue id) or an IP address, ``target``, as they happen."""
+
+    target: str
+
+
+ENDLESS = (TailRequest, TraceRequest)  # their rows have no end
+
+
 class LogLevelRequest(Request, frozen=True):
     """Change which messages the running relay logs: debug, info, warning or error, and above."""
 

@@ -79,7 +79,8 @@ class ViewOperations:
             }
 
     async def destinations(self, request: DestinationsRequest) -> AsyncIterator[Row]:
-        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, and what was attempted in 5 minutes.
+        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, what was attempted in 5 minutes, and the last
+        ``reply`` that was no success.
 
         ``zone`` is empty where nothing is queued any more: rates are by destination only.
         """
@@ -112,6 +113,7 @@ class ViewOperations:
                 "why": to_plain(why),
                 **rate.counts,
                 "p95_ms": rate.p95_ms,
+                "reply": traffic.failures.get(name, "") if _failures(rate) else "",
             }
             sent += 1
             if sent >= request.limit:

@@ -79,9 +79,10 @@ def read_config(path: Path) -> Config:
     return load_config(path)
 
 
-def echo(text: str) -> None:
+def echo(text: str, color: str | None = None, *, bold: bool = False) -> None:
     """Print ``text``, which may be from strangers: control characters would command the terminal."""
-    click.echo("".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text))
+    shown = "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    click.secho(shown, fg=color, bold=bold or None)
 
 
 def print_json(row: Any) -> None:

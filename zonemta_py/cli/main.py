@@ -23,6 +23,7 @@ COMMANDS = {
     "why": "zonemta_py.cli.why",
     "history": "zonemta_py.cli.events",
     "tail": "zonemta_py.cli.events",
+    "trace": "zonemta_py.cli.trace",
     "audit": "zonemta_py.cli.audit",
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",

@@ -25,6 +25,7 @@ from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
 from zonemta_py.smtp.classify import LOST, Phase
 from zonemta_py.smtp.reply import Reply
+from zonemta_py.smtp.tracing import TRACER, SessionTrace
 from zonemta_py.transports.connect import (
     LoopsBack,
     SessionOptions,
@@ -127,6 +128,8 @@ class SmtpAgent:
         """Send to the recipients that are not served. Returns whether the peer closed the session on some of them."""
         if progress.recipients_max:
             session.recipients_max = progress.recipients_max
+        if TRACER.is_active or session.trace is not None:
+            session.trace = _trace(progress.request, endpoint, session.trace)
         try:
             result = await transact(session, progress.part(form.request), form)
             faults.reach("dot.answered")
@@ -225,11 +228,12 @@ class SmtpAgent:
         for endpoint, source in reachable:
             self.pool.trim(request.destination, *request.idle_limits)
             ehlo = source.ehlo or resources.hostname
+            trace = _trace(request, endpoint) if TRACER.is_active else None
             try:
                 if request.hurried:
-                    session = await self._open_hurried(endpoint, ehlo, zone)
+                    session = await self._open_hurried(endpoint, ehlo, zone, trace)
                 else:
-                    session = await self._open(endpoint, ehlo, zone)
+                    session = await self._open(endpoint, ehlo, zone, trace)
             except LoopsBack as exc:
                 # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
                 if endpoint is endpoints[0][0]:
@@ -238,6 +242,8 @@ class SmtpAgent:
             except DestinationFailed as exc:
                 failure = exc
                 self._failed_to_open(endpoint, request, zone, exc)
+                if trace is not None:
+                    trace.note(exc.text)
             else:
                 unreachable.answered(_addresses(endpoint))
                 return session, endpoint
@@ -257,17 +263,21 @@ class SmtpAgent:
         elif not isinstance(failure, TooSlow):
             resources.unreachable.answered(pair)
 
-    async def _open_hurried(self, endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
+    async def _open_hurried(
+        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None
+    ) -> SmtpSession:
         """A session within HURRIED_S. Raises DestinationFailed, TooSlow."""
         try:
             async with asyncio.timeout(HURRIED_S):
-                return await self._open(endpoint, ehlo, zone)
+                return await self._open(endpoint, ehlo, zone, trace)
         except TimeoutError as exc:
             where = f"{endpoint.host}[{endpoint.ip}]"
             text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
             raise TooSlow(0, "4.4.1", text) from exc
 
-    async def _open(self, endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
+    async def _open(
+        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None
+    ) -> SmtpSession:
         target = Target(endpoint.host, endpoint.ip, endpoint.port)
         lmtp, peers = zone.transport == "lmtp", self._resources.peers
         starttls = endpoint.port and peers.settings(endpoint.host, endpoint.ip).starttls
@@ -278,12 +288,12 @@ class SmtpAgent:
             pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, clock.monotonic_s()),
         )  # fmt: skip
         try:
-            return await open_session(target, options)
+            return await open_session(target, options, trace=trace)
         except TlsFailed as exc:
             if options.tls != "opportunistic" or options.credentials is not None:
                 raise
             log.info("%s; continuing without TLS", exc.text)
-            return await open_session(target, dataclasses.replace(options, tls="off"))
+            return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
 
     def _keep(self, session: SmtpSession, endpoint: Endpoint, destination: str) -> None:
         zone = self._table.settings(destination)
@@ -291,6 +301,15 @@ class SmtpAgent:
             self.pool.put(endpoint, destination, session, zone.timeouts.idle)
         else:
             session.close()
+
+
+def _trace(
+    request: DeliveryRequest, endpoint: Endpoint, before: SessionTrace | None = None
+) -> SessionTrace | None:
+    """The trace of a request on a session with ``endpoint``, if it is traced."""
+    names = (request.destination, request.domain, endpoint.ip, endpoint.source or "")
+    peer = f"{endpoint.host}[{endpoint.ip}]:{endpoint.port}"
+    return TRACER.outgoing(peer, names, request.message, before)
 
 
 def _addresses(endpoint: Endpoint) -> AddressPair:

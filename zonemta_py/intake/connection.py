@@ -19,7 +19,9 @@ from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.state import AUTH, CLOSED, COMMAND, DATA, PROXY, TLS, TRANSITIONS, Pause, State
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
+from zonemta_py.smtp.dialogue_lines import DialogueLines
 from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
+from zonemta_py.smtp.tracing import TRACER, SessionTrace
 
 LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
 
@@ -50,6 +52,7 @@ class Connection(asyncio.Protocol, ABC):
         self._out: list[bytes] = []
         self._errors = 0
         self._client_ip = ""
+        self._last_trace: SessionTrace | None = None
 
     @property
     def busy(self) -> bool:
@@ -102,6 +105,8 @@ class Connection(asyncio.Protocol, ABC):
         """Handle bytes from the client, or keep them during a pause."""
         if self._state is CLOSED:
             return
+        if TRACER.is_active:
+            self._trace().client(data)
         if self._pauses:
             self._unread += data
             if len(self._unread) > UNREAD_MAX and self.transport is not None:
@@ -169,8 +174,7 @@ class Connection(asyncio.Protocol, ABC):
             self._context.ended(self)
             self.abort()
             return
-        transport.write(b"".join(self._out))
-        self._out.clear()
+        self._write(transport)
         self._unread.clear()
         if linger and not self._eof:
             if transport.can_write_eof():
@@ -292,7 +296,7 @@ class Connection(asyncio.Protocol, ABC):
         if header is None:
             return False
         del self._unread[: header.size]
-        self._client_ip = header.client_ip or self._client_ip
+        self._client_ip, self._last_trace = header.client_ip or self._client_ip, None
         self._enter(COMMAND)
         self._reply(f"220 {self.hostname} ESMTP")
         return True
@@ -302,8 +306,23 @@ class Connection(asyncio.Protocol, ABC):
 
     def _flush(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(b"".join(self._out))
+            self._write(self.transport)
         self._out.clear()
+
+    def _write(self, transport: asyncio.Transport) -> None:
+        replies = b"".join(self._out)
+        if TRACER.is_active:
+            self._trace().server(replies)
+        transport.write(replies)
+        self._out.clear()
+
+    def _trace(self) -> SessionTrace:
+        """The trace of this session, made anew when something else is traced now."""
+        trace = self._last_trace
+        if trace is None or trace.generation != TRACER.generation:
+            lines = DialogueLines(in_body=self._state is DATA, in_secret=self._state is AUTH)
+            self._last_trace = trace = TRACER.incoming(self._client_ip, lines)
+        return trace
 
     def _refuse(self, reply: str) -> None:
         self._reply(reply)

@@ -14,6 +14,7 @@ from typing import Any, cast
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.smtp.tracing import TraceLine
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,18 @@ class LogLevel(Struct, frozen=True, array_like=True, tag=10):
     """To a process of either kind: log messages of ``level`` and above from now on."""
 
     level: str
+
+
+class SetTraces(Struct, frozen=True, array_like=True, tag=21):
+    """To a process of either kind: trace these domains, messages and addresses, and nothing else."""
+
+    targets: list[str]
+
+
+class Traced(Struct, frozen=True, array_like=True, tag=22):
+    """From a process of either kind: a line of a dialogue that is traced."""
+
+    line: TraceLine
 
 
 class Link(asyncio.BufferedProtocol):

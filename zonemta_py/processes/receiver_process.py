@@ -19,9 +19,10 @@ from zonemta_py.intake.listener import Intake
 from zonemta_py.intake.scan import MessageScanner
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.child import child_main
-from zonemta_py.processes.link import Link, LogLevel
+from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
+from zonemta_py.smtp.tracing import TRACER
 from zonemta_py.storage.disk_space import DiskSpace
 from zonemta_py.storage.interface import Space
 
@@ -50,6 +51,8 @@ class ReceiverProcess:
                 self.queue = RemoteQueue(self.link, frame)
             case LogLevel():
                 set_log_level(frame.level)
+            case SetTraces():
+                TRACER.configure(frame.targets, lambda line: self.link.send(Traced(line)))
             case protocol.Configure():
                 self._configure(frame)
             case protocol.SuspendedTenants():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from zonemta_py.core.codec import Struct, unpacker
-from zonemta_py.processes.link import LogLevel
+from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.queue.accept import NewMessage
 from zonemta_py.queue.format.records import IdempotencyRecord
 from zonemta_py.queue.intake_limits import LimitedClient, Use
@@ -171,7 +171,7 @@ class Drained(Struct, frozen=True, array_like=True, tag=18):
 Frame = (
     Welcome | Configure | CommitResult | KeyState | Stop | SpaceLeft | SuspendedTenants | ChargeResult
     | VerifiedDomains
-    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained | OpenSessions | LogLevel
+    | Ready | Write | Accept | Abort | RecordEvent | LookUpKey | ReleaseKey | ChargeUse | Drained | OpenSessions | LogLevel | SetTraces | Traced
 )  # fmt: skip
 
 decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

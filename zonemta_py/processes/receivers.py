@@ -13,11 +13,12 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.processes import receiver_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
-from zonemta_py.processes.link import LogLevel
+from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
 from zonemta_py.queue.queue import Queue
+from zonemta_py.smtp.tracing import TRACER
 from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
 
 READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
@@ -107,6 +108,7 @@ class ReceiverPool:
             protocol.SuspendedTenants(self._queue.suspended.names())
         )  # they may have changed, too
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
+        child.send(SetTraces(sorted(TRACER.targets)))
         return child
 
     def _configuration(self, slot: int) -> protocol.Configure:
@@ -127,6 +129,11 @@ class ReceiverPool:
         self._log_target = ",".join((level, *self._log_target.split(",")[1:]))
         for child in self._supervisor.children:
             child.send(LogLevel(level))
+
+    def set_traces(self, targets: list[str]) -> None:
+        """Trace ``targets`` in all processes; those that are started later are told by ``_launch``."""
+        for child in self._supervisor.children:
+            child.send(SetTraces(targets))
 
     @property
     def pids(self) -> list[int]:
@@ -181,6 +188,8 @@ class ReceiverChild(ChildProcess):
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
+            case Traced():
+                TRACER.emit(frame.line)
             case protocol.Accept():
                 self._accept(frame)
             case protocol.Write():

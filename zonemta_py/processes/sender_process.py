@@ -27,8 +27,9 @@ from zonemta_py.delivery.session_pool import SessionPool
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
-from zonemta_py.processes.link import Link, LogLevel
+from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
+from zonemta_py.smtp.tracing import TRACER
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +72,17 @@ class SenderProcess:
                 self._unreachable.learn(frame)
             case protocol.ClearUnreachable():
                 self._unreachable.clear(frame.ip or None, frame.destination or None)
-            case LogLevel():
-                set_log_level(frame.level)
+            case LogLevel() | SetTraces():
+                self._observe(frame)
             case protocol.Configure():
                 self._configure(frame)
+
+    def _observe(self, frame: LogLevel | SetTraces) -> None:
+        match frame:
+            case LogLevel():
+                set_log_level(frame.level)
+            case SetTraces():
+                TRACER.configure(frame.targets, lambda line: self.link.send(Traced(line)))
 
     def _configure(self, frame: protocol.Configure) -> None:
         config: Config = parse_config(frame.text, Path(frame.path), frame.included)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
-from zonemta_py.processes.link import LogLevel
+from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 
 BODY_INLINE_MAX = 65_536  # bytes: a longer body is fetched chunk by chunk
 
@@ -129,7 +129,7 @@ class Trimmed(Struct, frozen=True, array_like=True, tag=15):
 
 Frame = (
     Configure | Deliver | Durable | Chunk | Trim | Cancel | HostStatus | ClearUnreachable
-    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed | LogLevel
+    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed | LogLevel | SetTraces | Traced
 )  # fmt: skip
 
 decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

@@ -15,10 +15,11 @@ from zonemta_py.core.errors import AgentLost, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
-from zonemta_py.processes.link import LogLevel
+from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
+from zonemta_py.smtp.tracing import TRACER
 
 
 class RemoteAgent:
@@ -57,6 +58,7 @@ class SenderPool:
         child = SenderChild(slot, self._supervisor.on_lost, self.share_status)
         await child.start(self._log_target)
         child.send(self._configuration())
+        child.send(SetTraces(sorted(TRACER.targets)))
         return child
 
     def _configuration(self) -> protocol.Configure:
@@ -90,6 +92,11 @@ class SenderPool:
         self._log_target = ",".join((level, *self._log_target.split(",")[1:]))
         for child in self._supervisor.children:
             child.send(LogLevel(level))
+
+    def set_traces(self, targets: list[str]) -> None:
+        """Trace ``targets`` in all processes; those that are started later are told by ``_launch``."""
+        for child in self._supervisor.children:
+            child.send(SetTraces(targets))
 
     @property
     def pids(self) -> list[int]:
@@ -201,6 +208,8 @@ class SenderChild(ChildProcess):
 
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
+            case Traced():
+                TRACER.emit(frame.line)
             case protocol.SessionOpened():
                 self._session_opened(frame.number)
             case protocol.FetchChunk():

@@ -18,7 +18,8 @@ from zonemta_py.queue.outcome import Outcome
 COUNTED = ("attempts", "delivered", "deferred", "bounced", "expired", "lapsed", "sessions")
 TIMES_MS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000)
 ROW_LENGTH = len(COUNTED) + len(TIMES_MS) + 1
-ATTEMPTS, DELIVERED, SESSIONS, TIMES = 0, 1, COUNTED.index("sessions"), len(COUNTED)
+ATTEMPTS, DELIVERED, DEFERRED, BOUNCED = 0, 1, 2, 3
+SESSIONS, TIMES = COUNTED.index("sessions"), len(COUNTED)
 SIZES = tuple(1024 * 4**power for power in range(9))
 ATTEMPTS_S = tuple(each / 1000 for each in TIMES_MS)
 AGES_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 86_400, 2 * 86_400)
@@ -127,7 +128,8 @@ class Traffic:
 
     Since the start: ``outcomes``, recipients by zone, outcome and class of the reply (2, 4, 5; 0 without one);
     ``attempt_s``, how long attempts took, and ``delivery_s``, from acceptance to delivery, by zone; ``messages`` accepted
-    and their ``sizes``; ``accepted``, recipients by zone; ``rejected``, by command and code of the reply.
+    and their ``sizes``; ``accepted``, recipients by zone; ``rejected``, by command and code of the reply; ``failures``, the
+    last reply that was no success, by destination.
     """
 
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
@@ -144,6 +146,7 @@ class Traffic:
         self.messages = 0
         self.sizes = Histogram(SIZES)
         self.accepted: Counter[str] = Counter()
+        self.failures: dict[str, str] = {}
         self.rejected: Counter[tuple[str, int]] = Counter()
 
     def accept(self, size_bytes: int, zones: Iterable[str]) -> None:
@@ -179,8 +182,20 @@ class Traffic:
                 row[ATTEMPTS] += attempted
                 row[time] += 1
             self._histogram(self.attempt_s, zone, ATTEMPTS_S).add(attempt.duration_ms / 1000)
+        if DEFERRED in kinds or BOUNCED in kinds:
+            self._fail(destination, outcomes)
         if DELIVERED in kinds:
             self._histogram(self.delivery_s, zone, AGES_S).add(age_s, kinds[DELIVERED])
+
+    def _fail(self, destination: str, outcomes: Sequence[Outcome]) -> None:
+        """Keep the reply; those of the destinations that failed longest ago are forgotten."""
+        failed = next(each for each in outcomes if each.kind is not OutcomeKind.DELIVERED)
+        self.failures.pop(destination, None)
+        if len(self.failures) >= NAMES_MAX:
+            del self.failures[next(iter(self.failures))]
+        attempt = failed.attempt
+        code = (str(attempt.code), attempt.status) if attempt.code else ()
+        self.failures[destination] = " ".join((*code, attempt.text))
 
     @staticmethod
     def _histogram(histograms: dict[str, Histogram], zone: str, bounds: tuple[float, ...]) -> Histogram:

@@ -70,7 +70,7 @@ class AdminService:
         self._stopping, self._grace_s = False, 0.0
         self._watch: LoopWatch | None = None
         self._page: Page | None = None
-        self._charts: Charts | None = None
+        self.charts: Charts | None = None
         self.server: HttpServer | None = None
 
     def part(self) -> Part:
@@ -144,9 +144,9 @@ class AdminService:
         def tokens() -> Tokens:
             return self.server.tokens if self.server is not None else Tokens([])
 
-        self._charts = Charts(self._sources.queue)
-        self._charts.start()
-        self._page = Page(self._operations, self._charts, tokens, self._hostname)
+        self.charts = Charts(self._sources.queue)
+        self.charts.start()
+        self._page = Page(self._operations, self.charts, tokens, self._hostname)
         return self._page.routes()
 
     def new_login(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class AdminService:
             self._page.close()
 
     async def _close(self) -> None:
-        for each in (self._watch, self._charts):
+        for each in (self._watch, self.charts):
             if each is not None:
                 each.stop()
         if self.server is not None:

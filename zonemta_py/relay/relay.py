@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -30,7 +30,6 @@ from zonemta_py.events.outcome_log import OutcomeLog
 from zonemta_py.intake.inject import AcceptedId, EnqueueOptions, enqueue
 from zonemta_py.policies import EnvelopePolicy
 from zonemta_py.processes.supervisor import cores, process_counts
-from zonemta_py.queue.format.records import TENANT_LANE
 from zonemta_py.queue.outbox import Exporter
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.rezone import settle_removed_zones
@@ -42,8 +41,9 @@ from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
-from zonemta_py.relay.reload import changed_keys, check_reloadable
+from zonemta_py.relay.reload import changed_keys, check_reloadable, weights_of
 from zonemta_py.relay.takeover import OrphanRecovery
+from zonemta_py.relay.traces import OtherProcesses, Traces
 from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router, one_zone
 from zonemta_py.schedule.retry import Backoff
 from zonemta_py.storage.interface import Store
@@ -89,7 +89,7 @@ class Relay:
             destination_of=self._destinations,
             on_ready=self._on_ready,
         )
-        self._queue.windows.set_weights(_weights_of(config))
+        self._queue.windows.set_weights(weights_of(config))
         try:
             self._delivery = DeliveryService(
                 DeliveryContext(self._queue, config, hostname, router, hooks, pending),
@@ -119,9 +119,11 @@ class Relay:
         own = [self._on_events] if self._on_events is not None else []
         observers = [stream.publish, outcomes.publish, *own]
         exporter = Exporter(queue, config.events, observers)
+        traces = Traces(self._other_processes)
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
-            config.events.directory, stream, self.status, self.set_log_level, self._new_login,
+            config.events.directory, stream, self.status, self.set_log_level,
+            traces.watch, self._new_login,
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
@@ -129,6 +131,7 @@ class Relay:
         parts = [
             Part("the queue", self._recover),
             Part("the log of outcomes", close=outcomes.close),
+            Part("traces", drain=traces.drain),
             Part("the event log", exporter.start, close=exporter.close),
             *delivery.parts(),
             Part("the queue's background tasks", queue.begin),
@@ -255,6 +258,7 @@ class Relay:
             "version": __version__,
             "hostname": self._config.hostname or socket.getfqdn(),
             "since_ms": self._since_ms,
+            "zones": sorted(self._config.zones),
             "listeners": [str(address) for address in self.addresses],
             "http": urls,
             "processes": admin.processes(),
@@ -271,10 +275,14 @@ class Relay:
     def set_log_level(self, level: str) -> None:
         """Log messages of ``level`` (debug, info, warning, error) and above, in all processes."""
         set_log_level(level)
+        for pool in self._other_processes():
+            pool.set_log_level(level)
+        log.warning("messages of the level %s and above are logged from now on", level)
+
+    def _other_processes(self) -> Iterator[OtherProcesses]:
         for pool in (self._intake.receivers, self._delivery.senders):
             if pool is not None:
-                pool.set_log_level(level)
-        log.warning("messages of the level %s and above are logged from now on", level)
+                yield pool
 
     def _on_ready(self, zone: str, destination: str, low_volume: bool) -> None:
         self._delivery.ready(zone, destination, low_volume)
@@ -308,7 +316,7 @@ class Relay:
         self._config = config
         self._reporter.configure(config, hostname, router)
         self._destinations.configure(config.zones)
-        self._queue.windows.set_weights(_weights_of(config))
+        self._queue.windows.set_weights(weights_of(config))
         self._queue.limits.configure(limit_rules(config.tenants, config.limits))
         if self.admin is not None and tokens is not None:
             self.admin.configure(config, tokens)
@@ -335,8 +343,3 @@ class Relay:
             await self._parts.stop(self._config.shutdown_grace if grace_s is None else grace_s)
         finally:
             await self._queue.close()
-
-
-def _weights_of(config: Config) -> dict[str, int]:
-    """The weights of tenants, by the name of their mail in ready windows."""
-    return {TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1}

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.queue.format.records import TENANT_LANE
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 
 
@@ -63,3 +64,8 @@ def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
             yield from changed_keys(was, will, f"{key}[{number}]")
     elif old != new:
         yield key
+
+
+def weights_of(config: Config) -> dict[str, int]:
+    """The weights of tenants, by the name of their mail in ready windows."""
+    return {TENANT_LANE + name: each.weight for name, each in config.tenants.items() if each.weight > 1}

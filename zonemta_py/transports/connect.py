@@ -18,7 +18,9 @@ import aiosmtplib
 
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.smtp.dialogue_lines import SECRET
 from zonemta_py.smtp.reply import make_reply
+from zonemta_py.smtp.tracing import SessionTrace
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
 
 
@@ -84,7 +86,11 @@ class TlsFailed(DestinationFailed):
 
 
 async def open_session(
-    target: Target, options: SessionOptions, *, context: ssl.SSLContext | None = None
+    target: Target,
+    options: SessionOptions,
+    *,
+    context: ssl.SSLContext | None = None,
+    trace: SessionTrace | None = None,
 ) -> SmtpSession:
     """A session that is ready for MAIL. ``context`` replaces the default TLS contexts. Raises DestinationFailed."""
     loop = asyncio.get_running_loop()
@@ -102,17 +108,23 @@ async def open_session(
         tls_context=context,
     )
     try:
-        await _connect_greeted(client)
+        greeting = await _connect_greeted(client)
+        _show(trace, "", greeting)
         await _greet(client, lmtp=options.lmtp)
+        _show_greeted(trace, client, options)
         _refuse_itself(client, target, options)
         if options.tls in ("opportunistic", "required"):
             await _encrypt(client, target, options, context)
+            if trace is not None and (tls := client.get_transport_info("cipher")) is not None:
+                trace.said("C", "STARTTLS")
+                trace.note(f"{tls[1]} with {tls[0]}")
+                _show_greeted(trace, client, options)
         if options.credentials is not None:
             if options.tls != "off" and client.get_transport_info("sslcontext") is None:
                 raise DestinationFailed(
                     0, "4.7.0", f"{_where(target)} offers no TLS: the password is not sent"
                 )
-            await client.login(*options.credentials)
+            _show(trace, f"AUTH {SECRET}", await client.login(*options.credentials))
         # uvloop's transports are not subclasses of asyncio.Transport.
         transport = cast(asyncio.Transport | None, client.transport)
         if transport is None or transport.is_closing():
@@ -120,6 +132,7 @@ async def open_session(
         kind = LmtpSession if options.lmtp else SmtpSession
         session = kind(loop, transport, _extensions(client, options), options.timeouts)
         transport.set_protocol(session)
+        session.trace = trace
         return session
     except aiosmtplib.SMTPResponseException as exc:
         client.close()
@@ -185,10 +198,24 @@ async def _connect(
     return sock
 
 
-async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
+def _show(trace: SessionTrace | None, command: str, response: aiosmtplib.SMTPResponse | None) -> None:
+    """Trace a step that aiosmtplib has done."""
+    if trace is not None:
+        trace.said("C", command)
+        if response is not None:
+            lines = response.message.splitlines() or [""]
+            trace.said("S", "\n".join(f"{response.code} {line}" for line in lines))
+
+
+def _show_greeted(trace: SessionTrace | None, client: aiosmtplib.SMTP, options: SessionOptions) -> None:
+    verb = "LHLO" if options.lmtp else "EHLO"
+    _show(trace, f"{verb} {options.ehlo}", client.last_ehlo_response)
+
+
+async def _connect_greeted(client: aiosmtplib.SMTP) -> aiosmtplib.SMTPResponse:
     """Read the greeting. Bytes after it are refused: the peer must wait for a command (RFC 5321 section 4.3.1)."""
     try:
-        await client.connect()
+        greeting = await client.connect()
     except aiosmtplib.SMTPConnectError as exc:
         if isinstance(exc, aiosmtplib.SMTPResponseException):
             raise
@@ -197,6 +224,7 @@ async def _connect_greeted(client: aiosmtplib.SMTP) -> None:
         raise aiosmtplib.SMTPServerDisconnected("closed the connection before its greeting") from exc
     if client.protocol is not None and client.protocol._buffer:
         raise aiosmtplib.SMTPServerDisconnected("sent data after its greeting")
+    return greeting
 
 
 async def _greet(client: aiosmtplib.SMTP, *, lmtp: bool) -> None:

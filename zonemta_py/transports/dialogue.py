@@ -12,10 +12,14 @@ from zonemta_py.config.zones import Timeouts
 from zonemta_py.core import clock
 from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import Reply, ReplyReader
+from zonemta_py.smtp.tracing import SessionTrace
 
 
 class Dialogue(asyncio.Protocol):
-    """Writes commands and reads replies. ``usable``: another transaction may follow on this connection."""
+    """Writes commands and reads replies. ``usable``: another transaction may follow on this connection.
+
+    ``trace``: of the present transaction, if it is traced.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Dialogue(asyncio.Protocol):
         self._deadline = clock.Deadline(loop, self._timed_out)
         self._replies_owed = 0  # limit of replies that are not awaited yet
         self.usable = True
+        self.trace: SessionTrace | None = None
         self.messages = 0
         self.secure = transport.get_extra_info("sslcontext") is not None
         limit = extensions.get("size", "")
@@ -47,6 +52,8 @@ class Dialogue(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read replies; more than ``_replies_owed`` end the session."""
+        if self.trace is not None:
+            self.trace.server(data)
         try:
             self._replies.extend(self._reader.feed(data))
         except SessionLost as exc:
@@ -84,6 +91,8 @@ class Dialogue(asyncio.Protocol):
         self.usable = False
         if self._lost is None:
             self._lost = reason
+            if self.trace is not None:
+                self.trace.note(str(reason))
         self._deadline.cancel()
         for waiter in (self._waiter, self._writable):
             if waiter is not None and not waiter.done():
@@ -93,6 +102,8 @@ class Dialogue(asyncio.Protocol):
         """Send QUIT if the session is usable, and close without waiting for the reply."""
         self._deadline.cancel()
         if self.usable and self._lost is None and not self._transport.get_write_buffer_size():
+            if self.trace is not None:
+                self.trace.client(b"QUIT\r\n")
             self._transport.write(b"QUIT\r\n")
             self._transport.close()
         else:
@@ -107,6 +118,8 @@ class Dialogue(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if self._lost is not None:
             raise self._lost
+        if self.trace is not None:
+            self.trace.client(data)
         self._transport.write(data)
 
     async def _drained(self) -> None:

@@ -231,7 +231,7 @@ class Page:
         return not session.token.digest or session.token in self._tokens()
 
     def _to_login(self, request: web.Request) -> web.StreamResponse:
-        if "text/html" not in request.headers.get("Accept", "text/html"):
+        if "text/event-stream" in request.headers.get("Accept", ""):  # a redirect would be followed
             return web.Response(status=401, headers=HEADERS)
         return _redirect("/login?" + urlencode({"next": request.path_qs}))
 
@@ -320,6 +320,9 @@ def _environment(hostname: str) -> Environment:
     environment.filters |= {
         "ago": ago,
         "left": time_left,
+        "under": lambda ms: (
+            f"< {ago(ms)}" if ms else "\N{EN DASH}"
+        ),  # the time is that of a slot of the census
         "time": lambda ms: f"{clock.utc(ms):%Y-%m-%d %H:%M:%S}" if ms else "",
         "number": lambda value: f"{value:,}",
         "rate": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:,.1f}",

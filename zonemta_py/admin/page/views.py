@@ -73,7 +73,7 @@ class Views:
         (status,) = await self._rows(StatusRequest())
         rates = await self._rates("zone", 1)
         zones = await self._rows(SummaryRequest())
-        silent = rates.keys() - {zone["zone"] for zone in zones}
+        silent = {*status["zones"], *rates} - {zone["zone"] for zone in zones}
         zones += [{"zone": zone, **dict.fromkeys(STATES, 0), "sessions": 0} for zone in sorted(silent)]
         for zone in zones:
             zone["total"] = sum(zone[state] for state in STATES)
@@ -101,10 +101,11 @@ class Views:
 
     async def zone(self, zone: str) -> Context:
         """One zone with its destinations. Raises NotFound."""
+        (status,) = await self._rows(StatusRequest())
         summary = next((row for row in await self._rows(SummaryRequest()) if row["zone"] == zone), None)
         rate = (await self._rates("zone", 1)).get(zone)
-        if summary is None and rate is None:
-            raise NotFound(f"the zone '{zone}' has no mail, and had none in the last minute")
+        if summary is None and zone not in status["zones"]:
+            raise NotFound(f"no zone '{zone}'; zones: {', '.join(status['zones'])}")
         summary = summary or {**dict.fromkeys(STATES, 0), "sessions": 0, "oldest_ms": None}
         summary["total"] = sum(summary[state] for state in STATES)
         request = DestinationsRequest(zone=zone, limit=DESTINATIONS_MAX)

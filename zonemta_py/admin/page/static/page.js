@@ -15,30 +15,33 @@ function morphChildren(from, to) {
   for (const child of from.children) {
     if (child.dataset.key !== undefined) keyed.set(child.dataset.key, child);
   }
+  const used = new Set();
   let at = from.firstChild;
   for (const wanted of [...to.childNodes]) {
-    let found = wanted.dataset?.key !== undefined ? keyed.get(wanted.dataset.key) : at;
-    if (!found || !isAlike(found, wanted) || (found === at && isOtherKey(found, wanted))) {
+    const key = wanted.dataset?.key;
+    const found = key === undefined ? firstAlike(at, wanted) : keyed.get(key);
+    used.add(found ?? wanted);
+    if (!found) {
       from.insertBefore(wanted, at);
-      continue;
+    } else {
+      if (key === undefined || found === at) at = found.nextSibling;
+      else from.insertBefore(found, at);
+      morph(found, wanted);
     }
-    if (found === at) at = at.nextSibling;
-    else from.insertBefore(found, at);
-    morph(found, wanted);
   }
-  while (at) {
-    const next = at.nextSibling;
-    at.remove();
-    at = next;
+  for (const child of [...from.childNodes]) {
+    if (!used.has(child)) child.remove();
   }
 }
 
-function isAlike(one, other) {
-  return one.nodeName === other.nodeName && one.id === other.id;
-}
-
-function isOtherKey(one, other) {
-  return one.dataset?.key !== other.dataset?.key;
+/** The first sibling from `at` on that can become `wanted`; text only if it is at that place. */
+function firstAlike(at, wanted) {
+  if (wanted.nodeType !== Node.ELEMENT_NODE) return at?.nodeType === wanted.nodeType ? at : null;
+  for (let each = at; each; each = each.nextSibling) {
+    const isFree = each.dataset?.key === undefined;
+    if (isFree && each.nodeName === wanted.nodeName && each.id === wanted.id) return each;
+  }
+  return null;
 }
 
 function morph(from, to) {
@@ -118,6 +121,10 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+function clockTime(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+}
+
 function options(figure, columns) {
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const isFilled = columns.length === 1;
@@ -126,9 +133,9 @@ function options(figure, columns) {
     height: 170,
     cursor: { y: false },
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [axis, { ...axis, size: 56 }],
+    axes: [{ ...axis, values: (_, times) => times.map(clockTime) }, { ...axis, size: 56 }],
     series: [
-      {},
+      { label: "time", value: (_, time) => (time ? clockTime(time) : "–") },
       ...columns.map((name) => ({
         label: LABELS[name],
         stroke: colour(COLOURS[name]),

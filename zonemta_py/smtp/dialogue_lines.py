@@ -1,0 +1,96 @@
+"""The lines of an SMTP dialogue for a reader, from the bytes of both sides: without bodies and without secrets. Pure.
+
+A body becomes its size, what AUTH is given ``[secret]``. Commands and replies are matched in order (RFC 2920), so a body
+begins where the reply to DATA says so.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+LINE_MAX = 1000  # characters that are shown
+UNREAD_MAX = 65_536  # bytes without an end of line, or after a DATA that was not answered
+PENDING_MAX = 1000  # commands without a reply
+SECRET = "[secret]"
+_BODY_END = b"\r\n.\r\n"
+
+
+class DialogueLines:
+    """One dialogue. ``in_body``, ``in_secret``: what the client sends next, if it did not just begin."""
+
+    def __init__(self, *, in_body: bool = False, in_secret: bool = False) -> None:
+        self._of_client = bytearray()
+        self._of_server = bytearray()
+        self._pending: deque[str] = deque(maxlen=PENDING_MAX)  # verbs
+        self._in_body = in_body
+        self._in_secret = in_secret
+        self._waits = False  # for the reply to DATA
+        self._body_bytes = 0
+        self._tail = b"\r\n"  # of the body
+
+    def client(self, data: bytes) -> Iterator[str]:
+        """The lines that are complete now."""
+        self._of_client += data
+        while self._of_client:
+            if self._in_body:
+                yield from self._body()
+            elif self._waits or b"\n" not in self._of_client:
+                if len(self._of_client) > UNREAD_MAX:
+                    self._of_client.clear()
+                return
+            else:
+                line, _, rest = self._of_client.partition(b"\n")
+                self._of_client = rest
+                yield self._command(bytes(line).rstrip(b"\r"))
+
+    def _body(self) -> Iterator[str]:
+        data = self._tail + self._of_client
+        at = data.find(_BODY_END)
+        if at < 0:
+            self._body_bytes += len(self._of_client)
+            self._tail = data[-len(_BODY_END) + 1 :]
+            self._of_client.clear()
+            return
+        used = at + len(_BODY_END) - len(self._tail)
+        yield f"[{self._body_bytes + used} bytes of message]"
+        del self._of_client[:used]
+        self._in_body, self._body_bytes, self._tail = False, 0, b"\r\n"
+        self._pending.append(".")
+
+    def _command(self, line: bytes) -> str:
+        if self._in_secret:
+            self._in_secret = False
+            self._pending.append("AUTH")
+            return SECRET
+        words = line.split(maxsplit=2)
+        verb = words[0].upper().decode("latin-1") if words else ""
+        self._pending.append(verb)
+        self._waits = verb == "DATA"
+        if verb == "AUTH" and len(words) > 2:
+            return f"{readable(b' '.join(words[:2]))} {SECRET}"
+        return readable(line)
+
+    def server(self, data: bytes) -> Iterator[str]:
+        """The lines that are complete now; with what the client has sent before the reply to DATA."""
+        self._of_server += data
+        while b"\n" in self._of_server:
+            line, _, rest = self._of_server.partition(b"\n")
+            self._of_server = rest
+            yield readable(bytes(line).rstrip(b"\r"))
+            if line[3:4] != b"-":
+                self._replied(bytes(line[:3]))
+        if len(self._of_server) > UNREAD_MAX:
+            self._of_server.clear()
+
+    def _replied(self, code: bytes) -> None:
+        verb = self._pending.popleft() if self._pending else ""
+        if verb == "DATA":
+            self._waits, self._in_body = False, code == b"354"
+        elif verb == "AUTH":
+            self._in_secret = code == b"334"
+
+
+def readable(line: bytes) -> str:
+    """A line for a terminal: one line, without control characters."""
+    text = line.decode("utf-8", "backslashreplace")
+    shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text[:LINE_MAX])
+    return shown + ("…" if len(text) > LINE_MAX else "")
