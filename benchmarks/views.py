@@ -1,7 +1,7 @@
 """What views of a full queue cost: ``python benchmarks/views.py [RECIPIENTS]``.
 
-Fills a queue, starts a relay on it, and prints how long the census takes to count it, and then for ``queue summary``, ``/metrics`` and a page of
-``queue list`` the time until the answer, and the longest turn of the relay's loop meanwhile.
+Fills a queue, starts a relay on it, and prints how long the census takes to count it, and then for ``queue summary``, ``/metrics``, the page and
+1,000 rows of ``queue list`` the time until the answer, and the longest turn of the relay's loop meanwhile.
 """
 
 import asyncio
@@ -81,16 +81,22 @@ async def main(recipients: int) -> None:
                 pass
 
         assert relay.admin is not None and relay.admin.server is not None
-        url = f"http://127.0.0.1:{relay.admin.server.ports[0]}/metrics"
-        async with aiohttp.ClientSession() as client:
+        base = f"http://127.0.0.1:{relay.admin.server.ports[0]}"
+        async with aiohttp.ClientSession(base, cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
 
             async def metrics() -> None:
-                async with client.get(url) as response:
+                async with client.get("/metrics") as response:
                     await response.read()
 
-            await metrics()
+            async def page() -> None:
+                async with client.get("/") as response:
+                    assert "Destinations" in await response.text()
+
+            async with client.get(relay.admin.new_login()["urls"][0]):
+                await metrics()
             await measure("summary", lambda: answer(SummaryRequest()))
             await measure("metrics", metrics)
+            await measure("page", page)
             await measure("list, 1000", lambda: answer(ListRequest(limit=1000)))
         await relay.stop()
 

@@ -11,7 +11,7 @@ from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
 
 ADMIN = {"address": "127.0.0.1:0"}
-ATTACK = "<script>document.title='attacked'</script><img src=x onerror=\"document.title='attacked'\">"
+ATTACK = "<script>document.title='attacked'</script>"
 THROTTLED = (
     f"421 4.7.0 [TSS04] Messages from 192.0.2.1 temporarily deferred due to user complaints {ATTACK}"
 )

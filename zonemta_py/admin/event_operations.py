@@ -9,7 +9,7 @@ from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.requests import HistoryRequest, Row, TailRequest
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
-from zonemta_py.events.history import in_lines, make_queries
+from zonemta_py.events.history import Query, in_lines, make_queries
 from zonemta_py.queue.format.keys import OUTBOX, end_of
 from zonemta_py.queue.queue import Queue
 
@@ -33,7 +33,7 @@ class EventOperations:
             raise LocalError("there is no event log")
         if not 1 <= request.limit <= LIMIT_MAX:
             raise LocalError(f"limit: expected 1 to {LIMIT_MAX}")
-        in_outbox = self._in_outbox(request)
+        outbox = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]  # before the log
         async with self._searches:
             output = await self._search(self._directory, request)
         found = []
@@ -41,17 +41,8 @@ class EventOperations:
             found.append(from_json(line))
             if number % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        seen = {(row["node"], row["seq"], row["position"]) for row in found}
-        found += [row for row in in_outbox if (row["node"], row["seq"], row["position"]) not in seen]
-        for row in found[-request.limit :]:
+        for row in [*found, *_in_outbox(outbox, request, found)][-request.limit :]:
             yield row
-
-    def _in_outbox(self, request: HistoryRequest) -> list[Row]:
-        """Events that are not in the event log yet."""
-        queries = make_queries(request.key, request.since_ms)
-        rows = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]
-        found = [row for query in queries for lines in rows for row in in_lines(lines, query)]
-        return [row for row in found if request.tenant in (None, row.get("tenant"))]
 
     async def _search(self, directory: Path, request: HistoryRequest) -> bytes:
         """The events in the log as JSON lines, found by another process: this one has mail to send."""
@@ -78,3 +69,25 @@ class EventOperations:
         async for record in self._stream.watch():
             if "missed" in record or request.wants(record):
                 yield record
+
+
+def _in_outbox(outbox: list[bytes], request: HistoryRequest, found: list[Row]) -> list[Row]:
+    """Events that are not in the event log yet: those that match, and all of messages whose Message-ID does."""
+    if not outbox:
+        return []
+    queries = make_queries(request.key, request.since_ms)
+    named = {query.value for query in queries if query.field == "message_id"}
+    matching = _matching(outbox, queries)
+    of_name = {row["message"] for row in (*found, *matching) if row.get("message_id") in named}
+    matching += _matching(outbox, [Query("message", each, request.since_ms) for each in of_name])
+    seen = {_identity(row) for row in found}
+    rows = {_identity(row): row for row in matching if request.tenant in (None, row.get("tenant"))}
+    return [row for identity, row in sorted(rows.items()) if identity not in seen]
+
+
+def _matching(outbox: list[bytes], queries: list[Query]) -> list[Row]:
+    return [row for query in queries for lines in outbox for row in in_lines(lines, query)]
+
+
+def _identity(row: Row) -> tuple[str, int, int]:
+    return row["node"], row["seq"], row["position"]

@@ -54,7 +54,7 @@ def status(config_path: Path, as_json: bool) -> None:
         if row["taken_over"]:
             echo(f"taken over the queues of {', '.join(row['taken_over'])}")
         if row["suspended"]:
-            echo(f"suspended  {row['suspended']} destinations")
+            echo(f"suspended  {row['suspended']} destination{'s' if row['suspended'] != 1 else ''}")
         for each in row["suspensions"]:
             why = reason_text(each["why"]) if each["why"] else "being tried"
             echo(f"           {each['zone']}/{each['destination']}: {why}")

@@ -44,11 +44,17 @@ def plain_values(value: Any, kind: Any = None) -> Any:
     return _scalar(value, kinds[0] if kinds else kind)
 
 
+def rate_text(rate: Rate) -> str:
+    """A rate as a configuration has it: ``100/s``, ``5/10s``."""
+    per: str = _scalar(rate.per_s, Seconds)
+    return f"{rate.events}/{per[1:] if per[0] == '1' and per[1:].isalpha() else per}"
+
+
 def _scalar(value: Any, kind: Any) -> Any:
     if kind is ByteRate:
         return f"{_with_unit(value.events, Size)}/{_scalar(value.per_s, Seconds)}"
     if isinstance(value, Rate):
-        return f"{value.events}/{_scalar(value.per_s, Seconds)}"
+        return rate_text(value)
     if kind is Seconds:
         return _counted(value, _UNITS_S) or f"{value:.9f}".rstrip("0").rstrip(".") + "s"
     if kind is Size:

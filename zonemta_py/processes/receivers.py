@@ -131,7 +131,7 @@ class ReceiverPool:
             child.send(LogLevel(level))
 
     def set_traces(self, targets: list[str]) -> None:
-        """Trace ``targets`` in all processes; those that are started later are told by ``_launch``."""
+        """Trace ``targets`` in all processes; ``_launch`` sends them to those that are started later."""
         for child in self._supervisor.children:
             child.send(SetTraces(targets))
 

@@ -149,6 +149,13 @@ class AdminService:
         self._page = Page(self._operations, self.charts, tokens, self._hostname)
         return self._page.routes()
 
+    def addresses(self) -> list[str]:
+        """Where it accepts; empty when it does not."""
+        if self.server is None:
+            return []
+        places = zip(self._config.admin.address, self.server.ports, strict=True)
+        return [str(each._replace(port=port)) for each, port in places]
+
     def new_login(self) -> dict[str, Any]:
         """``urls`` that open the page once within ``valid_s``. Raises LocalError when there is no page."""
         server, page = self.server, self._page

@@ -252,15 +252,13 @@ class Relay:
         """What this relay is, and whether it is ready."""
         admin = self.admin
         assert admin is not None
-        server = admin.server
-        urls = [str(address) for address in self._config.admin.address] if server is not None else []
         return {
             "version": __version__,
             "hostname": self._config.hostname or socket.getfqdn(),
             "since_ms": self._since_ms,
             "zones": sorted(self._config.zones),
             "listeners": [str(address) for address in self.addresses],
-            "http": urls,
+            "http": admin.addresses(),
             "processes": admin.processes(),
             "not_ready": admin.reasons(),
             "sessions_in": self._intake.sessions,

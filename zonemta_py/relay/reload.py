@@ -59,7 +59,7 @@ def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
     elif isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in dict.fromkeys((*old, *new)):
             yield from changed_keys(old.get(name), new.get(name), f"{key}.{name}")
-    elif isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+    elif type(old) is tuple and type(new) is tuple and len(old) == len(new):
         for number, (was, will) in enumerate(zip(old, new, strict=True)):
             yield from changed_keys(was, will, f"{key}[{number}]")
     elif old != new:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from zonemta_py.config.destinations import DestinationTable
+from zonemta_py.config.plain import rate_text
 from zonemta_py.config.zones import Zone
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
@@ -292,8 +293,9 @@ class Scheduler:
         if self.bucket is not None:
             wait_s = self.bucket.wait_s(now_s)
             if wait_s > 0 or not self.has_token_ahead():
-                rate = self.zone.rate
-                return Binding(Limit.RATE, since_s, now_s + wait_s, f"the rate is {rate}")
+                assert self.zone.rate is not None
+                text = f"the rate is {rate_text(self.zone.rate)}"
+                return Binding(Limit.RATE, since_s, now_s + wait_s, text)
         if self.active >= self.zone.connections:
             full = f"all {self.zone.connections} connections of the zone are in use"
             return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)

@@ -66,7 +66,7 @@ def summary(config_path: Path, as_json: bool) -> None:
         table.add_row(
             row["zone"],
             *(str(row[state]) for state in STATES),
-            ago(row["oldest_ms"]),
+            f"< {ago(row['oldest_ms'])}" if row["oldest_ms"] else "",
             time_left(row["next_due_ms"]),
             ", ".join(f"{name} {count}" for name, count in row["destinations"].items()),
         )

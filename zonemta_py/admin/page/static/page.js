@@ -121,6 +121,8 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+const compact = new Intl.NumberFormat("en", { notation: "compact" });
+
 function clockTime(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
@@ -133,7 +135,7 @@ function options(figure, columns) {
     height: 170,
     cursor: { y: false },
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [{ ...axis, values: (_, times) => times.map(clockTime) }, { ...axis, size: 56 }],
+    axes: [{ ...axis, values: (_, times) => times.map(clockTime), size: 28 }, { ...axis, values: (_, all) => all.map(compact.format), size: 48 }],
     series: [
       { label: "time", value: (_, time) => (time ? clockTime(time) : "–") },
       ...columns.map((name) => ({

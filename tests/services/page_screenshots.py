@@ -1,0 +1,95 @@
+"""Makes the pictures of docs/page.md: ``python -m tests.services.page_screenshots FOLDER [RECIPIENTS]``.
+
+RECIPIENTS: of the backlog, 1,000,000 if it is missing.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.kit.deadlines import until
+from tests.kit.relay import Stage, staged
+from tests.services import page_stage
+from tests.services.page_stage import page_relay
+from tests.services.test_page_browser import browsing
+from zonemta_py.relay.relay import Relay
+
+SAMPLES = 30
+PER_MESSAGE = 1000
+
+
+@asynccontextmanager
+async def staged_relay(prepare: Callable[[Stage], Awaitable[None]]) -> AsyncIterator[Relay]:
+    with tempfile.TemporaryDirectory() as directory:
+        async with staged(Path(directory)) as stage:
+            await prepare(stage)
+            async with page_relay(stage) as relay:
+                yield relay
+
+
+async def shoot(relay: Relay, folder: Path, name: str) -> None:
+    async with browsing(relay) as (page, _):
+        for width, height in ((1280, 900), (360, 780)):
+            for scheme in ("light", "dark"):
+                await page.set_viewport_size({"width": width, "height": height})
+                await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                await page.reload()
+                await page.locator(".chart canvas").nth(1).wait_for()
+                await asyncio.sleep(1.5)  # a second picture of the page has come
+                path = folder / f"{name}-{width}-{scheme}.png"
+                await page.screenshot(path=path, full_page=True)
+                print(path)
+
+
+async def backlog(stage: Stage) -> None:
+    await stage.receiver("inbox.example")
+    page_stage.add_dead(stage)
+
+
+async def fill(relay: Relay, recipients: int) -> None:
+    """Messages to the provider that does not answer, and some to one that does."""
+    for number in range(recipients // PER_MESSAGE):
+        zone = ("bulk", "bulk", "newsletters")[number % 3]
+        await page_stage.submit(relay, "dead.example", PER_MESSAGE, zone, number)
+        if number % 25 == 0:
+            await page_stage.submit(relay, "inbox.example", 40, "transactional", number)
+            sample(relay)
+        await asyncio.sleep(0)
+    await until(lambda: "dead.example" in relay.queue.windows.zone("bulk").suspended(), "the suspension")
+
+
+def sample(relay: Relay) -> None:
+    """A point of the charts, as if ten seconds had passed."""
+    assert relay.admin is not None
+    charts = relay.admin.charts
+    assert charts is not None
+    charts._times_ms[:] = type(charts._times_ms)("q", (each - 10_000 for each in charts._times_ms))
+    charts._sampled_s = min(charts._sampled_s, charts._sampled_s - 10)
+    charts.sample()
+
+
+async def main(folder: Path, recipients: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    async with staged_relay(page_stage.idle) as relay:
+        await page_stage.send_idle(relay)
+        for _ in range(SAMPLES):
+            sample(relay)
+        await shoot(relay, folder, "idle")
+    async with staged_relay(page_stage.incident) as relay:
+        for number in range(SAMPLES):
+            await page_stage.submit(relay, "inbox.example", 60 + number % 7, "bulk", number)
+            await asyncio.sleep(0.05)
+            sample(relay)
+        await page_stage.send_incident(relay)
+        sample(relay)
+        await shoot(relay, folder, "incident")
+    async with staged_relay(backlog) as relay:
+        await fill(relay, recipients)
+        await shoot(relay, folder, "backlog")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000))
