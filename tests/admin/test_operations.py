@@ -313,6 +313,7 @@ def test_every_operation_is_a_command() -> None:
         "suspended",
         "usage",
         "login",
+        "trace",
     }
     assert [name for name in OPERATIONS if name not in names] == []
 

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/page.md: ``python -m tests.services.page_screenshots FOLDER [RECIPIENTS]``.
+"""Makes the pictures of docs/page.md: ``python -m tests.services.page_screenshots DIRECTORY [RECIPIENTS]``.
 
 RECIPIENTS: of the backlog, 1,000,000 if it is missing.
 """
@@ -30,7 +30,7 @@ async def staged_relay(prepare: Callable[[Stage], Awaitable[None]]) -> AsyncIter
                 yield relay
 
 
-async def shoot(relay: Relay, folder: Path, name: str) -> None:
+async def shoot(relay: Relay, directory: Path, name: str) -> None:
     async with browsing(relay) as (page, _):
         for width, height in ((1280, 900), (360, 780)):
             for scheme in ("light", "dark"):
@@ -39,7 +39,7 @@ async def shoot(relay: Relay, folder: Path, name: str) -> None:
                 await page.reload()
                 await page.locator(".chart canvas").nth(1).wait_for()
                 await asyncio.sleep(1.5)  # a second picture of the page has come
-                path = folder / f"{name}-{width}-{scheme}.png"
+                path = directory / f"{name}-{width}-{scheme}.png"
                 await page.screenshot(path=path, full_page=True)
                 print(path)
 
@@ -71,13 +71,13 @@ def sample(relay: Relay) -> None:
     charts.sample()
 
 
-async def main(folder: Path, recipients: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+async def main(directory: Path, recipients: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
     async with staged_relay(page_stage.idle) as relay:
         await page_stage.send_idle(relay)
         for _ in range(SAMPLES):
             sample(relay)
-        await shoot(relay, folder, "idle")
+        await shoot(relay, directory, "idle")
     async with staged_relay(page_stage.incident) as relay:
         for number in range(SAMPLES):
             await page_stage.submit(relay, "inbox.example", 60 + number % 7, "bulk", number)
@@ -85,10 +85,10 @@ async def main(folder: Path, recipients: int) -> None:
             sample(relay)
         await page_stage.send_incident(relay)
         sample(relay)
-        await shoot(relay, folder, "incident")
+        await shoot(relay, directory, "incident")
     async with staged_relay(backlog) as relay:
         await fill(relay, recipients)
-        await shoot(relay, folder, "backlog")
+        await shoot(relay, directory, "backlog")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tests.services.page_stage import page_relay, url_of
 from zonemta_py.admin.page import page as page_module
 from zonemta_py.admin.page.logins import LINK_VALID_S
 from zonemta_py.admin.page.page import Page
+from zonemta_py.admin.page.responses import STATIC, make_environment
 from zonemta_py.admin.tokens import Role, add_token, remove_token
 from zonemta_py.core.codec import from_json
 from zonemta_py.events.schema import EVENTS
@@ -254,7 +255,7 @@ def _page_of(relay: Relay) -> Page:
 
 async def test_files_and_charts(directory: Path) -> None:
     async with staged(directory) as stage, page_relay(stage) as relay, client_of(relay) as client:
-        for name, kind in page_module.STATIC.items():
+        for name, kind in STATIC.items():
             async with client.get(f"/static/{name}") as response:
                 assert response.content_type == kind
                 tag = response.headers["ETag"]
@@ -271,7 +272,7 @@ async def test_files_and_charts(directory: Path) -> None:
 
 def test_every_event_has_a_line() -> None:
     """A timeline shows whatever an event log may have."""
-    environment = page_module._environment("relay.example")
+    environment = make_environment("relay.example")
     source = '{% import "parts.html" as parts with context %}{{ parts.events(found) }}'
     for kind in EVENTS:
         event: dict[str, Any] = {"event": kind.name, "time_ms": 1}  # type: ignore[attr-defined]

@@ -108,23 +108,7 @@ async def open_session(
         tls_context=context,
     )
     try:
-        greeting = await _connect_greeted(client)
-        _show(trace, "", greeting)
-        await _greet(client, lmtp=options.lmtp)
-        _show_greeted(trace, client, options)
-        _refuse_itself(client, target, options)
-        if options.tls in ("opportunistic", "required"):
-            await _encrypt(client, target, options, context)
-            if trace is not None and (tls := client.get_transport_info("cipher")) is not None:
-                trace.said("C", "STARTTLS")
-                trace.note(f"{tls[1]} with {tls[0]}")
-                _show_greeted(trace, client, options)
-        if options.credentials is not None:
-            if options.tls != "off" and client.get_transport_info("sslcontext") is None:
-                raise DestinationFailed(
-                    0, "4.7.0", f"{_where(target)} offers no TLS: the password is not sent"
-                )
-            _show(trace, f"AUTH {SECRET}", await client.login(*options.credentials))
+        await _prepare(client, target, options, context, trace)
         # uvloop's transports are not subclasses of asyncio.Transport.
         transport = cast(asyncio.Transport | None, client.transport)
         if transport is None or transport.is_closing():
@@ -145,6 +129,33 @@ async def open_session(
         client.close()
         sock.close()
         raise
+
+
+async def _prepare(
+    client: aiosmtplib.SMTP,
+    target: Target,
+    options: SessionOptions,
+    context: ssl.SSLContext | None,
+    trace: SessionTrace | None,
+) -> None:
+    """Greet, encrypt, authenticate. Raises what aiosmtplib raises, and DestinationFailed."""
+    greeting = await _connect_greeted(client)
+    _show(trace, "", greeting)
+    await _greet(client, lmtp=options.lmtp)
+    _show_greeted(trace, client, options)
+    _refuse_itself(client, target, options)
+    if options.tls in ("opportunistic", "required"):
+        await _encrypt(client, target, options, context)
+        if trace is not None and (tls := client.get_transport_info("cipher")) is not None:
+            trace.said("C", "STARTTLS")
+            trace.note(f"{tls[1]} with {tls[0]}")
+            _show_greeted(trace, client, options)
+    if options.credentials is not None:
+        if options.tls != "off" and client.get_transport_info("sslcontext") is None:
+            raise DestinationFailed(
+                0, "4.7.0", f"{_where(target)} offers no TLS: the password is not sent"
+            )
+        _show(trace, f"AUTH {SECRET}", await client.login(*options.credentials))
 
 
 def _extensions(client: aiosmtplib.SMTP, options: SessionOptions) -> dict[str, str]:

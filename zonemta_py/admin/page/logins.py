@@ -21,7 +21,7 @@ def _secret() -> str:
 
 
 @dataclass(slots=True)
-class Session:
+class PageSession:
     """Someone who is logged in, as ``token``. ``csrf``: what their forms carry. ``notice``: for the next page."""
 
     token: Token
@@ -41,7 +41,7 @@ class Logins:
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._links: dict[str, float] = {}  # until when, by code
-        self._sessions: dict[str, Session] = {}  # the least recently used first
+        self._sessions: dict[str, PageSession] = {}  # the least recently used first
 
     def new_link(self) -> str:
         """A code that opens one session within LINK_VALID_S."""
@@ -51,20 +51,20 @@ class Logins:
         self._links[code] = self._now_s() + LINK_VALID_S
         return code
 
-    def redeem(self, code: str) -> Session | None:
+    def redeem(self, code: str) -> PageSession | None:
         """The session that a link opens; None if it was used, or is too old."""
         until_s = self._links.pop(code, 0.0)
         return self.open(BY_LINK) if self._now_s() < until_s else None
 
-    def open(self, token: Token) -> Session:
+    def open(self, token: Token) -> PageSession:
         """A new session."""
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
-        session = Session(token, self._now_s())
+        session = PageSession(token, self._now_s())
         self._sessions[session.key] = session
         return session
 
-    def find(self, key: str) -> Session | None:
+    def find(self, key: str) -> PageSession | None:
         """The session with this key, which its client has just used."""
         session = self._sessions.pop(key, None)
         now_s = self._now_s()
@@ -74,6 +74,6 @@ class Logins:
         self._sessions[key] = session
         return session
 
-    def close(self, session: Session) -> None:
+    def close(self, session: PageSession) -> None:
         """Log out."""
         self._sessions.pop(session.key, None)

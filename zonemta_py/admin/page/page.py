@@ -6,50 +6,38 @@ allows no script and no style but the files of ``static``.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.resources import files
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from aiohttp import web
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from zonemta_py.admin.http_server import HttpRoute
 from zonemta_py.admin.operation_table import OPERATIONS, run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.page.charts import Charts
-from zonemta_py.admin.page.logins import Logins, Session
+from zonemta_py.admin.page.logins import Logins, PageSession
+from zonemta_py.admin.page.responses import (
+    HEADERS,
+    MINUTES,
+    STATIC,
+    form_fields,
+    html_page,
+    local_path,
+    make_environment,
+    read_static,
+    redirect,
+)
 from zonemta_py.admin.page.views import Context, Views
 from zonemta_py.admin.permissions import restrict
 from zonemta_py.admin.tokens import Role, Token, Tokens
 from zonemta_py.core import clock
 from zonemta_py.core.codec import from_query, to_json
-from zonemta_py.core.durations import ago, time_left
 from zonemta_py.core.errors import LocalError, NotFound
-from zonemta_py.core.model import STATES
 
 LIVE_EVERY_S = 1.0
 WATCHERS_MAX = 20
-FORM_MAX = 16_384
-FORM_S = 30.0
 TEXT_MAX = 1000  # of a search
-MINUTES = (30, 120, 360)  # of the charts
-STATIC = {
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "uplot.js": "text/javascript",
-    "uplot.css": "text/css",
-}
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 Viewed = Callable[[web.Request, Token], Awaitable[Context]]
 
@@ -75,8 +63,8 @@ class Page:
         self.logins = Logins()
         self._watchers = 0
         self._closing = asyncio.Event()
-        self._environment = _environment(hostname)
-        self._files = {name: _read(name) for name in STATIC}
+        self._environment = make_environment(hostname)
+        self._files = {name: read_static(name) for name in STATIC}
         views = Views(operations)
         self._views = {
             "/": PageView("overview.html", lambda request, token: views.overview(), is_live=True),
@@ -129,16 +117,16 @@ class Page:
             if session is None:
                 return self._to_login(request)
             if session.token.tenant and not view.for_tenants:
-                return _redirect("/search")
+                return redirect("/search")
             if "text/event-stream" in request.headers.get("Accept", ""):
                 return await self._live(request, view, session)
             text, status = await self._rendered(request, view, session, "base.html")
-            return _page(text, status)
+            return html_page(text, status)
 
         return handle
 
     async def _rendered(
-        self, request: web.Request, view: PageView, session: Session, layout: str
+        self, request: web.Request, view: PageView, session: PageSession, layout: str
     ) -> tuple[str, int]:
         """The text, and the status of the response."""
         template, status = view.template, 200
@@ -176,7 +164,9 @@ class Page:
         )
         return text, status
 
-    async def _live(self, request: web.Request, view: PageView, session: Session) -> web.StreamResponse:
+    async def _live(
+        self, request: web.Request, view: PageView, session: PageSession
+    ) -> web.StreamResponse:
         """The main part of a view, whenever it has changed, once a second at most."""
         if not view.is_live or self._watchers >= WATCHERS_MAX:
             return web.Response(status=204)  # it makes a browser stop asking
@@ -222,22 +212,22 @@ class Page:
 
     # ---- sessions
 
-    def _session(self, request: web.Request) -> Session | None:
+    def _session(self, request: web.Request) -> PageSession | None:
         session = self.logins.find(request.cookies.get(_cookie_name(request), ""))
         return session if session is not None and self._is_valid(session) else None
 
-    def _is_valid(self, session: Session) -> bool:
+    def _is_valid(self, session: PageSession) -> bool:
         """Whether the token of a session was not removed since."""
         return not session.token.digest or session.token in self._tokens()
 
     def _to_login(self, request: web.Request) -> web.StreamResponse:
         if "text/event-stream" in request.headers.get("Accept", ""):  # a redirect would be followed
             return web.Response(status=401, headers=HEADERS)
-        return _redirect("/login?" + urlencode({"next": request.path_qs}))
+        return redirect("/login?" + urlencode({"next": request.path_qs}))
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
         """The form, or with a code a session."""
-        code, then = request.query.get("code"), _local_path(request.query.get("next", "/"))
+        code, then = request.query.get("code"), local_path(request.query.get("next", "/"))
         if code is None:
             return self._login_form("", then)
         session = self.logins.redeem(code)
@@ -247,8 +237,8 @@ class Page:
         return _begin(request, session, "/")
 
     async def _login_by_token(self, request: web.Request) -> web.StreamResponse:
-        fields = await _form(request)
-        then = _local_path(fields.get("next", "/"))
+        fields = await form_fields(request)
+        then = local_path(fields.get("next", "/"))
         token = self._tokens().find(fields.get("token", "").strip())
         if token is None or not token.allows(Role.READ):
             text = (
@@ -259,29 +249,29 @@ class Page:
 
     def _login_form(self, text: str, then: str, status: int = 200) -> web.Response:
         template = self._environment.get_template("login.html")
-        return _page(template.render(error=text, then=then), status)
+        return html_page(template.render(error=text, then=then), status)
 
     async def _logout(self, request: web.Request) -> web.StreamResponse:
-        session, fields = self._session(request), await _form(request)
+        session, fields = self._session(request), await form_fields(request)
         if session is not None and session.is_own_form(fields.get("csrf", "")):
             self.logins.close(session)
-        return _redirect("/login")
+        return redirect("/login")
 
     # ---- forms
 
     async def _do(self, request: web.Request) -> web.StreamResponse:
         """Execute an operation that changes something, and return to the page of the form."""
-        session, fields = self._session(request), await _form(request)
+        session, fields = self._session(request), await form_fields(request)
         if session is None:
-            return _redirect("/login")
+            return redirect("/login")
         if not session.is_own_form(fields.pop("csrf", "")):
-            return _page("The form is not of this session. Load the page again.", 403)
-        back = _local_path(fields.pop("back", "/"))
+            return html_page("The form is not of this session. Load the page again.", 403)
+        back = local_path(fields.pop("back", "/"))
         operation = OPERATIONS.get(request.match_info["operation"])
         if operation is None or not operation.changes or operation.name == "login":
-            return _page("There is no such operation.", 404)
+            return html_page("There is no such operation.", 404)
         if not session.token.allows(operation.role):
-            return _page(f"The token '{session.token.name}' has the role {session.token.role}.", 403)
+            return html_page(f"The token '{session.token.name}' has the role {session.token.role}.", 403)
         try:
             given = {name: value for name, value in fields.items() if value}
             asked = restrict(
@@ -293,7 +283,7 @@ class Page:
             session.notice = f"{operation.name}: {_words(last)}"
         except (LocalError, ValueError, PermissionError) as exc:
             session.notice = f"{operation.name} failed: {exc}"
-        return _redirect(back)
+        return redirect(back)
 
 
 def _words(row: Mapping[str, Any]) -> str:
@@ -309,58 +299,14 @@ def _route(
     return HttpRoute(method, path, handle, Role.READ, is_open=True)
 
 
-def _environment(hostname: str) -> Environment:
-    environment = Environment(
-        loader=PackageLoader("zonemta_py.admin.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "ago": ago,
-        "left": time_left,
-        "under": lambda ms: (
-            f"< {ago(ms)}" if ms else "\N{EN DASH}"
-        ),  # the time is that of a slot of the census
-        "time": lambda ms: f"{clock.utc(ms):%Y-%m-%d %H:%M:%S}" if ms else "",
-        "number": lambda value: f"{value:,}",
-        "rate": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:,.1f}",
-        "words": lambda text: text.replace("_", " "),
-        "segment": lambda text: quote(text, safe=""),
-    }
-    environment.globals |= {"hostname": hostname, "STATES": STATES, "MINUTES": MINUTES}
-    return environment
-
-
-def _read(name: str) -> tuple[bytes, str]:
-    """A file of ``static`` and its tag."""
-    body = (files("zonemta_py.admin.page") / "static" / name).read_bytes()
-    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-
-
-def _page(text: str, status: int = 200) -> web.Response:
-    return web.Response(text=text, status=status, content_type="text/html", headers=HEADERS)
-
-
-def _redirect(path: str) -> web.Response:
-    return web.Response(status=303, headers={**HEADERS, "Location": path})
-
-
-def _local_path(text: str) -> str:
-    """``text`` if it is a path of this page, else its start."""
-    is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
-    return text if is_local else "/"
-
-
 def _cookie_name(request: web.Request) -> str:
     """Browsers send a cookie to all ports of a host: another relay there has another name."""
     return f"zonemta_{request.url.port}"
 
 
-def _begin(request: web.Request, session: Session, path: str) -> web.Response:
+def _begin(request: web.Request, session: PageSession, path: str) -> web.Response:
     """Give the session to the client."""
-    response = _redirect(path)
+    response = redirect(path)
     response.set_cookie(
         _cookie_name(request),
         session.key,
@@ -370,16 +316,3 @@ def _begin(request: web.Request, session: Session, path: str) -> web.Response:
         path="/",
     )
     return response
-
-
-async def _form(request: web.Request) -> dict[str, str]:
-    """The fields of a form, each once. Raises HTTPException when it is too large."""
-    length = request.content_length
-    if length is None or length > FORM_MAX:
-        raise web.HTTPRequestEntityTooLarge(FORM_MAX, length or 0)
-    try:
-        async with asyncio.timeout(FORM_S):
-            fields = await request.post()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    return {name: value for name, value in fields.items() if isinstance(value, str)}

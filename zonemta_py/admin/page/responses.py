@@ -1,0 +1,92 @@
+"""What the page answers with: templates, files, redirects, and the fields of forms."""
+
+import asyncio
+import hashlib
+from importlib.resources import files
+from urllib.parse import quote
+
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from zonemta_py.core import clock
+from zonemta_py.core.durations import ago, time_left
+from zonemta_py.core.model import STATES
+
+FORM_MAX = 16_384
+FORM_S = 30.0
+MINUTES = (30, 120, 360)  # of the charts
+STATIC = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "uplot.js": "text/javascript",
+    "uplot.css": "text/css",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def make_environment(hostname: str) -> Environment:
+    """The templates, with what they use."""
+    environment = Environment(
+        loader=PackageLoader("zonemta_py.admin.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ago": ago,
+        "left": time_left,
+        "under": lambda ms: (
+            f"< {ago(ms)}" if ms else "\N{EN DASH}"
+        ),  # the time is that of a slot of the census
+        "time": lambda ms: f"{clock.utc(ms):%Y-%m-%d %H:%M:%S}" if ms else "",
+        "number": lambda value: f"{value:,}",
+        "rate": lambda value: f"{value:,.0f}" if value >= 100 else f"{value:,.1f}",
+        "words": lambda text: text.replace("_", " "),
+        "segment": lambda text: quote(text, safe=""),
+    }
+    environment.globals |= {"hostname": hostname, "STATES": STATES, "MINUTES": MINUTES}
+    return environment
+
+
+def read_static(name: str) -> tuple[bytes, str]:
+    """A file of ``static`` and its tag."""
+    body = (files("zonemta_py.admin.page") / "static" / name).read_bytes()
+    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def html_page(text: str, status: int = 200) -> web.Response:
+    """A page."""
+    return web.Response(text=text, status=status, content_type="text/html", headers=HEADERS)
+
+
+def redirect(path: str) -> web.Response:
+    """To another page."""
+    return web.Response(status=303, headers={**HEADERS, "Location": path})
+
+
+def local_path(text: str) -> str:
+    """``text`` if it is a path of this page, else its start."""
+    is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_local else "/"
+
+
+async def form_fields(request: web.Request) -> dict[str, str]:
+    """The fields of a form, each once. Raises HTTPException when it is too large."""
+    length = request.content_length
+    if length is None or length > FORM_MAX:
+        raise web.HTTPRequestEntityTooLarge(FORM_MAX, length or 0)
+    try:
+        async with asyncio.timeout(FORM_S):
+            fields = await request.post()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    return {name: value for name, value in fields.items() if isinstance(value, str)}
