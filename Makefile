@@ -47,10 +47,10 @@ $(STAMP): pyproject.toml setup-venv
 	./setup-venv $(VENV) .
 	touch $@
 
-$(STAMP)-test: pyproject.toml setup-venv setup-java setup-browser
+$(STAMP)-test: pyproject.toml setup-venv setup-java setup-tools
 	./setup-venv $(VENV) '.[test,pipeline,redis,s3]'
 	./setup-java
-	./setup-browser
+	./setup-tools $(VENV)
 	touch $@ $(STAMP)
 
 $(PIPELINE): pyproject.toml setup-venv setup-java

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ def test_metrics_are_exported(where: str, expression: str) -> None:
         assert name in EXPORTED or name.removesuffix("_bucket") in EXPORTED, name
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool: apt-get install prometheus")
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=Path(sys.executable).parent)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool: ./setup-tools")
 def test_expressions_are_valid(tmp_path: Path) -> None:
     """promtool parses the alerts, and the queries of the dashboard as if they were rules."""
     rules = [
@@ -45,6 +49,6 @@ def test_expressions_are_valid(tmp_path: Path) -> None:
     queries.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     for path in (ALERTS, queries):
         result = subprocess.run(
-            ["promtool", "check", "rules", path], capture_output=True, text=True, check=False
+            [str(PROMTOOL), "check", "rules", path], capture_output=True, text=True, check=False
         )
         assert result.returncode == 0, result.stdout + result.stderr
