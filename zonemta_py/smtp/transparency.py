@@ -8,11 +8,21 @@ Source: RFC 5321 sections 2.3.8, 4.1.1.4, 4.5.2.
 """
 
 import re
+from io import IncrementalNewlineDecoder
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _DOT_LINE = re.compile(rb"\r\n\.")
 _END = b"\r\n.\r\n"
-_NO_LINE_END = bytes(byte for byte in range(256) if byte not in b"\r\n")
+SLICE = 32_768  # bytes
+
+
+def _dot_line(data: bytes) -> int:
+    """Where CRLF and a dot are first; -1 when they are not. Most of a body has no dot at all, which is quick to see."""
+    dot = data.find(b".")
+    if dot < 0:
+        return -1
+    found = _DOT_LINE.search(data, max(0, dot - 2))
+    return found.start() if found else -1
 
 
 class DotDecoder:
@@ -32,8 +42,8 @@ class DotDecoder:
     def feed(self, data: bytes) -> bytes:
         """The bytes of the message that are now certain."""
         window = self._held + data if self._held else data
-        dots = _DOT_LINE.search(window)  # rare; without it there is no end of data either
-        end = window.find(_END, dots.start()) if dots else -1
+        dots = _dot_line(window)  # rare; without it there is no end of data either
+        end = window.find(_END, dots) if dots >= 0 else -1
         if end >= 0:
             self.done = True
             self.trailing = window[end + 5 :]
@@ -43,7 +53,7 @@ class DotDecoder:
             keep = _undecided(window)
             split = len(window) - keep
             certain, self._held = (window[:split], window[split:]) if keep else (window, b"")
-        if dots:
+        if dots >= 0:
             certain = certain.replace(b"\r\n.", b"\r\n")
         if self._skip:
             dropped = min(self._skip, len(certain))
@@ -77,7 +87,7 @@ class DotEncoder:
         if not data:
             return data
         out = data
-        if _DOT_LINE.search(data):
+        if _dot_line(data) >= 0:
             out = data.replace(b"\r\n.", b"\r\n..")
         tail = self._tail
         if tail == b"\r\n":
@@ -106,12 +116,12 @@ class LineCheck:
     ``eight_bit``: a byte over 127, which requires 8BITMIME from the next server.
     """
 
-    __slots__ = ("_cr_pending", "_line", "_line_max", "bare", "eight_bit", "long", "nul")
+    __slots__ = ("_line", "_line_ends", "_line_max", "bare", "eight_bit", "long", "nul")
 
     def __init__(self, line_max: int) -> None:
         self._line_max = line_max
         self._line = 0  # bytes since the last LF
-        self._cr_pending = False
+        self._line_ends = IncrementalNewlineDecoder(None, translate=False)
         self.bare = self.nul = self.long = self.eight_bit = False
 
     def feed(self, data: bytes) -> None:
@@ -122,7 +132,8 @@ class LineCheck:
             self.eight_bit = True
         if b"\0" in data:
             self.nul = True
-        self._count_line_ends(data)
+        for at in range(0, len(data), SLICE):  # the decoder makes copies: the allocator keeps small ones
+            self._look_at_line_ends(data[at : at + SLICE].decode("latin-1"))
         first = data.find(b"\n")
         if first < 0:
             self._line += len(data)
@@ -137,33 +148,20 @@ class LineCheck:
         self.long = self.long or self._line > self._line_max
 
     def _has_long_line(self, data: bytes, first: int, last: int) -> bool:
-        """Whether a line between these two line ends is too long.
+        """Whether a line between these two line ends is too long: from each, another must be within reach."""
+        at, reach = first, self._line_max + 2
+        while last - at > reach - 1:
+            at = data.rfind(b"\n", at + 1, at + reach)
+            if at < 0:
+                return True
+        return False
 
-        Such a line covers an aligned block of half its length without a line end, which is quick to rule out.
-        """
-        half = self._line_max // 2
-        if all(data.find(b"\n", at, at + half) >= 0 for at in range(first, last - half, half)):
-            return False
-        return any(len(line) > self._line_max for line in data[first:last].split(b"\n"))
-
-    def _count_line_ends(self, data: bytes) -> None:
-        """Find bare CR and LF in two passes at memory speed.
-
-        c CRs and f LFs, p of them in pairs, end c + f - p lines. Where that is (c + f) / 2, then
-        p = (c + f) / 2, and since p is neither over c nor over f, all three are equal.
-        """
-        if self._cr_pending:
-            if data[0] != 0x0A:
-                self.bare = True
-            data = data[1:]
-        self._cr_pending = data[-1:] == b"\r"
-        if self._cr_pending:
-            data = data[:-1]
-        ended = len(data.splitlines()) - (data[-1:] not in (b"", b"\r", b"\n"))
-        if 2 * ended != len(data.translate(None, _NO_LINE_END)):
+    def _look_at_line_ends(self, text: str, *, final: bool = False) -> None:
+        """Find bare CR and LF. The decoder of text files notes which kinds of line end it has seen, in one pass."""
+        self._line_ends.decode(text, final=final)
+        if self._line_ends.newlines not in (None, "\r\n"):
             self.bare = True
 
     def finish(self) -> None:
         """End of the message."""
-        if self._cr_pending:
-            self.bare = True
+        self._look_at_line_ends("", final=True)
