@@ -462,12 +462,12 @@ async def test_a_host_that_fails_is_connected_to_once(
     """Also when the destination has an idle session of another source address."""
     async with sending(directory) as made:
         await made.deliver("x@a.example")
-        [entry] = [each for queue in made.pool._idle.values() for each in queue]
+        [entry] = made.pool._whole.all(None)
         other = codec.replace(entry.endpoint, source="127.0.0.9")
         made.pool.put(other, "a.example", made.pool.take(entry.endpoint), 60)  # type: ignore[arg-type]
         tried: list[str] = []
 
-        async def refused(endpoint: Endpoint, ehlo: str, zone: Zone) -> SmtpSession:
+        async def refused(endpoint: Endpoint, ehlo: str, zone: Zone, trace: None) -> SmtpSession:
             tried.append(endpoint.ip)
             raise DestinationFailed(0, "4.4.1", "refused")
 

@@ -1,12 +1,15 @@
 """Idle sessions: kept between transactions for reuse, for a limited time, within the zone's connections."""
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import count
 
 from zonemta_py.delivery.endpoints import Endpoint
 from zonemta_py.transports.pipelining import SmtpSession
+
+EXPIRY_S = 1.0  # sessions whose time is over are looked for no more often
 
 OnClosed = Callable[[str, int], None]
 _Key = tuple[str, int, str | None, str]
@@ -21,48 +24,76 @@ def _key(endpoint: Endpoint) -> _Key:
     return (endpoint.ip, endpoint.port, endpoint.source, endpoint.security)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _IdleSession:
-    """``expires_s``: loop time at which it is closed."""
+    """``expires_s``: loop time at which it is closed. Those that became idle later have greater numbers."""
 
+    number: int
     endpoint: Endpoint
     destination: str
     session: SmtpSession
     expires_s: float
 
 
+class _Group:
+    """Idle sessions by something that they share, oldest first. Adding, removing and finding an end takes constant time."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, OrderedDict[int, _IdleSession]] = {}
+
+    def add(self, name: Hashable, entry: _IdleSession) -> None:
+        self._entries.setdefault(name, OrderedDict())[entry.number] = entry
+
+    def remove(self, name: Hashable, entry: _IdleSession) -> None:
+        entries = self._entries[name]
+        del entries[entry.number]
+        if not entries:
+            del self._entries[name]
+
+    def size(self, name: Hashable) -> int:
+        return len(self._entries.get(name, ()))
+
+    def oldest(self, name: Hashable) -> _IdleSession:
+        return next(iter(self._entries[name].values()))
+
+    def newest(self, name: Hashable) -> _IdleSession | None:
+        entries = self._entries.get(name)
+        return next(reversed(entries.values())) if entries else None
+
+    def all(self, name: Hashable) -> list[_IdleSession]:
+        return list(self._entries.get(name, {}).values())
+
+
 class SessionPool:
     """The idle sessions of one zone.
 
     ``on_closed(destination, idle)`` is called when the pool has closed a session with ``destination``;
-    ``idle`` is the number of those that remain.
+    ``idle`` is the number of those that remain. No call but ``close`` looks at all sessions, once a second at most.
     """
 
     def __init__(self, on_closed: OnClosed = ignore_closed) -> None:
         self._loop = asyncio.get_running_loop()
-        self._idle: dict[_Key, deque[_IdleSession]] = {}  # oldest first
+        self._by_key = _Group()
+        self._by_destination = _Group()
+        self._whole = _Group()  # under None
+        self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
-        self._by_destination: Counter[str] = Counter()
         self._on_closed = on_closed
 
     def count(self, destination: str) -> int:
         """The number of idle sessions with ``destination``."""
-        return self._by_destination[destination]
+        return self._by_destination.size(destination)
 
-    def _add_to_count(self, destination: str, change: int) -> None:
-        self._by_destination[destination] += change
-        if not self._by_destination[destination]:
-            del self._by_destination[destination]
+    def _remove(self, entry: _IdleSession) -> None:
+        self._by_key.remove(_key(entry.endpoint), entry)
+        self._by_destination.remove(entry.destination, entry)
+        self._whole.remove(None, entry)
 
     def take(self, endpoint: Endpoint) -> SmtpSession | None:
         """The most recently used usable session with ``endpoint``, removed from the pool, or None."""
         key = _key(endpoint)
-        entries = self._idle.get(key)
-        while entries:
-            entry = entries.pop()
-            self._add_to_count(entry.destination, -1)
-            if not entries:
-                del self._idle[key]
+        while (entry := self._by_key.newest(key)) is not None:
+            self._remove(entry)
             if entry.session.usable:
                 return entry.session
             entry.session.close()
@@ -70,15 +101,15 @@ class SessionPool:
 
     def has_idle(self, endpoint: Endpoint) -> bool:
         """Whether ``take`` would return a session with ``endpoint``."""
-        key = _key(endpoint)
-        return any(entry.session.usable for entry in self._idle.get(key, ()))
+        return any(entry.session.usable for entry in self._by_key.all(_key(endpoint)))
 
     def put(self, endpoint: Endpoint, destination: str, session: SmtpSession, idle_s: float) -> None:
-        """Keep ``session`` for at most ``idle_s``."""
-        entry = _IdleSession(endpoint, destination, session, self._loop.time() + idle_s)
-        key = _key(endpoint)
-        self._idle.setdefault(key, deque()).append(entry)
-        self._add_to_count(destination, 1)
+        """Keep ``session`` for at most ``idle_s``, and EXPIRY_S when others end at the same time."""
+        expires_s = self._loop.time() + idle_s
+        entry = _IdleSession(next(self._numbers), endpoint, destination, session, expires_s)
+        self._by_key.add(_key(endpoint), entry)
+        self._by_destination.add(destination, entry)
+        self._whole.add(None, entry)
         if self._timer is None:
             self._timer = self._loop.call_later(idle_s, self._close_expired)
 
@@ -87,40 +118,31 @@ class SessionPool:
 
         A negative limit counts as 0.
         """
-        entries = sorted((e for queue in self._idle.values() for e in queue), key=lambda e: e.expires_s)
-        here = [entry for entry in entries if entry.destination == destination]
-        surplus = here[: max(0, len(here) - max(0, destination_limit))]
-        remaining = [entry for entry in entries if entry not in surplus]
-        surplus += remaining[: max(0, len(remaining) - max(0, zone_limit))]
-        for entry in surplus:
-            self._close(entry)
+        while self._by_destination.size(destination) > max(0, destination_limit):
+            self._close(self._by_destination.oldest(destination))
+        while self._whole.size(None) > max(0, zone_limit):
+            self._close(self._whole.oldest(None))
 
     def _close(self, entry: _IdleSession) -> None:
-        key = _key(entry.endpoint)
-        queue = self._idle[key]
-        queue.remove(entry)
-        if not queue:
-            del self._idle[key]
-        self._add_to_count(entry.destination, -1)
+        self._remove(entry)
         entry.session.close()
-        self._on_closed(entry.destination, self._by_destination[entry.destination])
+        self._on_closed(entry.destination, self.count(entry.destination))
 
     def _close_expired(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        entries = [entry for queue in self._idle.values() for entry in queue]
-        for entry in entries:
+        for entry in self._whole.all(None):
             if entry.expires_s <= now_s or not entry.session.usable:
                 self._close(entry)
-        remaining = [entry.expires_s for queue in self._idle.values() for entry in queue]
+        remaining = [entry.expires_s for entry in self._whole.all(None)]
         if remaining:
-            self._timer = self._loop.call_at(min(remaining), self._close_expired)
+            due_s = max(min(remaining), now_s + EXPIRY_S)
+            self._timer = self._loop.call_at(due_s, self._close_expired)
 
     def close(self) -> None:
         """Close every idle session."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for queue in list(self._idle.values()):
-            for entry in list(queue):
-                self._close(entry)
+        for entry in self._whole.all(None):
+            self._close(entry)

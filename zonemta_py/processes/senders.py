@@ -129,7 +129,7 @@ class SenderPool:
             if child is chosen:
                 continue
             idle: Counter[str] = child.idle[zone]
-            there, all_there = idle[request.destination], idle.total()
+            there, all_there = idle[request.destination], child.idle_in[zone]
             keep_there = min(there, max(0, at_destination))
             keep = min(all_there, max(0, in_zone))
             if keep_there < there or keep < all_there:
@@ -150,7 +150,7 @@ class SenderPool:
 class SenderChild(ChildProcess):
     """One sender: its requests, and the idle sessions it holds.
 
-    ``idle`` counts them by zone and destination. ``on_status`` is called when it finds out that a host is
+    ``idle`` counts them by zone and destination, ``idle_in`` by zone. ``on_status`` is called when it finds out that a host is
     unreachable, or reachable again.
     """
 
@@ -165,6 +165,7 @@ class SenderChild(ChildProcess):
     ) -> None:
         super().__init__(slot, protocol.decode, on_lost)
         self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.idle_in: Counter[str] = Counter()
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
@@ -226,10 +227,12 @@ class SenderChild(ChildProcess):
                 self._on_status(frame, self)
 
     def _set_idle(self, zone: str, destination: str, count: int) -> None:
+        idle = self.idle[zone]
+        self.idle_in[zone] += count - idle[destination]
         if count:
-            self.idle[zone][destination] = count
+            idle[destination] = count
         else:
-            self.idle[zone].pop(destination, None)
+            idle.pop(destination, None)
 
     def _session_opened(self, number: int) -> None:
         pending = self._pending.get(number)
@@ -283,6 +286,7 @@ class SenderChild(ChildProcess):
                 trimmed.set_result(None)
         self._trims.clear()
         self.idle.clear()
+        self.idle_in.clear()
 
 
 class _PendingRequest:
