@@ -207,7 +207,9 @@ async def test_7_a_smarthost_is_dead(directory: Path, caplog: pytest.LogCaptureF
             await empty(relay)
 
 
-async def test_8_a_wrong_password_in_a_loop(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_8_a_wrong_password_in_a_loop(
+    directory: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     async with staged(directory) as stage:
         auth = {"users_file": str(users_file(directory)), "require_tls": False}
         listener = {"address": "127.0.0.1:0", "senders": "any", "auth": auth}
