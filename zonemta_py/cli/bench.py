@@ -27,6 +27,7 @@ from zonemta_py.cli.progress import progress_bar
 from zonemta_py.core.clock import now_ms, utc
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.interpreter import slow_build
 
 Make = Callable[[Path, int, Scenario], RelayUnderTest]
 
@@ -140,6 +141,8 @@ def bench(**values: Any) -> None:
       zonemta bench idle mixed --output latency.json
     """
     options = _Options(**values)
+    if slow := slow_build():
+        click.secho(f"warning: {slow}", fg="yellow", err=True)
     makers = _makers(options)
     chosen = [s.scaled(options.scale) for s in SCENARIOS if _is_chosen(s.name, options.scenarios)]
     runs: list[Measurement] = []

@@ -7,6 +7,7 @@ import click
 
 from zonemta_py.admin.control_client import is_running
 from zonemta_py.cli.common import config_option, json_option, print_json, read_config, reports_errors
+from zonemta_py.core.interpreter import slow_build
 from zonemta_py.relay.preflight import check_addresses, verify, warnings
 
 
@@ -31,6 +32,7 @@ def check(config_path: Path, as_json: bool) -> None:
     if not is_running(config.queue.directory):
         check_addresses(config)
     found = list(warnings(config, config.hostname or socket.getfqdn()))
+    found += filter(None, [slow_build()])
     listeners = [str(listener.address) for listener in config.listeners]
     for warning in [] if as_json else found:
         click.secho(f"warning: {warning}", fg="yellow", err=True)

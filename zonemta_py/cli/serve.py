@@ -14,6 +14,7 @@ from zonemta_py.cli.common import config_option, read_config, reports_errors
 from zonemta_py.config.schema import Config
 from zonemta_py.core import faults
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.interpreter import slow_build
 from zonemta_py.core.logs import configure_logs, parse_target
 from zonemta_py.core.loop import loop_factory
 from zonemta_py.relay.descriptors import raise_descriptor_limit
@@ -62,6 +63,8 @@ def serve(config_path: Path, log_level: str | None, log_events: bool, queue_is_o
     if faults.VARIABLE in os.environ:
         faults.arm(os.environ[faults.VARIABLE])
         log.warning("%s is set: this relay will kill itself at that point", faults.VARIABLE)
+    if slow := slow_build():
+        log.warning("%s", slow)
     if queue_is_older:
         accept_older_queue(config)
     os.umask(0o077)  # queue, event log, what children write: for this user only
