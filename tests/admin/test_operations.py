@@ -17,6 +17,7 @@ from zonemta_py.admin.requests import (
     BodyRequest,
     CheckRequest,
     DeleteRequest,
+    DestinationsRequest,
     FlushRequest,
     HoldRequest,
     ListRequest,
@@ -32,6 +33,7 @@ from zonemta_py.admin.requests import (
     StatusRequest,
     SummaryRequest,
     SuspendRequest,
+    TenantsRequest,
     UnreachableRequest,
     WhyRequest,
     name_of,
@@ -132,6 +134,65 @@ async def test_list(queue: Queue) -> None:
     assert len(await rows(queue, ListRequest(limit=2))) == 2
 
 
+async def test_destinations(queue: Queue) -> None:
+    """The largest, and those that are suspended or fail, however small they are."""
+    await put(queue)
+    for number in range(5):
+        await accept(queue, f"x@large{number}.example", f"y@large{number}.example")
+    queue.windows.suspend("default", "b.example")
+    zones = {"default": SuspendedZone()}
+    found = await rows(queue, DestinationsRequest(limit=3), zones=zones)
+    assert [row["total"] for row in found] == [2, 2, 2]
+    troubled = await rows(queue, DestinationsRequest(troubled=True, limit=3), zones=zones)
+    by_name = {row["destination"]: row for row in troubled}
+    assert by_name.keys() == {"b.example", "c.example"}
+    assert (by_name["b.example"]["suspended"], by_name["b.example"]["deferred"]) == (1, 0)
+    assert by_name["b.example"]["why"]["name"] == "suspension"
+    assert (by_name["c.example"]["deferred"], by_name["c.example"]["recent"]["deferred"]) == (1, 1)
+    assert by_name["c.example"]["reply"] != ""
+    assert await rows(queue, DestinationsRequest(zone="other"), zones=zones) == []
+
+
+async def test_tenants(queue: Queue) -> None:
+    for number in range(3):
+        for _ in range(number + 1):
+            await accept(queue, "x@a.example", tenant=f"t{number}")
+    assert await rows(queue, TenantsRequest(limit=2)) == [
+        {"tenant": "t2", "queued": 3},
+        {"tenant": "t1", "queued": 2},
+    ]
+
+
+async def test_a_flush_of_a_message_tries_its_destinations(queue: Queue) -> None:
+    message = await put(queue)
+    await accept(queue, "x@other.example")
+    for name in ("b.example", "other.example"):
+        queue.windows.suspend("default", name)
+    zone = SuspendedZone()
+    [answer] = await rows(queue, FlushRequest(message=message), zones={"default": zone})
+    assert answer == {"woken": 1, "tried": 1}
+    assert sorted(filter(None, zone.probed)) == ["a.example", "b.example", "c.example"]
+    assert len(zone.probed) == 3
+
+
+async def test_held_mail_is_listed_without_the_rest(queue: Queue) -> None:
+    """The same rows as of a look at everything, page by page, in every zone."""
+    messages = [await accept(queue, "x@a.example", "y@b.example|other") for _ in range(4)]
+    await accept(queue, "z@a.example")
+    for message in messages[:3]:
+        await queue.operator.hold(message, None)
+    everything = [row for row in await rows(queue, ListRequest()) if row["state"] == "held"]
+    assert len(everything) == 6
+    assert await rows(queue, ListRequest(state="held")) == everything
+    paged, after = [], ""
+    while page := await rows(queue, ListRequest(state="held", limit=2, after=after)):
+        paged += page
+        after = page[-1]["cursor"]
+    assert paged == everything
+    in_zone = [row for row in everything if row["zone"] == "other"]
+    assert await rows(queue, ListRequest(state="held", zone="other")) == in_zone
+
+
 async def test_list_by_label(queue: Queue) -> None:
     """By tenant, user, campaign and tag, of messages of several recipients."""
     writer = queue.open_message()
@@ -196,9 +257,9 @@ async def test_flush(queue: Queue) -> None:
     zone, other = SuspendedZone(), SuspendedZone()
     request = FlushRequest(zone="default", domain="c.example")
     answer = await rows(queue, request, zones={"default": zone, "other": other})
-    assert answer == [{"woken": 1}]
+    assert answer == [{"woken": 1, "tried": 0}]
     assert (zone.probed, other.probed) == (["c.example"], [])
-    assert await rows(queue, FlushRequest(), zones={"default": zone}) == [{"woken": 0}]
+    assert await rows(queue, FlushRequest(), zones={"default": zone}) == [{"woken": 0, "tried": 0}]
     assert zone.probed == ["c.example", None]
 
 

@@ -56,7 +56,7 @@ def test_a_message_is_required(run: Any, message: str, command: str) -> None:
 
 
 def test_flush_needs_no_message(run: Any, message: str) -> None:
-    assert run("flush").stdout == "0 recipients are due now\n"
+    assert run("flush").stdout == "0 deferred recipients are due now\n"
 
 
 def test_hold_and_release_count_recipients(run: Any, message: str) -> None:

@@ -67,7 +67,7 @@ async def test_http_connections(directory: Path, monkeypatch: pytest.MonkeyPatch
             await until(lambda: all(map(closed, sockets)), "every silent connection to end")
             for sock in sockets:
                 sock.close()
-            url = f"http://127.0.0.1:{port}/"
+            url = f"http://127.0.0.1:{port}/nowhere"
             async with aiohttp.ClientSession() as client, client.get(url) as answer:
                 assert answer.status == 404
 

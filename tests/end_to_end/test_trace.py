@@ -18,7 +18,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.relay.relay import Relay
 from zonemta_py.relay.traces import WATCHERS_MAX
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.smtp.tracing import TRACER
+from zonemta_py.transports.tracing import TRACER
 
 Rows = list[dict[str, Any]]
 
@@ -107,6 +107,18 @@ async def test_a_message_on_a_session_that_is_open_already(directory: Path) -> N
                 await until(lambda: any("S: 250" in each for each in said(rows, "out")), "its trace")
                 assert {row["message"] for row in rows} == {message}
                 assert said(rows, "in") == []
+
+
+@pytest.mark.parametrize("senders", [0, 1])
+async def test_a_peer_that_greets_in_latin_1(directory: Path, senders: int) -> None:
+    """Its mail goes out, traced or not."""
+    async with staged(directory) as stage:
+        await stage.receiver("a.example", Rule(Step.CONNECT, reply="220 mx caf\udce9 \x1b[2J"))
+        config = stage.config(processes={"receivers": 0, "senders": senders})
+        async with relaying(config) as relay, tracing(relay, "a.example") as rows:
+            await send(relay, ["x@a.example"])
+            await empty(relay)
+            await until(lambda: any("caf\\xe9 \\x1b[2J" in row["text"] for row in rows), "the greeting")
 
 
 async def test_a_login_is_kept_secret(directory: Path) -> None:

@@ -15,8 +15,8 @@ from zonemta_py.processes import receiver_protocol, sender_protocol
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import DeliveryOptions, IdempotencyRecord, Origin
 from zonemta_py.queue.intake_limits import LimitedClient, Use
-from zonemta_py.smtp.tracing import TraceLine
 from zonemta_py.transports.pipelining import DsnOptions
+from zonemta_py.transports.tracing import TraceLine
 
 TEXT = st.text(max_size=20)
 BYTES = st.binary(max_size=50)

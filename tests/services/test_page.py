@@ -1,5 +1,6 @@
 """The page over HTTP: who gets in, what a form may do, what a tenant sees, and that every text is escaped."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -126,6 +127,32 @@ async def test_tokens_roles_and_their_end(directory: Path) -> None:
             assert "suspend: suspended acme" in text
             assert "&lt;i&gt;x&lt;/i&gt;" in text
             assert "<i>x" not in text
+
+
+async def test_what_is_no_form(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused, and nothing in the log."""
+    async with staged(directory) as stage, page_relay(stage) as relay, client_of(relay) as client:
+        form = "application/x-www-form-urlencoded"
+        for kind, body, status in (
+            (f"{form}; charset=foo", b"token=x", 400), (form, b"token=\xff\xfe", 400),
+            ("multipart/form-data", b"x", 415), ("multipart/form-data; boundary=a", b"x", 415),
+            ("application/json", b"{}", 415), (form, b"", 403),
+        ):  # fmt: skip
+            async with client.post("/login", data=body, headers={"Content-Type": kind}) as response:
+                assert response.status == status, (kind, await response.text())
+        await log_in(client, relay)
+        await text_of(client, "/search?q=%00", 409)
+        await text_of(client, "/messages/%00", 409)
+        assert "a request from" not in caplog.text
+
+
+async def test_logging_out_ends_live_pages(directory: Path) -> None:
+    async with staged(directory) as stage, page_relay(stage) as relay, client_of(relay) as client:
+        csrf = await log_in(client, relay)
+        async with client.get("/", headers={"Accept": "text/event-stream"}) as response:
+            await event_of(response)
+            async with client.post("/logout", data={"csrf": csrf}):
+                await asyncio.wait_for(response.content.read(), scaled(20))
 
 
 async def test_forms_of_others_are_refused(directory: Path) -> None:

@@ -70,7 +70,40 @@ def test_a_body_that_does_not_wait_is_not_shown() -> None:
     assert list(refused.client(b"")) == ["NOOP"]
 
 
+def test_logins_that_do_not_wait_are_not_shown() -> None:
+    for login in (
+        b"AUTH LOGIN\r\nbmV3cw==\r\nc2VjcmV0\r\nNOOP\r\n",
+        b"AUTH PLAIN\r\nAGFubgBwYXNz\r\nNOOP\r\n",
+    ):
+        lines, found = DialogueLines(), []
+        found += lines.client(login)
+        for _ in range(login.count(b"\n") - 2):
+            found += [*lines.server(b"334 \r\n"), *lines.client(b"")]
+        found += [*lines.server(b"235 ok\r\n"), *lines.client(b"")]
+        assert found[-1] == "NOOP"
+        assert not any(each in " ".join(found) for each in ("bmV3", "c2Vj", "AGFu"))
+        assert found.count(SECRET) == login.count(b"\n") - 2
+
+
+def test_a_body_behind_very_many_commands() -> None:
+    """More than are remembered."""
+    lines = DialogueLines()
+    assert len(list(lines.client(b"RCPT TO:<a@b.example>\r\n" * 3000 + b"DATA\r\n"))) == 3001
+    list(lines.server(b"250 ok\r\n" * 3000 + b"354 go\r\n"))
+    assert list(lines.client(b"Subject: private\r\n.\r\n")) == ["[21 bytes of message]"]
+
+
+def test_what_is_no_command_may_be_a_message() -> None:
+    """A trace that began in the wrong moment, BDAT, or a client that sends its message after a refusal."""
+    assert list(DialogueLines().client(b"my private line\r\n")) == ["[15 bytes]"]
+
+
 def test_it_can_begin_in_the_middle() -> None:
+    cut = DialogueLines(in_body=True)
+    assert list(cut.client(b".\r\nmy private line\r\n")) == [], "a dot after a line that was cut"
+    lines = DialogueLines()
+    list(lines.server(b"250 of an earlier command\r\n354 of one that was not seen\r\n"))
+    assert list(lines.client(b"private\r\n.\r\n")) == ["[12 bytes of message]"]
     assert list(DialogueLines(in_body=True).client(b"secret\r\n.\r\nQUIT\r\n")) == [
         "[11 bytes of message]",
         "QUIT",

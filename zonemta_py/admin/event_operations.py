@@ -9,7 +9,8 @@ from zonemta_py.admin.event_stream import EventStream
 from zonemta_py.admin.requests import HistoryRequest, Row, TailRequest
 from zonemta_py.core.codec import from_json
 from zonemta_py.core.errors import LocalError
-from zonemta_py.events.history import Query, in_lines, make_queries
+from zonemta_py.events.history import MESSAGES_MAX, Query, in_lines, lower, make_queries
+from zonemta_py.events.schema import EVENT_NAMES
 from zonemta_py.queue.format.keys import OUTBOX, end_of
 from zonemta_py.queue.queue import Queue
 
@@ -33,6 +34,7 @@ class EventOperations:
             raise LocalError("there is no event log")
         if not 1 <= request.limit <= LIMIT_MAX:
             raise LocalError(f"limit: expected 1 to {LIMIT_MAX}")
+        make_queries(request.key, request.since_ms)  # raises for what nothing can be found by
         outbox = [lines for _, lines in self._queue.store.scan(OUTBOX, end_of(OUTBOX))]  # before the log
         async with self._searches:
             output = await self._search(self._directory, request)
@@ -66,6 +68,8 @@ class EventOperations:
         """A row for each event from now on, until the client goes. Raises LocalError."""
         if self._stream is None:
             raise LocalError("no relay is running")
+        if request.event not in (None, *EVENT_NAMES):
+            raise LocalError(f"event: expected one of {', '.join(EVENT_NAMES)}")
         async for record in self._stream.watch():
             if "missed" in record or request.wants(record):
                 yield record
@@ -78,8 +82,12 @@ def _in_outbox(outbox: list[bytes], request: HistoryRequest, found: list[Row]) -
     queries = make_queries(request.key, request.since_ms)
     named = {query.value for query in queries if query.field == "message_id"}
     matching = _matching(outbox, queries)
-    of_name = {row["message"] for row in (*found, *matching) if row.get("message_id") in named}
-    matching += _matching(outbox, [Query("message", each, request.since_ms) for each in of_name])
+    of_name = {
+        row["message"]
+        for row in (*found, *matching)
+        if lower(row.get("message_id")) in named and request.tenant in (None, row.get("tenant"))
+    }
+    matching += _of_messages(outbox, set(sorted(of_name)[-MESSAGES_MAX:]), request.since_ms)
     seen = {_identity(row) for row in found}
     rows = {_identity(row): row for row in matching if request.tenant in (None, row.get("tenant"))}
     return [row for identity, row in sorted(rows.items()) if identity not in seen]
@@ -87,6 +95,13 @@ def _in_outbox(outbox: list[bytes], request: HistoryRequest, found: list[Row]) -
 
 def _matching(outbox: list[bytes], queries: list[Query]) -> list[Row]:
     return [row for query in queries for lines in outbox for row in in_lines(lines, query)]
+
+
+def _of_messages(outbox: list[bytes], messages: set[str], since_ms: int) -> list[Row]:
+    if not messages:
+        return []
+    rows = (from_json(line) for lines in outbox for line in lines.splitlines())
+    return [row for row in rows if row.get("message") in messages and row["time_ms"] >= since_ms]
 
 
 def _identity(row: Row) -> tuple[str, int, int]:

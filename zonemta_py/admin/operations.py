@@ -32,6 +32,7 @@ from zonemta_py.admin.tenant_operations import TenantOperations
 from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations, no_message
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt
+from zonemta_py.events.history import MESSAGE
 from zonemta_py.queue.census import count_all, differences
 from zonemta_py.queue.format.keys import (
     META_EXPORTED,
@@ -42,7 +43,7 @@ from zonemta_py.queue.format.keys import (
 )
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
-from zonemta_py.queue.upkeep.inspect import recipient_rows
+from zonemta_py.queue.upkeep.inspect import message_row, recipient_rows
 
 ALL = "all"
 DOWN = RunningRelay()
@@ -72,22 +73,41 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
             raise LocalError(str(exc)) from exc
 
     async def flush(self, request: FlushRequest) -> AsyncIterator[Row]:
-        """One row with ``woken``, a number of recipients. Raises LocalError when there is no such message."""
+        """One row with ``woken``, recipients, and ``tried``, destinations that were suspended. Raises LocalError when there is no such message."""
         if request.message is not None:
             self._require(request.message)
-        destination_of = self._queue.windows.destination_of
-        destinations = {
-            name: destination_of(name, request.domain) if request.domain else None
-            for name in self._relay.zones
+        places = self._places(request)
+        if self._relay.unreachable is not None:  # before mail is ready that would be refused for it
+            for destination in {destination for _, destination in places}:
+                self._relay.unreachable.clear(destination=destination)
+        suspended = sum(
+            destination in (None, name)
+            for zone, destination in places
+            for name in self._queue.windows.zone(zone).suspended()
+        )
+        woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
+        for zone, destination in places:
+            self._relay.zones[zone].probe(destination)
+        yield {"woken": woken, "tried": suspended}
+
+    def _places(self, request: FlushRequest) -> set[tuple[str, str | None]]:
+        """The zones and destinations that are tried; a destination None: all of the zone."""
+        destination_of, zones = self._queue.windows.destination_of, self._relay.zones
+        if request.message is not None:
+            row = message_row(self._queue.store, request.message)
+            recipients = row["recipients"] if row is not None else []
+            return {
+                (each["zone"], destination_of(each["zone"], each["domain"]))
+                for each in recipients
+                if each["zone"] in zones
+                and request.zone in (None, each["zone"])
+                and request.domain in (None, each["domain"])
+            }
+        return {
+            (name, destination_of(name, request.domain) if request.domain else None)
+            for name in zones
             if request.zone in (None, name)
         }
-        if self._relay.unreachable is not None:  # before mail is ready that would be refused for it
-            for destination in set(destinations.values()):
-                self._relay.unreachable.clear(destination=destination)
-        woken = await self._queue.deferral.flush(request.zone, request.domain, request.message)
-        for name, destination in destinations.items():
-            self._relay.zones[name].probe(destination)
-        yield {"woken": woken}
 
     async def delete(self, request: DeleteRequest) -> AsyncIterator[Row]:
         """One row with ``deleted`` and ``in_flight``. Raises LocalError when both are 0."""
@@ -158,6 +178,8 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
         """A row for each line of a dialogue from now on, until the client goes. Raises LocalError."""
         if self._relay.trace is None:
             raise LocalError("no relay is running")
+        if MESSAGE.match(request.target.lower()):
+            self._require(request.target.lower())
         async for row in self._relay.trace(request.target):
             yield row
 

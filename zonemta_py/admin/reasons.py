@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from zonemta_py.admin.event_stream import EventStream
+from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import USER, suspended_part
-from zonemta_py.schedule.constraint import Constraint
+from zonemta_py.schedule.constraint import Constraint, Limit
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.classify import NO_ADDRESS
 
@@ -145,7 +146,10 @@ class Reasons:
         destination = queue.windows.destination_of(zone, record.domain)
         found = self.destination(zone, destination)
         if found is not None:
-            return found
+            if found.name in (Limit.SUSPENSION, Limit.PROBE):
+                return found
+            since_ms = max(found.since_ms, keys.created_ms(message))  # not longer than it is here
+            return replace(found, since_ms=since_ms)
         if key in window:
             return Constraint("turn", self._turn(zone, destination))
         if queue.scanning:

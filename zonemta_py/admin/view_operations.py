@@ -79,8 +79,8 @@ class ViewOperations:
             }
 
     async def destinations(self, request: DestinationsRequest) -> AsyncIterator[Row]:
-        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, what was attempted in 5 minutes, and the last
-        ``reply`` that was no success.
+        """A row for each: ``zone``, ``destination``, STATES, ``total``, ``why``, what was attempted in 5 minutes for the destination
+        in all zones (``recent``), and the last ``reply`` that was no success.
 
         ``zone`` is empty where nothing is queued any more: rates are by destination only.
         """
@@ -94,8 +94,11 @@ class ViewOperations:
         found: dict[tuple[str, str], dict[str, int]] = {}
         for zone in census.zones():
             if request.zone in (None, zone):
-                largest = depths.destinations(zone, min(request.limit, DESTINATIONS_OF_ZONE))
-                found.update({(zone, name): states for name, states in largest.items()})
+                named = {name for name, rate in rates.items() if _failures(rate)}
+                named.update(queue.windows.zone(zone).suspended())
+                most = min(request.limit, DESTINATIONS_OF_ZONE)
+                for name, states in depths.destinations(zone, most, named).items():
+                    found[zone, name] = states
         if request.zone is None:
             queued = {name for _, name in found}
             failed = (name for name, rate in rates.items() if _failures(rate) and name not in queued)
@@ -111,8 +114,7 @@ class ViewOperations:
                 **states,
                 "total": sum(states.values()),
                 "why": to_plain(why),
-                **rate.counts,
-                "p95_ms": rate.p95_ms,
+                "recent": {**rate.counts, "p95_ms": rate.p95_ms},
                 "reply": traffic.failures.get(name, "") if _failures(rate) else "",
             }
             sent += 1
@@ -288,4 +290,4 @@ def _failures(rate: TrafficRate) -> int:
 
 def no_message(text: str) -> NotFound:
     """What an operation on a message that is not there raises."""
-    return NotFound(f"no message {text} in the queue")
+    return NotFound(f"no message {text} in the queue; `zonemta history` has those that have left it")

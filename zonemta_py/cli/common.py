@@ -94,4 +94,4 @@ def print_table(table: "Table", width: int = PIPE_WIDTH) -> None:
     """Print ``table`` as wide as the terminal, or ``width`` columns when stdout is not one."""
     from rich.console import Console  # a tenth of the start of a command that prints no table
 
-    Console(highlight=False, width=None if sys.stdout.isatty() else width).print(table)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width).print(table)

@@ -94,7 +94,8 @@ def _login(config_path: Path) -> str:
 def rates(config_path: Path, minutes: str, kind: str | None, limit: int, as_json: bool) -> None:
     """Show what the running relay has attempted lately, by zone, destination, source address and tenant.
 
-    p50 and p95: the time of an attempt in milliseconds, up to which half and 95 % of them took.
+    p50 and p95: the time of an attempt in milliseconds, up to which half and 95 % of them took, as the next of 5, 10, 20, 50, 100,
+    200, 500 ms, 1, 2, 5, 10, 30 s, 1 and 5 min.
 
     \b
     Examples:
@@ -107,9 +108,7 @@ def rates(config_path: Path, minutes: str, kind: str | None, limit: int, as_json
             print_json(row)
         return
     if not rows:
-        echo(
-            f"nothing was attempted in the last {minutes} minutes ({clock.utc(clock.now_ms()):%H:%M} UTC)"
-        )
+        echo(f"nothing was attempted in the last {minutes} min ({clock.utc(clock.now_ms()):%H:%M} UTC)")
         return
     from rich.table import Table
 

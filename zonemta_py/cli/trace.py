@@ -17,7 +17,7 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core import clock
-from zonemta_py.smtp.tracing import normal_target
+from zonemta_py.transports.tracing import normal_target
 
 COLORS = {"C": None, "S": "cyan", "": "yellow"}
 
@@ -34,7 +34,7 @@ def trace(target: str, config_path: Path, as_json: bool) -> None:
     that send it. An IP address: sessions of that client, with that server, or from that address of the relay.
 
     C: is what the client says, S: the server. Bodies are shown as their size, what AUTH is given as [secret]. A
-    process shows at most 2,000 lines in a second. Sessions that are open already are shown from their next command on.
+    process shows at most 2,000 lines in a second, and five traces run at the same time. Sessions that are open already are shown from their next command on.
 
     \b
     Examples:

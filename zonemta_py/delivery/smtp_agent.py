@@ -25,7 +25,6 @@ from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
 from zonemta_py.smtp.classify import LOST, Phase
 from zonemta_py.smtp.reply import Reply
-from zonemta_py.smtp.tracing import TRACER, SessionTrace
 from zonemta_py.transports.connect import (
     LoopsBack,
     SessionOptions,
@@ -34,6 +33,7 @@ from zonemta_py.transports.connect import (
     open_session,
 )
 from zonemta_py.transports.pipelining import SmtpSession, TransactionResult
+from zonemta_py.transports.tracing import TRACER, SessionTrace
 
 OpenSession = tuple[SmtpSession, Endpoint, bool]  # the last: it was idle
 

@@ -280,8 +280,8 @@ class ZoneWorkers:
         zone = self.scheduler.table.settings(destination.name)
         delay_s = self._worker.first_delay_s(destination.name)
         if not destination.failing:
-            self._log(destination, f"is suspended: {failure.text}")
-        self.scheduler.failed(destination, delay_s, now_s, failure.text)
+            self._log(destination, f"is suspended: {_reason(failure)}")
+        self.scheduler.failed(destination, delay_s, now_s, _reason(failure))
         windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
         now_ms, warned = clock.now_ms(), 0
@@ -322,3 +322,11 @@ class ZoneWorkers:
         destination.answered()
         self._context.queue.windows.zone(self.name).resume(destination.name)
         self.ready(destination.name)
+
+
+def _reason(failure: Attempt) -> str:
+    """A failure to open a session, with the peer and its code if it replied."""
+    if not failure.code:
+        return failure.text
+    peer = f"{failure.mx}[{failure.mx_ip}] said: " if failure.mx_ip else ""
+    return f"{peer}{failure.code} {failure.status} {failure.text}"

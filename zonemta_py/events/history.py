@@ -30,7 +30,10 @@ Record = dict[str, Any]
 
 
 class Query(NamedTuple):
-    """What is asked for. ``field`` is message, recipient or message_id; ``since_ms``: nothing older."""
+    """What is asked for. ``field`` is message, recipient or message_id; ``since_ms``: nothing older.
+
+    ``value`` is in lower case: addresses are found however they are written.
+    """
 
     field: str
     value: str
@@ -39,18 +42,29 @@ class Query(NamedTuple):
     @property
     def key(self) -> bytes:
         """The value as it is in JSON, without quotes."""
-        return to_json(self.value)[1:-1]
+        return to_json(self.value)[1:-1].lower()
 
     def matches(self, record: Record) -> bool:
         """Whether a record is about it."""
         if record["time_ms"] < self.since_ms:
             return False
-        if record.get(self.field) == self.value:
+        if lower(record.get(self.field)) == self.value:
             return True
         recipients = record.get("recipients")
         if self.field != "recipient" or not isinstance(recipients, list):
             return False
-        return any(isinstance(each, dict) and each["recipient"] == self.value for each in recipients)
+        return any(
+            isinstance(each, dict) and lower(each["recipient"]) == self.value for each in recipients
+        )
+
+
+def lower(text: object) -> str:
+    """ASCII letters in lower case, as in the index."""
+    return (
+        text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
+        if isinstance(text, str)
+        else ""
+    )
 
 
 def make_queries(text: str, since_ms: int) -> list[Query]:
@@ -63,14 +77,14 @@ def make_queries(text: str, since_ms: int) -> list[Query]:
         raise LocalError("expected a queue id, an address or a Message-ID")
     if MESSAGE.match(text.lower()):
         return [Query("message", text.lower(), since_ms)]
-    bare = text.removeprefix("<").removesuffix(">")
+    bare = lower(text.removeprefix("<").removesuffix(">"))
     named = [Query("message_id", f"<{bare}>", since_ms), Query("message_id", bare, since_ms)]
     if "@" not in text or text.startswith("<"):
         return named
     address = text
     with suppress(AddressError):
         address = normalise(text)
-    return [Query("recipient", address, since_ms), *named]
+    return [Query("recipient", lower(address), since_ms), *named]
 
 
 def events_of(
@@ -121,7 +135,8 @@ def _search(directory: Path, queries: Sequence[Query]) -> Iterator[Record]:
 def in_lines(lines: bytes, query: Query) -> Iterator[Record]:
     """The records in JSON lines that a query matches. Only lines with its key are parsed."""
     key, at = query.key, 0
-    while (at := lines.find(key, at)) >= 0:
+    searched = lines if query.field == "message" else lines.lower()
+    while (at := searched.find(key, at)) >= 0:
         start, end = lines.rfind(b"\n", 0, at) + 1, lines.find(b"\n", at)
         end = len(lines) if end < 0 else end
         record = from_json(lines[start:end])

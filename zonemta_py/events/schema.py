@@ -251,6 +251,8 @@ EVENTS: tuple[type, ...] = (
     Discarded, Repeated, Moved, Requeued, Lapsed,
 )  # fmt: skip
 
+EVENT_NAMES = tuple(sorted(kind.name for kind in EVENTS))  # type: ignore[attr-defined]
+
 FINAL = (
     "delivered",
     "bounced",

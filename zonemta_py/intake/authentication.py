@@ -101,7 +101,14 @@ class PasswordChecks:
 
     def _note_failure(self, client_ip: str) -> None:
         times = self._failures.setdefault(network_of(client_ip), deque(maxlen=FAILURES_MAX))
+        was_open = len(times) < FAILURES_MAX
         times.append(clock.monotonic_s())
+        if was_open and len(times) == FAILURES_MAX:
+            log.warning(
+                "too many wrong passwords: the network %s is refused for %d minutes",
+                network_of(client_ip),
+                FAILURE_WINDOW_S / 60,
+            )
         self._failures.move_to_end(network_of(client_ip))
         if len(self._failures) > NETWORKS_MAX:
             self._failures.popitem(last=False)

@@ -21,7 +21,7 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.smtp.commands import Refused
 from zonemta_py.smtp.dialogue_lines import DialogueLines
 from zonemta_py.smtp.proxy import InvalidProxyHeader, read_proxy_header
-from zonemta_py.smtp.tracing import TRACER, SessionTrace
+from zonemta_py.transports.tracing import TRACER, SessionTrace
 
 LINGER_S = 5.0  # for the last replies to reach the client of a closing connection
 
@@ -317,10 +317,13 @@ class Connection(asyncio.Protocol, ABC):
         self._out.clear()
 
     def _trace(self) -> SessionTrace:
-        """The trace of this session, made anew when something else is traced now."""
+        """The trace of this session, made anew when nothing was traced for a while."""
         trace = self._last_trace
-        if trace is None or trace.generation != TRACER.generation:
-            lines = DialogueLines(in_body=self._state is DATA, in_secret=self._state is AUTH)
+        if trace is None or trace.activation != TRACER.activation:
+            is_cut = bool(self._unread) and not self._unread.endswith(
+                b"\n"
+            )  # what follows may be a secret's end
+            lines = DialogueLines(in_body=self._state is DATA, in_secret=self._state is AUTH or is_cut)
             self._last_trace = trace = TRACER.incoming(self._client_ip, lines)
         return trace
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import QueueCorrupt
-from zonemta_py.smtp.tracing import TraceLine
+from zonemta_py.transports.tracing import TraceLine
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.processes.remote_queue import RemoteQueue
 from zonemta_py.routing import make_router
-from zonemta_py.smtp.tracing import TRACER
 from zonemta_py.storage.disk_space import DiskSpace
 from zonemta_py.storage.interface import Space
+from zonemta_py.transports.tracing import TRACER
 
 SESSIONS_EVERY_S = 1.0
 
@@ -52,7 +52,7 @@ class ReceiverProcess:
             case LogLevel():
                 set_log_level(frame.level)
             case SetTraces():
-                TRACER.configure(frame.targets, lambda line: self.link.send(Traced(line)))
+                TRACER.configure(self, frame.targets, lambda line: self.link.send(Traced(line)))
             case protocol.Configure():
                 self._configure(frame)
             case protocol.SuspendedTenants():

@@ -18,8 +18,8 @@ from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format.records import FORMAT, Mark
 from zonemta_py.queue.queue import Queue
-from zonemta_py.smtp.tracing import TRACER
 from zonemta_py.storage.disk_space import CHECK_INTERVAL_S
+from zonemta_py.transports.tracing import TRACER
 
 READY_TIMEOUT_S = 30.0  # from the start of a process to its Ready
 DRAIN_MARGIN_S = 1.0  # for Drained, after the grace that sessions have
@@ -189,7 +189,7 @@ class ReceiverChild(ChildProcess):
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
             case Traced():
-                TRACER.emit(frame.line)
+                TRACER.hand_on(frame.line)
             case protocol.Accept():
                 self._accept(frame)
             case protocol.Write():

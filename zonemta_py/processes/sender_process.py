@@ -29,7 +29,7 @@ from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
-from zonemta_py.smtp.tracing import TRACER
+from zonemta_py.transports.tracing import TRACER
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class SenderProcess:
             case LogLevel():
                 set_log_level(frame.level)
             case SetTraces():
-                TRACER.configure(frame.targets, lambda line: self.link.send(Traced(line)))
+                TRACER.configure(self, frame.targets, lambda line: self.link.send(Traced(line)))
 
     def _configure(self, frame: protocol.Configure) -> None:
         config: Config = parse_config(frame.text, Path(frame.path), frame.included)

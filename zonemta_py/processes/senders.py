@@ -19,7 +19,7 @@ from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
-from zonemta_py.smtp.tracing import TRACER
+from zonemta_py.transports.tracing import TRACER
 
 
 class RemoteAgent:
@@ -210,7 +210,7 @@ class SenderChild(ChildProcess):
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
             case Traced():
-                TRACER.emit(frame.line)
+                TRACER.hand_on(frame.line)
             case protocol.SessionOpened():
                 self._session_opened(frame.number)
             case protocol.FetchChunk():

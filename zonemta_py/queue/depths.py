@@ -3,6 +3,8 @@
 Of those that wait on disk, workers hold some (*in flight*), and others wait for a suspended destination.
 """
 
+from collections.abc import Iterable
+
 from zonemta_py.core.model import AGES_MIN
 from zonemta_py.queue.census import AGE_SLOT_MS, TOTAL, Census, Row
 from zonemta_py.queue.format.records import RecipientState
@@ -40,13 +42,16 @@ class Depths:
         )
         return depth_of(self._census.zones().get(zone, [0] * (TOTAL + 1)), leased.total(), suspended)
 
-    def destinations(self, zone: str, most: int) -> dict[str, dict[str, int]]:
-        """A number for each of STATES, for the destinations with most recipients."""
+    def destinations(self, zone: str, most: int, named: Iterable[str] = ()) -> dict[str, dict[str, int]]:
+        """A number for each of STATES, for the destinations with most recipients, and ``named`` ones that have any."""
         window = self._windows.zone(zone)
         leased = window.leased()
+        rows = dict(self._census.largest(zone, most))
+        rows.update({name: self._census.destination(zone, name) for name in named})
         return {
             name: depth_of(row, leased[name], row[TOTAL] if window.is_suspended(name) else 0)
-            for name, row in self._census.largest(zone, most)
+            for name, row in rows.items()
+            if row[TOTAL]
         }
 
     def oldest_ms(self, zone: str) -> int | None:

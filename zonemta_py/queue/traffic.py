@@ -26,6 +26,7 @@ AGES_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 86_400, 2 * 8
 WINDOWS_MIN = (1, 5, 60)
 NAMES_MAX = 1000  # of destinations, source addresses and tenants, each; the others are counted as OTHER
 OTHER = "(other)"
+SYSTEM = "(the system's choice)"  # a source address that no pool sets
 
 _KINDS = {
     OutcomeKind.DELIVERED: 1, OutcomeKind.DEFERRED: 2, OutcomeKind.BOUNCED: 3, OutcomeKind.EXPIRED: 4,
@@ -169,8 +170,8 @@ class Traffic:
             attempted += count * found.attempted
         attempt = outcomes[0].attempt
         rows = [self.zones.row(zone, now_s), self.destinations.row(destination, now_s)]
-        if attempt.source_ip:
-            rows.append(self.sources.row(attempt.source_ip, now_s))
+        if attempt.source_ip or attempt.mx_ip:
+            rows.append(self.sources.row(attempt.source_ip or SYSTEM, now_s))
         if tenant:
             rows.append(self.tenants.row(tenant, now_s))
         for kind, count in kinds.items():

@@ -36,7 +36,10 @@ def check_reloadable(old: Config, new: Config, zones_with_mail: Set[str]) -> Non
             fixed.append((f"zones.{name}.transport", was.transport, will.transport))
     for key, was_set, is_set in fixed:
         if was_set != is_set:
-            raise ConfigError(f"{key}: a change needs a restart")
+            names = ", ".join(changed_keys(was_set, is_set, key))
+            raise ConfigError(
+                f"{names}: a change needs a restart; no other change of the file is used before"
+            )
 
 
 def _names_of_destinations(key: str, was: Zone, will: Zone) -> Iterator[tuple[str, object, object]]:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from zonemta_py.core.codec import to_plain
 from zonemta_py.core.errors import LocalError
-from zonemta_py.smtp.tracing import TRACER, TraceLine, normal_target
+from zonemta_py.transports.tracing import TRACER, TraceLine, normal_target
 
 WATCHERS_MAX = 5
 BACKLOG_LINES = 10_000  # that a slow watcher has not taken; further ones are counted
@@ -35,12 +35,12 @@ class Traces:
 
         Raises LocalError.
         """
-        if len(self._watchers) >= WATCHERS_MAX:
-            raise LocalError(f"{WATCHERS_MAX} traces are running already")
         try:
             target = normal_target(text)
         except ValueError as exc:
             raise LocalError(str(exc)) from exc
+        if len(self._watchers) >= WATCHERS_MAX:
+            raise LocalError(f"{WATCHERS_MAX} traces are running already")
         lines: asyncio.Queue[TraceLine | None] = asyncio.Queue(BACKLOG_LINES + 1)
         self._watchers[lines], self._missed[lines] = target, 0
         self._configure()
@@ -56,7 +56,7 @@ class Traces:
 
     def _configure(self) -> None:
         targets = sorted(set(self._watchers.values()))
-        TRACER.configure(targets, self._publish)
+        TRACER.configure(self, targets, self._publish)
         for processes in self._others():
             processes.set_traces(targets)
 

@@ -280,7 +280,7 @@ class SinkSession(asyncio.Protocol):
             self._advance()
 
     def _reply(self, text: str) -> None:
-        self._out.append(text.encode() + b"\r\n")
+        self._out.append(text.encode("utf-8", "surrogateescape") + b"\r\n")
 
     def _flush(self) -> None:
         if self._out:

@@ -8,9 +8,32 @@ from collections import deque
 from collections.abc import Iterator
 
 LINE_MAX = 1000  # characters that are shown
-UNREAD_MAX = 65_536  # bytes without an end of line, or after a DATA that was not answered
+UNREAD_MAX = 65_536  # bytes without an end of line, or after a DATA or AUTH that was not answered
 PENDING_MAX = 1000  # commands without a reply
 SECRET = "[secret]"
+_VERBS = frozenset(
+    [
+        "HELO",
+        "EHLO",
+        "LHLO",
+        "MAIL",
+        "RCPT",
+        "DATA",
+        "RSET",
+        "NOOP",
+        "QUIT",
+        "VRFY",
+        "EXPN",
+        "HELP",
+        "STARTTLS",
+        "AUTH",
+        "BDAT",
+        "ETRN",
+        "XCLIENT",
+        "XFORWARD",
+        "PROXY",
+    ]
+)  # other lines may be a part of a message, and are shown as their size
 _BODY_END = b"\r\n.\r\n"
 
 
@@ -20,12 +43,14 @@ class DialogueLines:
     def __init__(self, *, in_body: bool = False, in_secret: bool = False) -> None:
         self._of_client = bytearray()
         self._of_server = bytearray()
-        self._pending: deque[str] = deque(maxlen=PENDING_MAX)  # verbs
+        self._pending: deque[str] = deque(
+            maxlen=PENDING_MAX
+        )  # verbs; a hint only: the code of a reply decides
         self._in_body = in_body
         self._in_secret = in_secret
-        self._waits = False  # for the reply to DATA
+        self._waits = False  # for the reply to DATA or AUTH
         self._body_bytes = 0
-        self._tail = b"\r\n"  # of the body
+        self._tail = b"" if in_body else b"\r\n"  # of the body
 
     def client(self, data: bytes) -> Iterator[str]:
         """The lines that are complete now."""
@@ -58,13 +83,15 @@ class DialogueLines:
 
     def _command(self, line: bytes) -> str:
         if self._in_secret:
-            self._in_secret = False
+            self._in_secret, self._waits = False, True
             self._pending.append("AUTH")
             return SECRET
         words = line.split(maxsplit=2)
         verb = words[0].upper().decode("latin-1") if words else ""
         self._pending.append(verb)
-        self._waits = verb == "DATA"
+        self._waits = verb in ("DATA", "AUTH")
+        if verb not in _VERBS:
+            return f"[{len(line)} bytes]"
         if verb == "AUTH" and len(words) > 2:
             return f"{readable(b' '.join(words[:2]))} {SECRET}"
         return readable(line)
@@ -83,10 +110,12 @@ class DialogueLines:
 
     def _replied(self, code: bytes) -> None:
         verb = self._pending.popleft() if self._pending else ""
-        if verb == "DATA":
-            self._waits, self._in_body = False, code == b"354"
-        elif verb == "AUTH":
-            self._in_secret = code == b"334"
+        if code == b"354":
+            self._waits, self._in_body = False, True
+        elif code == b"334":
+            self._waits, self._in_secret = False, True
+        elif verb in ("DATA", "AUTH"):
+            self._waits = False
 
 
 def readable(line: bytes) -> str:

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from email.utils import getaddresses
+from inspect import signature
 
 from zonemta_py.core.codec import Struct
 from zonemta_py.smtp.address import AddressError, domain_of, normalise
@@ -18,6 +19,8 @@ from zonemta_py.smtp.headers import Field, field_value
 _PLAIN_FROM = re.compile(
     r'(?:[^<>@,;:"()\\]*<)?[^<>@,;:"()\\\s]+@([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>?\Z'
 )
+# Newer versions of the library return no address for a name that contains one, unless they are asked not to.
+_LENIENT: dict[str, bool] = {"strict": False} if "strict" in signature(getaddresses).parameters else {}
 _CRLF = b"\r\n"
 EMPTY_LINES_AT_ONCE = 4096  # bounds the memory for a long run of empty lines
 
@@ -88,7 +91,7 @@ def author_domain(header: bytes, fields: Iterable[Field]) -> str:
             plain = _PLAIN_FROM.match(field_value(header, field))
             if plain:
                 return plain[1].lower()
-            for _, address in getaddresses([field_value(header, field)]):
+            for _, address in getaddresses([field_value(header, field)], **_LENIENT):
                 try:
                     return domain_of(normalise(address))
                 except AddressError:

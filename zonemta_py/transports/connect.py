@@ -20,8 +20,8 @@ from zonemta_py.config.zones import Timeouts
 from zonemta_py.core.errors import DestinationFailed
 from zonemta_py.smtp.dialogue_lines import SECRET
 from zonemta_py.smtp.reply import make_reply
-from zonemta_py.smtp.tracing import SessionTrace
 from zonemta_py.transports.pipelining import LmtpSession, SmtpSession
+from zonemta_py.transports.tracing import SessionTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,9 @@ def _show(trace: SessionTrace | None, command: str, response: aiosmtplib.SMTPRes
     if trace is not None:
         trace.said("C", command)
         if response is not None:
-            lines = response.message.splitlines() or [""]
-            trace.said("S", "\n".join(f"{response.code} {line}" for line in lines))
+            *lines, last = response.message.splitlines() or [""]
+            shown = [*(f"{response.code}-{line}" for line in lines), f"{response.code} {last}"]
+            trace.said("S", "\n".join(shown))
 
 
 def _show_greeted(trace: SessionTrace | None, client: aiosmtplib.SMTP, options: SessionOptions) -> None:

@@ -12,7 +12,7 @@ from zonemta_py.config.zones import Timeouts
 from zonemta_py.core import clock
 from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import Reply, ReplyReader
-from zonemta_py.smtp.tracing import SessionTrace
+from zonemta_py.transports.tracing import SessionTrace
 
 
 class Dialogue(asyncio.Protocol):

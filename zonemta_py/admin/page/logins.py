@@ -74,6 +74,11 @@ class Logins:
         self._sessions[key] = session
         return session
 
+    def is_open(self, session: PageSession) -> bool:
+        """Whether a session was neither closed nor replaced, and is in use."""
+        is_idle = self._now_s() - session.seen_s >= IDLE_S
+        return self._sessions.get(session.key) is session and not is_idle
+
     def close(self, session: PageSession) -> None:
         """Log out."""
         self._sessions.pop(session.key, None)

@@ -6,6 +6,7 @@ allows no script and no style but the files of ``static``.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -21,6 +22,8 @@ from zonemta_py.admin.page.responses import (
     HEADERS,
     MINUTES,
     STATIC,
+    begin_session,
+    cookie_name,
     form_fields,
     html_page,
     local_path,
@@ -37,7 +40,12 @@ from zonemta_py.core.errors import LocalError, NotFound
 
 LIVE_EVERY_S = 1.0
 WATCHERS_MAX = 20
+WRITE_S = 10.0
+SHARED_S = 0.9  # less than LIVE_EVERY_S
+SHARED_MAX = 100
 TEXT_MAX = 1000  # of a search
+
+log = logging.getLogger(__name__)
 
 Viewed = Callable[[web.Request, Token], Awaitable[Context]]
 
@@ -62,6 +70,7 @@ class Page:
         self._tokens = tokens
         self.logins = Logins()
         self._watchers = 0
+        self._shared: dict[str, tuple[float, Context]] = {}  # by path, and when
         self._closing = asyncio.Event()
         self._environment = make_environment(hostname)
         self._files = {name: read_static(name) for name in STATIC}
@@ -131,7 +140,7 @@ class Page:
         """The text, and the status of the response."""
         template, status = view.template, 200
         try:
-            context = await view.context(request, session.token)
+            context = await self._context(request, view, session)
         except NotFound as exc:
             template, context, status = (
                 "message_only.html",
@@ -164,6 +173,18 @@ class Page:
         )
         return text, status
 
+    async def _context(self, request: web.Request, view: PageView, session: PageSession) -> Context:
+        """What a view shows; those who watch the same live page share it."""
+        if not view.is_live:
+            return await view.context(request, session.token)
+        now_s, (made_s, shared) = clock.monotonic_s(), self._shared.get(request.path, (0.0, {}))
+        if not shared or now_s - made_s >= SHARED_S:
+            shared = await view.context(request, session.token)
+            if len(self._shared) >= SHARED_MAX:
+                self._shared.clear()
+            self._shared[request.path] = clock.monotonic_s(), shared
+        return dict(shared)
+
     async def _live(
         self, request: web.Request, view: PageView, session: PageSession
     ) -> web.StreamResponse:
@@ -171,23 +192,41 @@ class Page:
         if not view.is_live or self._watchers >= WATCHERS_MAX:
             return web.Response(status=204)  # it makes a browser stop asking
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        await response.prepare(request)
         self._watchers += 1
         try:
-            before = ""
-            while not self._closing.is_set() and self._is_valid(session):
-                text, _ = await self._rendered(request, view, session, "main.html")
-                sent, before = text if text != before else "", text
-                await response.write(b"data: " + to_json(sent) + b"\n\n")
-                if request.transport is None or request.transport.is_closing():
-                    break
-                try:
-                    await asyncio.wait_for(self._closing.wait(), LIVE_EVERY_S)
-                except TimeoutError:
-                    continue
+            await response.prepare(request)
+            async with asyncio.timeout(None) as patience:  # for a client that does not read
+                await self._send_changes(request, response, view, session, patience)
+        except (TimeoutError, ConnectionError):
+            pass
+        except Exception:
+            log.exception("a live page has ended")
         finally:
             self._watchers -= 1
         return response
+
+    async def _send_changes(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        view: PageView,
+        session: PageSession,
+        patience: asyncio.Timeout,
+    ) -> None:
+        """Until the client has gone, the session ends, or the relay stops."""
+        before, loop = "", asyncio.get_running_loop()
+        while not self._closing.is_set() and self._is_valid(session):
+            text, _ = await self._rendered(request, view, session, "main.html")
+            sent, before = text if text != before else "", text
+            patience.reschedule(loop.time() + WRITE_S)
+            await response.write(b"data: " + to_json(sent) + b"\n\n")
+            patience.reschedule(None)
+            if request.transport is None or request.transport.is_closing():
+                break
+            try:
+                await asyncio.wait_for(self._closing.wait(), LIVE_EVERY_S)
+            except TimeoutError:
+                continue
 
     async def _series(self, request: web.Request) -> web.StreamResponse:
         """The columns of a chart."""
@@ -213,12 +252,13 @@ class Page:
     # ---- sessions
 
     def _session(self, request: web.Request) -> PageSession | None:
-        session = self.logins.find(request.cookies.get(_cookie_name(request), ""))
+        session = self.logins.find(request.cookies.get(cookie_name(request), ""))
         return session if session is not None and self._is_valid(session) else None
 
     def _is_valid(self, session: PageSession) -> bool:
-        """Whether the token of a session was not removed since."""
-        return not session.token.digest or session.token in self._tokens()
+        """Whether a session is open, and its token was not removed since."""
+        is_known = not session.token.digest or session.token in self._tokens()
+        return is_known and self.logins.is_open(session)
 
     def _to_login(self, request: web.Request) -> web.StreamResponse:
         if "text/event-stream" in request.headers.get("Accept", ""):  # a redirect would be followed
@@ -234,7 +274,7 @@ class Page:
         if session is None:
             text = "This link was used, or is too old. `zonemta status` prints another."
             return self._login_form(text, then, 403)
-        return _begin(request, session, "/")
+        return begin_session(request, session.key, "/")
 
     async def _login_by_token(self, request: web.Request) -> web.StreamResponse:
         fields = await form_fields(request)
@@ -245,7 +285,7 @@ class Page:
                 "This is no token of this relay." if token is None else "This token is not for looking."
             )
             return self._login_form(text, then, 403)
-        return _begin(request, self.logins.open(token), then)
+        return begin_session(request, self.logins.open(token).key, then)
 
     def _login_form(self, text: str, then: str, status: int = 200) -> web.Response:
         template = self._environment.get_template("login.html")
@@ -281,6 +321,7 @@ class Page:
             async for row in run_operation(self._operations, asked):
                 last = row
             session.notice = f"{operation.name}: {_words(last)}"
+            self._shared.clear()
         except (LocalError, ValueError, PermissionError) as exc:
             session.notice = f"{operation.name} failed: {exc}"
         return redirect(back)
@@ -297,22 +338,3 @@ def _route(
         return await handler(request)
 
     return HttpRoute(method, path, handle, Role.READ, is_open=True)
-
-
-def _cookie_name(request: web.Request) -> str:
-    """Browsers send a cookie to all ports of a host: another relay there has another name."""
-    return f"zonemta_{request.url.port}"
-
-
-def _begin(request: web.Request, session: PageSession, path: str) -> web.Response:
-    """Give the session to the client."""
-    response = redirect(path)
-    response.set_cookie(
-        _cookie_name(request),
-        session.key,
-        httponly=True,
-        samesite="Lax",
-        secure=request.secure,
-        path="/",
-    )
-    return response

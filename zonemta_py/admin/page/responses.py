@@ -80,7 +80,9 @@ def local_path(text: str) -> str:
 
 
 async def form_fields(request: web.Request) -> dict[str, str]:
-    """The fields of a form, each once. Raises HTTPException when it is too large."""
+    """The fields of a form, each once. Raises HTTPException when it is too large, or no form."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise web.HTTPUnsupportedMediaType
     length = request.content_length
     if length is None or length > FORM_MAX:
         raise web.HTTPRequestEntityTooLarge(FORM_MAX, length or 0)
@@ -89,4 +91,25 @@ async def form_fields(request: web.Request) -> dict[str, str]:
             fields = await request.post()
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
+    except (ValueError, LookupError):
+        raise web.HTTPBadRequest from None
     return {name: value for name, value in fields.items() if isinstance(value, str)}
+
+
+def cookie_name(request: web.Request) -> str:
+    """Browsers send a cookie to all ports of a host: another relay there has another name."""
+    return f"zonemta_{request.url.port}"
+
+
+def begin_session(request: web.Request, key: str, path: str) -> web.Response:
+    """Give the session with this key to the client."""
+    response = redirect(path)
+    response.set_cookie(
+        cookie_name(request),
+        key,
+        httponly=True,
+        samesite="Lax",
+        secure=request.secure,
+        path="/",
+    )
+    return response

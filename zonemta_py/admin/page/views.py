@@ -31,6 +31,7 @@ TROUBLED_MAX = 12
 DESTINATIONS_MAX = 50
 HELD_MAX = 100
 TENANTS_MAX = 200
+ALL_TENANTS = 20_000  # more than a census counts apart
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
 SUSPENSIONS = ("suspension", "probe")
@@ -118,7 +119,7 @@ class Views:
 
     async def tenants(self) -> Context:
         """Tenants with mail, with traffic in the last hour, or suspended."""
-        queued = {row["tenant"]: row["queued"] for row in await self._rows(TenantsRequest(TENANTS_MAX))}
+        queued = {row["tenant"]: row["queued"] for row in await self._rows(TenantsRequest(ALL_TENANTS))}
         rates, suspended = await self._rates("tenant", 60), await self._suspended()
         names = sorted({*queued, *rates, *suspended["tenant"]}, key=lambda name: -queued.get(name, 0))
         return {
@@ -146,7 +147,7 @@ class Views:
         found: Context = {"name": name, "usage": await self._rows(UsageRequest(name), tenant)}
         if tenant:
             return found
-        counts = {row["tenant"]: row["queued"] for row in await self._rows(TenantsRequest(TENANTS_MAX))}
+        counts = {row["tenant"]: row["queued"] for row in await self._rows(TenantsRequest(ALL_TENANTS))}
         return {
             **found,
             "queued": counts.get(name, 0),

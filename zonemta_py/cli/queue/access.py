@@ -26,7 +26,7 @@ def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) ->
         yield from ask(directory, request)
     except ConnectionRefusedError:
         if relay_only:
-            fail(f"{directory}: no relay is running")
+            fail(f"{directory}: no relay is running; `zonemta serve` starts one")
         import asyncio
 
         yield from asyncio.run(_offline(config, request))

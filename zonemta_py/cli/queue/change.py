@@ -78,7 +78,17 @@ def flush(
       zonemta queue flush -c config/zonemta.yaml 019a1b2c3d4e000001abcdef
     """
     for row in rows_of(config_path, FlushRequest(zone, domain, message)):
-        print_json(row) if as_json else echo(f"{row['woken']} recipients are due now")
+        if as_json:
+            print_json(row)
+            continue
+        text = f"{_counted(row['woken'], 'deferred recipient')} due now"
+        if row["tried"]:
+            text += f", {_counted(row['tried'], 'suspended destination')} tried now"
+        echo(text)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{' is' if number == 1 else 's are'}"
 
 
 @click.command()

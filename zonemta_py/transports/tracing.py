@@ -3,6 +3,7 @@
 As for the log, there is one tracer for a process: TRACER. While nothing is traced, a session asks it for one attribute.
 """
 
+import logging
 import os
 import re
 from collections import deque
@@ -11,11 +12,14 @@ from ipaddress import ip_address
 from itertools import count
 
 from zonemta_py.core import clock
-from zonemta_py.core.codec import Struct
-from zonemta_py.smtp.dialogue_lines import LINE_MAX, DialogueLines
+from zonemta_py.core.codec import Struct, replace
+from zonemta_py.smtp.dialogue_lines import DialogueLines, readable
 
 LINES_PER_S = 2000  # of a process; further ones are counted
-KEPT_LINES = 200  # of a session of a client whose domain is not known yet
+KEPT_LINES = 60  # of a session of a client whose domain is not known yet
+KEPT_LENGTH = 300  # of each
+
+log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:MAIL FROM|RCPT TO):\s*<[^<>]*@([^<>]+)>", re.IGNORECASE)
 _ID = re.compile(r"[0-9a-f]{24}\Z")
@@ -36,6 +40,13 @@ class TraceLine(Struct, frozen=True, array_like=True):
     text: str
     message: str = ""
 
+    def as_note(self, text: str) -> "TraceLine":
+        """A note instead of the line."""
+        return replace(self, speaker="", text=text)
+
+
+Emit = Callable[[TraceLine], None]
+
 
 def normal_target(text: str) -> str:
     """A domain, queue id or IP address as it is compared. Raises ValueError for something else."""
@@ -50,30 +61,45 @@ def normal_target(text: str) -> str:
 
 
 class Tracer:
-    """What is traced, and where the lines go. ``generation`` changes with what is traced."""
+    """What is traced, and who gets it: the relays of this process, or the queue's process that this one belongs to.
+
+    ``generation`` changes with what is traced, ``activation`` when tracing begins after a pause.
+    """
 
     def __init__(self) -> None:
         self.targets: frozenset[str] = frozenset()
         self.is_active = False
-        self.generation = 0
-        self._emit: Callable[[TraceLine], None] | None = None
+        self.generation = self.activation = 0
+        self._owners: dict[object, tuple[frozenset[str], Emit]] = {}
         self._numbers = count(1)
         self._second, self._lines = 0, 0
 
-    def configure(self, targets: Iterable[str], emit: Callable[[TraceLine], None]) -> None:
-        """Trace ``targets`` and nothing else, and give the lines to ``emit``."""
-        self.targets, self._emit = frozenset(targets), emit
+    def configure(self, owner: object, targets: Iterable[str], emit: Emit) -> None:
+        """Trace ``targets`` for ``owner`` from now on, and no others, and give it the lines."""
+        self._owners.pop(owner, None)
+        if wanted := frozenset(targets):
+            self._owners[owner] = wanted, emit
+        self.targets = frozenset().union(*(each for each, _ in self._owners.values()))
+        self.activation += bool(self.targets) and not self.is_active
         self.is_active = bool(self.targets)
         self.generation += 1
 
     def emit(self, line: TraceLine) -> None:
-        """Hand on a line, unless there were too many in this second."""
-        second = line.time_ms // 1000
+        """Hand on a line of this process, unless there were too many in this second: then say so."""
+        second = clock.now_ms() // 1000
         if second != self._second:
-            self._second, self._lines = second, 0
+            missed, self._second, self._lines = self._lines - LINES_PER_S, second, 0
+            if missed > 0:
+                self.hand_on(line.as_note(f"{missed} lines were left out"))
         self._lines += 1
-        if self._emit is not None and self._lines <= LINES_PER_S:
-            self._emit(line)
+        if self._lines <= LINES_PER_S:
+            self.hand_on(line)
+
+    def hand_on(self, line: TraceLine) -> None:
+        """Hand on a line of another process."""
+        for wanted, emit in list(self._owners.values()):
+            if not wanted.isdisjoint(line.targets):
+                emit(line)
 
     def label(self) -> str:
         """For a session."""
@@ -91,8 +117,7 @@ class Tracer:
 
     def incoming(self, client_ip: str, lines: DialogueLines) -> "SessionTrace":
         """The trace of a client's session, which is kept back until its address or a domain in it is known to be traced."""
-        targets = self.targets.intersection((client_ip,))
-        return SessionTrace(self, "in", self.label(), client_ip, targets, "", lines)
+        return SessionTrace(self, "in", self.label(), client_ip, (), "", lines)
 
 
 class SessionTrace:
@@ -103,7 +128,7 @@ class SessionTrace:
         message: str, lines: DialogueLines | None = None,
     ) -> None:  # fmt: skip
         self.label = label
-        self.generation = tracer.generation
+        self.activation = tracer.activation
         self._tracer = tracer
         self._side = side
         self._peer = peer
@@ -123,19 +148,35 @@ class SessionTrace:
 
     def note(self, text: str) -> None:
         """Something that no side has sent."""
-        self._add("", iter((text,)))
+        self._add("", iter((readable(text.encode("utf-8", "surrogateescape")),)))
 
     def said(self, speaker: str, text: str) -> None:
         """Whole lines that another part of the relay has read or written."""
-        self._add(speaker, iter(text.splitlines()))
+        lines = text.encode("utf-8", "surrogateescape").split(b"\n")
+        self._add(speaker, (readable(line.rstrip(b"\r")) for line in lines if line))
 
     def _add(self, speaker: str, texts: Iterator[str]) -> None:
+        """A defect here must not end a session."""
+        try:
+            self._keep(speaker, texts)
+            self._emit_kept()
+        except Exception:
+            log.exception("a line of a trace is lost")
+
+    def _keep(self, speaker: str, texts: Iterator[str]) -> None:
         for text in texts:
             if speaker == "C" and self._side == "in":
                 self._targets |= self._tracer.targets.intersection(
                     domain.lower() for domain in _ADDRESS.findall(text)
                 )
-            self._kept.append((clock.now_ms(), speaker, text[:LINE_MAX]))
+            if self._side == "in":
+                self._targets |= self._tracer.targets.intersection((self._peer,))
+            shown = text if self._targets else text[:KEPT_LENGTH]
+            self._kept.append((clock.now_ms(), speaker, shown))
+            if self._targets:
+                self._emit_kept()
+
+    def _emit_kept(self) -> None:
         targets = tuple(self._targets & self._tracer.targets)
         while targets and self._kept:
             time_ms, speaker, text = self._kept.popleft()

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from zonemta_py.smtp import tracing
 from zonemta_py.smtp.dialogue_lines import DialogueLines
-from zonemta_py.smtp.tracing import TraceLine, Tracer, normal_target
+from zonemta_py.transports import tracing
+from zonemta_py.transports.tracing import TraceLine, Tracer, normal_target
 
 ID = "01a2b3c4d5e6f70000abcdef"
 
@@ -19,7 +19,7 @@ def lines() -> list[TraceLine]:
 @pytest.fixture
 def tracer(lines: list[TraceLine]) -> Iterator[Tracer]:
     tracer = Tracer()
-    tracer.configure(["b.example", ID, "192.0.2.1"], lines.append)
+    tracer.configure("relay", ["b.example", ID, "192.0.2.1"], lines.append)
     yield tracer
 
 
@@ -65,7 +65,7 @@ def test_a_client_is_shown_from_its_first_line_on(tracer: Tracer, lines: list[Tr
 
 def test_nothing_follows_the_end(tracer: Tracer, lines: list[TraceLine]) -> None:
     session = tracer.incoming("192.0.2.1", DialogueLines())
-    tracer.configure([], lines.append)
+    tracer.configure("relay", [], lines.append)
     assert not tracer.is_active
     session.client(b"EHLO x\r\n")
     assert lines == []
@@ -77,6 +77,55 @@ def test_a_flood_is_cut(tracer: Tracer, lines: list[TraceLine], monkeypatch: pyt
     session = tracer.incoming("192.0.2.1", DialogueLines())
     session.client(b"NOOP\r\n" * 20)
     assert len(lines) == 5
+    tracer.hand_on(lines[0])  # of another process, which has its own limit
+    assert len(lines) == 6
     monkeypatch.setattr(tracing.clock, "now_ms", lambda: 2_000)
     session.client(b"NOOP\r\n")
-    assert len(lines) == 6
+    assert [line.text for line in lines[6:]] == ["15 lines were left out", "NOOP"]
+
+
+def test_several_relays_trace_in_one_process(tracer: Tracer, lines: list[TraceLine]) -> None:
+    """Each gets its own lines, and none takes those of another."""
+    others: list[TraceLine] = []
+    tracer.configure("other", ["c.example"], others.append)
+    assert tracer.targets == {"b.example", "c.example", ID, "192.0.2.1"}
+    for domain in ("b.example", "c.example"):
+        session = tracer.outgoing("mx", [domain], "", None)
+        assert session is not None
+        session.client(b"NOOP\r\n")
+    assert [len(lines), len(others)] == [1, 1]
+    tracer.configure("other", [], others.append)
+    assert tracer.is_active
+
+
+def test_a_second_watcher_interrupts_no_trace(tracer: Tracer, lines: list[TraceLine]) -> None:
+    session = tracer.incoming("192.0.2.7", DialogueLines())
+    session.client(b"RCPT TO:<u@b.example>\r\n")
+    activation = tracer.activation
+    tracer.configure("relay", [*tracer.targets, "192.0.2.7"], lines.append)
+    assert tracer.activation == activation, "sessions keep their traces"
+    session.client(b"NOOP\r\n")
+    assert [line.text for line in lines] == ["RCPT TO:<u@b.example>", "NOOP"]
+    assert "192.0.2.7" in lines[1].targets
+
+
+def test_what_another_part_has_read_is_for_a_terminal(tracer: Tracer, lines: list[TraceLine]) -> None:
+    """Bytes that are no UTF-8, as aiosmtplib returns them, and control characters."""
+    session = tracer.outgoing("mx", ["b.example"], "", None)
+    assert session is not None
+    session.said("S", b"220 caf\xe9 \x1b]0;x\x07\x0b one\r\n220 two".decode("utf-8", "surrogateescape"))
+    session.note("lost \udce9")
+    assert [line.text for line in lines] == [
+        "220 caf\\xe9 \\x1b]0;x\\x07\\x0b one",
+        "220 two",
+        "lost \\xe9",
+    ]
+
+
+def test_a_defect_ends_no_session(tracer: Tracer, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(line: TraceLine) -> None:
+        raise RuntimeError("a defect")
+
+    tracer.configure("relay", ["192.0.2.1"], fail)
+    tracer.incoming("192.0.2.1", DialogueLines()).client(b"NOOP\r\n")
+    assert "a line of a trace is lost" in caplog.text
