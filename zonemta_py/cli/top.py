@@ -176,7 +176,14 @@ def top(config_path: Path, every_s: float) -> None:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("top needs a terminal; `zonemta status --json` and `zonemta rates --json` are for programs")
-    screen, console = Screen(), Console()
+    try:
+        _watch(config_path, every_s)
+    except KeyboardInterrupt:
+        pass  # the usual way to leave
+
+
+def _watch(config_path: Path, every_s: float) -> None:
+    screen, console = Screen(), Console(markup=False)
     with _keys() as read_keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.done:
             (status,) = rows_of(config_path, StatusRequest(), relay_only=True)
