@@ -1,6 +1,7 @@
 """24. What an operator is shown: the warnings of ``serve`` from ``check``, addresses in use, no control characters."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from click.testing import CliRunner
 from zonemta_py.cli.common import echo
 from zonemta_py.cli.main import main
 from zonemta_py.config.load import load_config, parse_config
+from zonemta_py.config.schema import Admin
+from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.relay import preflight
 from zonemta_py.relay.preflight import check_addresses, warnings
@@ -65,6 +68,22 @@ def test_an_address_in_use(directory: Path) -> None:
         ):
             check_addresses(config)
     check_addresses(config)
+
+
+def test_the_default_address_of_the_admin_listener_may_be_in_use(directory: Path) -> None:
+    """Another relay may have it: that is a warning. An address that the file names must be free."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        default = parse_config("listeners: [{address: 127.0.0.1:0}]", directory / "z.yaml")
+        moved = Admin(address=(AdminAddress("127.0.0.1", port),))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(preflight, "Admin", lambda: moved)
+            [warning] = check_addresses(replace(default, admin=moved))
+            assert "will run without health" in warning
+        with pytest.raises(ConfigError, match=f"admin.address: cannot listen on 127.0.0.1:{port}"):
+            check_addresses(replace(default, admin=moved))
 
 
 def test_the_container_trusts_no_client() -> None:

@@ -29,9 +29,9 @@ def check(config_path: Path, as_json: bool) -> None:
     """
     config = read_config(config_path)
     verify(config)
-    if not is_running(config.queue.directory):
-        check_addresses(config)
     found = list(warnings(config, config.hostname or socket.getfqdn()))
+    if not is_running(config.queue.directory):
+        found += check_addresses(config)
     found += filter(None, [slow_build()])
     listeners = [str(listener.address) for listener in config.listeners]
     for warning in [] if as_json else found:

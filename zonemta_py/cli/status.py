@@ -1,10 +1,12 @@
 """``zonemta status`` and ``zonemta rates``."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from zonemta_py.admin.requests import LoginRequest, RatesRequest, StatusRequest
+from zonemta_py.admin.requests import DestinationsRequest, LoginRequest, RatesRequest, StatusRequest
 from zonemta_py.cli.common import (
     config_option,
     echo,
@@ -18,6 +20,9 @@ from zonemta_py.cli.reason import reason_text
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago
 from zonemta_py.core.errors import LocalError
+from zonemta_py.schedule.constraint import Limit
+
+LIMITED_MAX = 10
 
 
 @click.command()
@@ -25,7 +30,7 @@ from zonemta_py.core.errors import LocalError
 @json_option
 @reports_errors
 def status(config_path: Path, as_json: bool) -> None:
-    """Show how the running relay is: whether it is ready for mail, what waits, what it sends, what is suspended.
+    """Show how the running relay is: whether it is ready for mail, what waits, what it sends, what is suspended or limited, and warnings.
 
     The link to the page needs no token, and works once. `--json` prints none.
 
@@ -58,8 +63,20 @@ def status(config_path: Path, as_json: bool) -> None:
         for each in row["suspensions"]:
             why = reason_text(each["why"]) if each["why"] else "being tried"
             echo(f"           {each['zone']}/{each['destination']}: {why}")
+        for each in _limited(config_path):
+            echo(f"limited    {each['zone']}/{each['destination']}: {reason_text(each['why'])}")
+        for warning in row["warnings"]:
+            echo(f"warning    {warning}")
         if row["suspended_submitters"]:
             echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
+
+
+def _limited(config_path: Path) -> Iterator[dict[str, Any]]:
+    """Destinations with mail that a limit keeps waiting."""
+    request = DestinationsRequest(troubled=True, limit=LIMITED_MAX)
+    for row in rows_of(config_path, request, relay_only=True):
+        if row["why"] and row["why"]["name"] not in (Limit.SUSPENSION, Limit.PROBE):
+            yield row
 
 
 def _login(config_path: Path) -> str:

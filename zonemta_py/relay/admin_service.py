@@ -20,7 +20,7 @@ from zonemta_py.admin.tokens import (
     load_tokens,
     make_token,
 )
-from zonemta_py.config.schema import Admin, Config
+from zonemta_py.config.schema import Config
 from zonemta_py.config.units import AdminAddress
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.outbox import Exporter
@@ -29,6 +29,7 @@ from zonemta_py.relay.delivery_service import DeliveryService
 from zonemta_py.relay.descriptors import RESERVE
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part
+from zonemta_py.relay.preflight import needs_admin_address
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -92,7 +93,7 @@ class AdminService:
             server = HttpServer(settings, self._routes(), tokens, self._hostname)
             await server.start()
         except LocalError as exc:
-            if settings.mail or settings.address != Admin().address:
+            if needs_admin_address(settings):
                 raise
             log.error(
                 "%s: the relay runs without health, metrics and API; admin.address: null says so", exc

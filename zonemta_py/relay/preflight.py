@@ -10,7 +10,7 @@ from pathlib import Path
 from zonemta_py.admin.tokens import check_tokens
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
-from zonemta_py.config.schema import Config
+from zonemta_py.config.schema import Admin, Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import HostPort, Network
 from zonemta_py.config.zones import DeliverySettings
@@ -150,27 +150,45 @@ def _may_bind(port: int) -> bool:
     return port == 0 or port >= first or bool(effective & CAP_NET_BIND_SERVICE)
 
 
-def check_addresses(config: Config) -> None:
-    """Raises ConfigError for an address of a listener that is in use or not of this machine.
+def check_addresses(config: Config) -> list[str]:
+    """Raises ConfigError for an address of a listener that is in use or not of this machine; returns warnings.
 
-    Only for a relay that is not running.
+    Only for a relay that is not running. It runs without the HTTP listener when the default address is in use.
     """
-    addresses = [(f"listeners[{i}].address", one.address) for i, one in enumerate(config.listeners)]
-    admin = [HostPort(each.host, each.port) for each in config.admin.address if not each.path]
-    addresses += [("admin.address", address) for address in admin]
-    for key, address in addresses:
-        try:
-            found = socket.getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, _, _, _, info in found:
-                with socket.socket(family, socket.SOCK_STREAM) as sock:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    if family == socket.AF_INET6:
-                        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    sock.bind(info)
-        except OSError as exc:
-            raise ConfigError(f"{key}: cannot listen on {address}: {exc.strerror or exc}") from exc
+    for number, listener in enumerate(config.listeners):
+        if problem := _problem(listener.address):
+            raise ConfigError(f"listeners[{number}].address: {problem}")
+    for each in config.admin.address:
+        problem = "" if each.path else _problem(HostPort(each.host, each.port))
+        if problem and needs_admin_address(config.admin):
+            raise ConfigError(f"admin.address: {problem}")
+        if problem:
+            return [
+                f"admin.address: {problem}; the relay will run without health, metrics, API and page"
+            ]
+    return []
+
+
+def needs_admin_address(admin: Admin) -> bool:
+    """Whether a relay must not start without its HTTP listener: it takes mail there, or was given an address."""
+    return admin.mail or admin.address != Admin().address
+
+
+def _problem(address: HostPort) -> str:
+    """Why an address cannot be used, or empty."""
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, info in found:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(info)
+    except OSError as exc:
+        return f"cannot listen on {address}: {exc.strerror or exc}"
+    return ""
 
 
 def _prefix_errors(key: str, test: Callable[[], object]) -> None:

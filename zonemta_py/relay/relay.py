@@ -104,7 +104,7 @@ class Relay:
             self._queue.store.close()
             raise
         self._verifier = DomainVerifier(self._queue, config)
-        self._on_events = on_events
+        self._on_events, self._warnings = on_events, list[str]()
         self._parts = Parts(())  # made by ``start``
         self._orphans: OrphanRecovery | None = None
         self.admin: AdminService | None = None
@@ -202,8 +202,7 @@ class Relay:
 
     async def start(self) -> None:
         """Start all parts. Raises ConfigError or LocalError, with everything closed again."""
-        for warning in warnings(self._config, self._config.hostname or socket.getfqdn()):
-            log.warning("%s", warning)
+        self._warn()
         try:
             self._parts = Parts(self._make_parts())
             await self._parts.start()
@@ -219,6 +218,11 @@ class Relay:
             receivers,
             senders,
         )
+
+    def _warn(self) -> None:
+        self._warnings = list(warnings(self._config, self._config.hostname or socket.getfqdn()))
+        for warning in self._warnings:
+            log.warning("%s", warning)
 
     async def _recover(self) -> None:
         queue, config = self._queue, self._config
@@ -261,6 +265,7 @@ class Relay:
             "http": admin.addresses(),
             "processes": admin.processes(),
             "not_ready": admin.reasons(),
+            "warnings": self._warnings,
             "sessions_in": self._intake.sessions,
             "sessions_out": sum(zone.sessions for zone in self._delivery.zones.values()),
             "taken_over": self._orphans.names if self._orphans is not None else [],
@@ -321,6 +326,7 @@ class Relay:
         self._delivery.configure(config, hostname, router, dkim_keys)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
+        self._warn()
         log.info("configuration reloaded, changed: %s", ", ".join(changed) or "no key")
         return changed
 
