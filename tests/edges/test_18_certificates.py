@@ -69,9 +69,13 @@ async def test_the_command(directory: Path) -> None:
             assert "zones.default.connections" in text
             change(stage, zones=zones, processes={"senders": 5})
             assert await reload(directory) == (
-                2, "error: not reloaded: processes: a change needs a restart\n",
+                2, "error: not reloaded: processes.receivers, processes.senders: a change needs a restart; no other "
+                "change of the file is used before\n",
             )  # fmt: skip
-        assert await reload(directory) == (1, f"error: {directory / 'queue'}: no relay is running\n")
+        assert await reload(directory) == (
+            1,
+            f"error: {directory / 'queue'}: no relay is running; `zonemta serve` starts one\n",
+        )
 
 
 async def test_a_changed_mode_and_a_function_that_fails(directory: Path) -> None:
