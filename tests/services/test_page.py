@@ -104,7 +104,8 @@ async def test_tokens_roles_and_their_end(directory: Path) -> None:
     tokens = directory / "tokens"
     texts = {role: add_token(tokens, role.value, role) for role in Role}
     admin = {"address": "127.0.0.1:0", "tokens_file": "tokens"}
-    async with staged(directory) as stage, page_relay(stage, admin=admin) as relay:
+    tenants = {"acme": {"domains": ["acme.example"]}}
+    async with staged(directory) as stage, page_relay(stage, admin=admin, tenants=tenants) as relay:
         async with client_of(relay) as client:
             async with client.post("/login", data={"token": "wrong"}) as response:
                 assert response.status == 403
@@ -127,6 +128,9 @@ async def test_tokens_roles_and_their_end(directory: Path) -> None:
             assert "suspend: suspended acme" in text
             assert "&lt;i&gt;x&lt;/i&gt;" in text
             assert "<i>x" not in text
+            _, text = await do(client, "suspend", csrf=csrf, tenant="gone", back="/holds")
+            assert "suspend failed: the configuration has no tenant" in text
+            assert relay.queue.suspended.names() == ["acme"]
 
 
 async def test_what_is_no_form(directory: Path, caplog: pytest.LogCaptureFixture) -> None:

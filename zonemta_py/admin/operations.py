@@ -54,7 +54,7 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
 
     def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
         ViewOperations.__init__(self, queue, relay)
-        TenantOperations.__init__(self, queue, relay.verify)
+        TenantOperations.__init__(self, queue, relay.verify, relay.tenants)
         EventOperations.__init__(self, queue, relay.events, relay.stream)
 
     async def body(self, request: BodyRequest) -> AsyncIterator[Row]:

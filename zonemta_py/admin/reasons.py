@@ -1,6 +1,6 @@
 """Why a recipient does not move: exactly one answer, the same words in every view."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ class RunningRelay:
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
     the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``.
+    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
@@ -52,6 +52,7 @@ class RunningRelay:
     set_log_level: Callable[[str], None] | None = None
     trace: Callable[[str], AsyncIterator[dict[str, Any]]] | None = None
     new_login: Callable[[], dict[str, Any]] | None = None
+    tenants: Callable[[], Collection[str]] | None = None
 
 
 class Reasons:

@@ -1,7 +1,7 @@
 """The operations on tenants and users: who is suspended, and what they have used of their limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from itertools import islice
 
 from zonemta_py.admin.requests import (
@@ -23,11 +23,20 @@ RELEASED_AT_ONCE = 100  # messages
 
 
 class TenantOperations:
-    """A part of ``Operations``. ``verify`` looks up the domains of a tenant; None when the relay is down."""
+    """A part of ``Operations``. ``verify`` looks up the domains of a tenant; ``known``: the tenants of the configuration.
 
-    def __init__(self, queue: Queue, verify: Callable[[str], Awaitable[None]] | None = None) -> None:
+    Both are None when the relay is down.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        verify: Callable[[str], Awaitable[None]] | None = None,
+        known: Callable[[], Collection[str]] | None = None,
+    ) -> None:
         self._queue = queue
         self._verify = verify
+        self._known = known
 
     async def verify(self, request: VerifyRequest) -> AsyncIterator[Row]:
         """A row for each domain, with ``verified``, ``checked_ms`` and ``verified_ms`` (0: never).
@@ -63,7 +72,9 @@ class TenantOperations:
             yield row
 
     async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
-        """One row with ``suspended``."""
+        """One row with ``suspended``. Raises LocalError for a tenant that the relay does not know."""
+        if request.tenant and self._known is not None and request.tenant not in self._known():
+            raise LocalError(f"the configuration has no tenant '{request.tenant}'")
         await self._queue.suspended.suspend(_suspended(request), request.reason)
         yield {"suspended": request.tenant or request.user}
 

@@ -4,7 +4,6 @@ import logging
 import os
 import resource
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zonemta_py import __version__
@@ -274,6 +273,6 @@ def _host(address: AdminAddress, hostname: str) -> str:
 
 def _descriptors() -> int:
     try:
-        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - half the time of Path.iterdir
     except OSError:
         return 0
