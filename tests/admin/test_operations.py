@@ -19,6 +19,7 @@ from zonemta_py.admin.requests import (
     DeleteRequest,
     DestinationsRequest,
     FlushRequest,
+    HistoryRequest,
     HoldRequest,
     ListRequest,
     LogLevelRequest,
@@ -161,6 +162,30 @@ async def test_tenants(queue: Queue) -> None:
         {"tenant": "t2", "queued": 3},
         {"tenant": "t1", "queued": 2},
     ]
+
+
+async def test_history_of_events_that_are_not_in_the_log_yet(queue: Queue, directory: Path) -> None:
+    """By Message-ID also those that do not have it, of one tenant, and of the last messages that share it."""
+    events = directory / "events"
+    events.mkdir()
+    messages = [await accept(queue, "x@a.example", tenant=name) for name in ("acme", "globex")]
+    for _ in messages:
+        leased = lease(queue, "a.example")
+        await queue.start(leased)
+        await settle(queue, leased, OutcomeKind.DELIVERED)
+    for key in ("<id@here>", "ID@here"):
+        found = await rows(queue, HistoryRequest(key), events=events)
+        assert sorted(row["event"] for row in found) == [
+            "accepted",
+            "accepted",
+            "delivered",
+            "delivered",
+        ]
+        of_one = await rows(queue, HistoryRequest(key, tenant="acme"), events=events)
+        assert [(row["message"], row["event"]) for row in of_one] == [
+            (messages[0], "accepted"),
+            (messages[0], "delivered"),
+        ]
 
 
 async def test_a_flush_of_a_message_tries_its_destinations(queue: Queue) -> None:
