@@ -15,7 +15,7 @@ from tests.kit.relay import Stage, empty, relaying, send, staged
 from zonemta_py.cli.main import main
 from zonemta_py.queue.format import keys
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.storage.leveldb import LevelDBStore
+from zonemta_py.storage.leveldb_store import LevelDBStore
 
 BODY = b"Subject: s\r\n\r\n" + b"a line of text\r\n" * 20_000
 

@@ -13,7 +13,7 @@ from zonemta_py.cli.main import main
 from zonemta_py.queue.format import keys
 from zonemta_py.sink.script import Rule, Script, Step
 from zonemta_py.storage.interface import Access
-from zonemta_py.storage.leveldb import LevelDBStore
+from zonemta_py.storage.leveldb_store import LevelDBStore
 
 BODY = b"Subject: s\r\n\r\n" + b"a line of text\r\n" * 100
 MESSAGES, RECIPIENTS = 10, 5

@@ -102,7 +102,7 @@ async def test_a_damaged_recipient_is_named_and_the_others_are_delivered(directo
         message = await accept(queue, "a@x.example", "b@y.example")
     (directory / "files" / "data" / message / "0" / "schedule").write_text("{torn")
     async with opened(directory, store=STORE) as queue:
-        [damaged] = queue.store.left_alone()
+        [damaged] = queue.store.check()
         assert damaged.startswith(f"data/{message}/0: ")
         held = lease(queue, "y.example")
         assert held.recipients[0].address == "b@y.example"

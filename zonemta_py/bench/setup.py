@@ -15,7 +15,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT, Mark, Meta, Origin, new_waiting
 from zonemta_py.queue.upkeep.recovery import begin_boot
 from zonemta_py.storage.interface import Op
-from zonemta_py.storage.leveldb import LevelDBStore
+from zonemta_py.storage.leveldb_store import LevelDBStore
 
 RSA = ("-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048")
 EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

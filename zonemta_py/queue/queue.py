@@ -108,6 +108,7 @@ class Queue:
         self.background.start(self.deferral.run(), "deferral")
         self.background.start(self.deferral.keep_rescuing(), "rescue")
         self.background.start(self.cleanup.run(), "cleanup")
+        self.background.start(self.cleanup.keep_moving(), "moves")
         self.background.start(self.idempotency_keys.run(), "submissions")
         self.background.start(self.limits.run(), "limits")
         self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
@@ -317,8 +318,9 @@ class Queue:
         """A batch about ``active`` is on disk: if it was the last, clean up after the message."""
         if active.remaining == 0:
             if active.mark.chunks > 1:
-                self.cleanup.add(active.id)
-            self.cleanup.removed(active.mark.size + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
+                self.cleanup.add(active.id)  # the store counts the chunks
+            size_bytes = active.mark.size if active.mark.chunks == 1 else 0
+            self.cleanup.removed(size_bytes + len(active.meta.header) + MESSAGE_OVERHEAD_BYTES)
 
     async def close(self) -> None:
         """Stop the background tasks, write the waiting batches, close the store."""

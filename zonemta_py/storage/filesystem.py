@@ -225,9 +225,9 @@ class FilesystemStore(MemoryStore):
         plan = self._layout.plan([op for op in found if not keys.is_chunk(op[0])], lambda _: None)
         self._layout.take(plan)
 
-    def left_alone(self) -> Sequence[str]:
-        """See ``Store.left_alone``."""
-        return self._left_alone
+    def check(self) -> Iterator[str]:
+        """Yield what the opening did not understand and left as it was."""
+        return iter(self._left_alone)
 
     def _repair_links(self) -> None:
         """Correct links of messages of this relay that were changed by hand."""

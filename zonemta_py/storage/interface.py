@@ -6,12 +6,15 @@ bodies, which a remote store keeps on its server. ``write``, ``compact`` and ``c
 in a thread.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 Op = tuple[bytes, bytes | None]  # a key and its value, or None to remove it
+
+# The key of an operation, without value, for a store that ``is_sparse``: write some chunks to another place.
+MOVE_CHUNKS = b"segment/move"
 
 
 class Access(Enum):
@@ -95,8 +98,14 @@ class Store(View, Protocol):
     def space(self) -> Space | None:
         """Return the space of a store with a limit of its own; None: that of the disk counts."""
 
-    def left_alone(self) -> Sequence[str]:
-        """Return what the opening did not understand and left as it was, a text for each."""
+    def check(self) -> Iterator[str]:
+        """Yield what is wrong below the keys, a text for each, and "" where other tasks may run."""
+
+    def freed_chunk_bytes(self) -> int:
+        """Return the bytes of removed chunks that the next ``compact`` frees."""
+
+    def is_sparse(self) -> bool:
+        """Return whether a batch with MOVE_CHUNKS would lead to free disk space."""
 
     def close(self) -> None:
         """Close the store. No other call may be running."""

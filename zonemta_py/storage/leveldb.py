@@ -1,4 +1,4 @@
-"""The store in LevelDB, and the adapter of plyvel.
+"""LevelDB, and the adapter of plyvel. The store on it is ``leveldb_store.py``.
 
 Reads and short ranges take microseconds and run on the event loop; ``write`` and ``compact`` run in a
 thread. After a failed write LevelDB refuses every later one until the database is opened again.
@@ -8,7 +8,7 @@ Opening writes: LevelDB turns its log into a table, and deletes tables that its 
 """
 
 import fcntl
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ import plyvel
 
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.core.files import private_directory
-from zonemta_py.storage.interface import Access, Op, Space
+from zonemta_py.storage.interface import Access, Op
 
 WRITE_BUFFER_BYTES = 16 << 20  # larger: faster writes, slower opening, more disk (decision 6)
 CACHE_BYTES = 32 << 20
@@ -60,7 +60,7 @@ class LevelDBView:
             raise QueueCorrupt(f"the range from {start!r} cannot be read: {exc}") from exc
 
 
-class LevelDBStore(LevelDBView):
+class LevelDB(LevelDBView):
     """An open database in ``directory``; created only where no file of a database is.
 
     Raises QueueLocked when another process has it open, LocalError when it cannot be opened.
@@ -97,10 +97,6 @@ class LevelDBStore(LevelDBView):
         finally:
             snapshot.close()
 
-    async def fetch_chunk(self, key: bytes) -> bytes | None:
-        """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
-        return self.get(key, checked=False)
-
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
         """Build a write batch, on the loop thread: in another one it takes 300 times longer."""
         batch = self._db.write_batch(sync=sync)
@@ -132,22 +128,6 @@ class LevelDBStore(LevelDBView):
     def is_behind(self) -> bool:
         """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
         return int(self._db.get_property(b"leveldb.num-files-at-level0")) >= LEVEL0_FILES
-
-    def has_snapshots(self) -> bool:
-        """Return True."""
-        return True
-
-    def is_remote(self) -> bool:
-        """Return False."""
-        return False
-
-    def space(self) -> Space | None:
-        """Return None: that of the disk counts."""
-        return None
-
-    def left_alone(self) -> Sequence[str]:
-        """Return nothing: what LevelDB cannot read it reports with each read."""
-        return ()
 
     def close(self) -> None:
         """Close the database. A read or write in another thread would crash the process."""

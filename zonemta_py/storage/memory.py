@@ -3,7 +3,7 @@
 The adapter of sortedcontainers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from threading import RLock
@@ -100,9 +100,17 @@ class MemoryStore:
         """Return None: that of the disk counts."""
         return None
 
-    def left_alone(self) -> Sequence[str]:
-        """Return nothing."""
-        return ()
+    def check(self) -> Iterator[str]:
+        """Yield nothing."""
+        return iter(())
+
+    def freed_chunk_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def is_sparse(self) -> bool:
+        """Return False."""
+        return False
 
     def close(self) -> None:
         """Keep the values, for the next user of the object."""

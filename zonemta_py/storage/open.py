@@ -10,17 +10,13 @@ from zonemta_py.core.errors import LocalError, QueueLocked
 from zonemta_py.core.files import private_directory
 from zonemta_py.storage.filesystem import FilesystemStore
 from zonemta_py.storage.interface import Access, Store
-from zonemta_py.storage.leveldb import LevelDBStore
+from zonemta_py.storage.leveldb_store import LevelDBStore
 from zonemta_py.storage.memory import MemoryStore
 from zonemta_py.storage.partitions import SharedStorage, open_own_or_standby, partition_name
 
 PID_FILE = "relay.pid"
 
 DIRECTORIES = {"leveldb": "db", "filesystem": "files"}
-LOCAL_STORES: dict[str, Callable[[Path, Access], Store]] = {
-    "leveldb": LevelDBStore,
-    "filesystem": FilesystemStore,
-}
 # Imported on demand: their clients are extras.
 SHARED_STORAGES = {
     "redis": ("zonemta_py.storage.redis_partitions", "RedisSharedStorage"),
@@ -56,7 +52,7 @@ def open_store(
     ``standby``: open a standby partition while another relay delivers this relay's own. ``access``: what
     may be written; a shared store writes its lease in any case.
     """
-    directory, store_path = settings.directory, store_directory(settings)
+    directory = settings.directory
     for name, other in DIRECTORIES.items():
         if name != settings.store and (directory / other).exists():
             raise LocalError(
@@ -69,7 +65,7 @@ def open_store(
             private_directory(directory)
         if settings.store in SHARED_STORAGES:
             return _open_partition(settings, standby=standby)
-        store = MemoryStore() if store_path is None else LOCAL_STORES[settings.store](store_path, access)
+        store = _open_local(settings, access)
     except QueueLocked as exc:
         if settings.store in SHARED_STORAGES:
             raise
@@ -84,6 +80,15 @@ def open_store(
         store.close()
         raise LocalError(f"{pid_file}: {exc}") from exc
     return store
+
+
+def _open_local(settings: QueueSettings, access: Access) -> Store:
+    directory = store_directory(settings)
+    if directory is None:
+        return MemoryStore()
+    if settings.store == "filesystem":
+        return FilesystemStore(directory, access)
+    return LevelDBStore(directory, access, settings.segments_from)
 
 
 def _open_partition(settings: QueueSettings, *, standby: bool) -> Store:

@@ -11,7 +11,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.storage.leveldb import LevelDBStore
+from zonemta_py.storage.leveldb_store import LevelDBStore
 
 MESSAGES = 400
 

@@ -1,6 +1,7 @@
 """The key layout of the queue: the contract, and the only module that composes keys.
 
-    message/MSGID/000001 …            the body, 65,536 bytes each, the last shorter
+    message/MSGID/000001 …            the body, 65,536 bytes each, the last shorter; in LevelDB, of a large
+                                      body, a reference to a segment file (``storage/segments.py``)
     message/MSGID/#                   its presence means: accepted
     message/MSGID/*                   envelope, header block, origin
     delivery-zone/ZONE/MSGID/RCPT     a waiting recipient
@@ -14,6 +15,7 @@
     digest/GROUP/REPORT               a report for the next digest of its receiver
     submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the events of one group commit
+    segment/NUMBER/MSGID/000002       this chunk is in segment NUMBER; the store's own, never seen above it
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
     meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT  what was submitted in a slot of a window of LENGTH ms
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
@@ -37,6 +39,7 @@ BOUNCE = b"bounce/"
 DIGEST = b"digest/"
 SUBMITTED = b"submitted/"
 OUTBOX = b"outbox/"
+SEGMENT = b"segment/"
 
 META_FORMAT = b"meta/format"
 META_NODE = b"meta/node"
@@ -47,8 +50,10 @@ META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"
 META_SUSPENDED = b"meta/suspended/"
 META_VERIFIED = b"meta/verified/"
+META_SEGMENT = b"meta/segment"
 
 MESSAGE_ID_LENGTH = 24
+CHUNK_KEY_BYTES = len(MESSAGE) + MESSAGE_ID_LENGTH + len("/000001")
 HELD_MS = 9_999_999_999_999  # the due time of a held recipient: the greatest DUE
 
 
@@ -70,6 +75,29 @@ def chunk_key(message: str, number: int) -> bytes:
 def is_chunk(key: bytes) -> bool:
     """Whether the key is that of a chunk."""
     return key.startswith(MESSAGE) and key[-1:].isdigit()
+
+
+def chunk_number(key: bytes) -> int:
+    """The number of the chunk of this key; 0 for every other key."""
+    if len(key) != CHUNK_KEY_BYTES or not key.startswith(MESSAGE) or not key[-6:].isdigit():
+        return 0
+    return int(key[-6:])
+
+
+def segment_key(number: int, chunk: bytes) -> bytes:
+    """Segment ``number`` has the chunk of this key."""
+    return b"segment/%08d/%b" % (number, chunk[len(MESSAGE) :])
+
+
+def segment_prefix(number: int) -> bytes:
+    """The prefix of the SEGMENT keys of a segment."""
+    return b"segment/%08d/" % number
+
+
+def parse_segment(key: bytes) -> tuple[int, bytes]:
+    """The number of the segment of a SEGMENT key, and the key of the chunk."""
+    _, number, chunk = key.split(b"/", 2)
+    return int(number), MESSAGE + chunk
 
 
 def mark_key(message: str) -> bytes:

@@ -48,7 +48,7 @@ class _Found:
 
 def check_queue(store: Store, *, bodies: bool = True) -> Iterator[str]:
     """Problems, one text each; an empty text is a pause. Without ``bodies`` no chunk is read."""
-    yield from store.left_alone()
+    yield from store.check()
     after = ""
     while True:
         problems: list[str] = []

@@ -15,11 +15,13 @@ from itertools import islice
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import read_open
-from zonemta_py.storage.interface import Store
+from zonemta_py.storage.interface import MOVE_CHUNKS, Store
 
 CHUNKS_AT_ONCE = 256
 REMOVED_BYTES_MIN = 64 << 20
 SWEEP_EVERY_S = 3600.0
+LOOK_EVERY_S = 10.0  # for sparse segments
+MOVE_EVERY_S = 0.1  # with 16 chunks a batch: 10 MB a second
 ABANDONED_MS = 24 * 3_600_000
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,16 @@ class Cleanup:
                 await self.remove_chunks(self._messages.popleft())
             await self.compact_if_worth_it()
 
+    async def keep_moving(self) -> None:
+        """Let the store move chunks out of sparse segments, at most one batch in MOVE_EVERY_S, forever."""
+        while True:
+            await asyncio.sleep(MOVE_EVERY_S if self._store.is_sparse() else LOOK_EVERY_S)
+            if self._store.is_sparse():
+                batch = WriteBatch()
+                batch.kinds.append("move")
+                batch.delete(MOVE_CHUNKS)
+                await self._commits.submit(batch)
+
     async def remove_chunks(self, message: str) -> None:
         """S1 → S0, in bounded batches; the last one deletes ``cleanup/`` and ``open/``."""
         prefix = keys.message_prefix(message)
@@ -68,7 +80,6 @@ class Cleanup:
                 batch.delete(key)
                 cursor = key + b"\x00"
             found = len(batch.ops)
-            self.removed(found * keys.CHUNK_BYTES)
             if found < CHUNKS_AT_ONCE:
                 batch.delete(keys.cleanup_key(message))
                 batch.delete(keys.open_key(message))
@@ -99,7 +110,8 @@ class Cleanup:
 
     async def compact_if_worth_it(self) -> None:
         """Compact once as many bytes were removed as the store holds."""
-        if self._removed_bytes < max(REMOVED_BYTES_MIN, self._store.size_bytes() // 2):
+        removed_bytes = self._removed_bytes + self._store.freed_chunk_bytes()
+        if removed_bytes < max(REMOVED_BYTES_MIN, self._store.size_bytes() // 2):
             return
         self._removed_bytes = 0
         loop = asyncio.get_running_loop()

@@ -18,9 +18,9 @@ from zonemta_py.queue.upkeep.cleanup import Cleanup
 from zonemta_py.queue.upkeep.interrupted import InterruptedDeliveries
 from zonemta_py.storage.interface import Access, Store
 
-FORMAT_VERSION = b"4"
+FORMAT_VERSION = b"5"
 IMPORTING = b"importing"  # instead of a version, during `queue import`
-FORMATS = (None, b"1", b"2", b"3", FORMAT_VERSION)
+FORMATS = (None, b"1", b"2", b"3", b"4", FORMAT_VERSION)
 
 log = logging.getLogger(__name__)
 

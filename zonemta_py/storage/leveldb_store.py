@@ -1,0 +1,405 @@
+"""The store in LevelDB, with the chunks of large bodies in segment files (decision 88).
+
+LevelDB writes each byte about four times and computes its checksums in software. A chunk behind
+``segments_from`` bytes of its body is written once, to the end of a segment; its key has a reference. A
+``segment/`` key beside it, in the same batch, is what keeps the segment: a segment without such keys is
+removed. Bytes are on disk before the batch with their references is, so a reference that is there is good.
+"""
+
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
+from zonemta_py.queue.format import keys
+from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op, Space, View
+from zonemta_py.storage.leveldb import LevelDB
+from zonemta_py.storage.segments import (
+    FILE_HEADER,
+    NUMBER_DIGITS,
+    REFERENCE_BYTES,
+    Reference,
+    SegmentFiles,
+    decode_reference,
+)
+
+DIRECTORY = "bodies"
+SEGMENT_BYTES = 64 << 20
+UNSYNCED_BYTES_MAX = 4 << 20  # appended and without references: what the next sync has to wait for
+SPARSE_PART = 10  # a segment with less than a tenth still needed is emptied
+MOVED_AT_ONCE = 16  # chunks
+CHECKED_AT_ONCE = 300  # keys, without giving way to other tasks
+
+_LENGTHS = (
+    keys.CHUNK_BYTES,
+    REFERENCE_BYTES,
+)  # of values that may be large chunks, or look like references
+
+log = logging.getLogger(__name__)
+
+
+class SegmentedView:
+    """Read access to ``source``, with chunks in the place of references."""
+
+    def __init__(self, source: View, files: SegmentFiles) -> None:
+        self._source = source
+        self._files = files
+
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
+        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read."""
+        value = self._source.get(key, checked=checked)
+        if value is None or len(value) != REFERENCE_BYTES:
+            return value
+        try:
+            return self._resolve(key, value, checked=checked)
+        except QueueCorrupt:
+            if self._source.get(key) is None:  # removed meanwhile, with its segment
+                return None
+            raise
+
+    def _resolve(self, key: bytes, value: bytes, *, checked: bool = True) -> bytes:
+        reference = decode_reference(value)
+        if reference is None or keys.chunk_number(key) < 2:
+            return value
+        return self._files.read(reference, key, checked=checked)
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield keys and values; see ``View.scan``. Raises QueueCorrupt."""
+        found = self._source.scan(start, stop)
+        if stop <= keys.MESSAGE or (start >= keys.SEGMENT and not _covers_segments(start, stop)):
+            return found
+        return (
+            (key, self._resolve(key, value) if len(value) == REFERENCE_BYTES else value)
+            for key, value in found
+            if not key.startswith(keys.SEGMENT)
+        )
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Yield keys; see ``View.keys``. Raises QueueCorrupt."""
+        found = self._source.keys(start, stop)
+        if not _covers_segments(start, stop):
+            return found
+        return (key for key in found if not key.startswith(keys.SEGMENT))
+
+
+def _covers_segments(start: bytes, stop: bytes) -> bool:
+    return start < keys.end_of(keys.SEGMENT) and stop > keys.SEGMENT
+
+
+class _Append(NamedTuple):
+    """Chunks for consecutive places of one segment."""
+
+    segment: int
+    offset: int
+    chunks: list[bytes]
+
+
+class _Write(NamedTuple):
+    """What ``write`` does: append, sync, write ``batch`` (None: later), remove the ``emptied`` segments."""
+
+    appends: list[_Append]
+    sync: bool
+    batch: Any | None
+    emptied: list[int]
+
+
+class LevelDBStore(SegmentedView):
+    """An open database in ``directory``, and the segments below it.
+
+    ``segments_from``: what comes behind so many bytes of a body is in segments; None: nothing is. ``batch``
+    decides and must not be called while another batch is written; see ``LevelDB`` for errors.
+    """
+
+    def __init__(
+        self, directory: Path, access: Access = Access.CREATE, segments_from: int | None = 256 << 10
+    ) -> None:
+        self._database = LevelDB(directory, access)
+        super().__init__(self._database, SegmentFiles(directory / DIRECTORY))
+        self._first = (
+            keys.CHUNKS_MAX + 1 if segments_from is None else segments_from // keys.CHUNK_BYTES + 1
+        )
+        self._pins = 0  # frozen views, which may read what was removed since
+        self._appends: list[_Append] = []
+        self._unwritten: dict[bytes, Reference] = {}  # appended, the reference not in the database
+        self._unsynced_bytes = 0
+        self._freed_bytes = 0
+        self._damaged: set[int] = set()  # cannot be emptied
+        self._emptied: set[int] = set()
+        try:
+            if access is Access.REPAIR:
+                self._rebuild()
+            self._sizes = self._files.sizes()
+            self._living = self._count()
+            last = int(self._database.get(keys.META_SEGMENT) or b"0")
+            self._active = self._named = max(last, *self._sizes, *self._living, 0)
+            self._end = SEGMENT_BYTES  # the first chunk begins a new segment
+            if access is not Access.READ:
+                self._emptied = self._sizes.keys() - self._living.keys()
+                for number in self._empty():
+                    self._remove(number)
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, OSError | ValueError):
+                raise LocalError(f"{self._files.directory}: {exc}") from exc
+            raise
+
+    # ---- opening
+
+    def _count(self) -> Counter[int]:
+        """How many chunks of each segment are needed."""
+        number = slice(len(keys.SEGMENT), len(keys.SEGMENT) + NUMBER_DIGITS)
+        found = self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
+        return Counter(int(key[number]) for key in found)
+
+    def _rebuild(self) -> None:
+        """Write the SEGMENT keys anew: a repair of the database may have lost some, or brought some back."""
+        ops: list[Op] = [
+            (key, None) for key in self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
+        ]
+        for key, value in self._database.scan(keys.MESSAGE, keys.end_of(keys.MESSAGE)):
+            reference = decode_reference(value)
+            if reference is not None and keys.chunk_number(key) > 1:
+                ops.append((keys.segment_key(reference.segment, key), b""))
+        self._database.write(self._database.batch(ops, sync=True))
+
+    # ---- reading
+
+    @contextmanager
+    def frozen(self) -> Iterator[SegmentedView]:
+        """A snapshot; no segment is removed before its end. Keep it short: it delays compaction."""
+        self._pins += 1  # before the snapshot: what is removed now, it does not have
+        try:
+            with self._database.frozen() as view:
+                yield SegmentedView(view, self._files)
+        finally:
+            self._pins -= 1
+
+    async def fetch_chunk(self, key: bytes) -> bytes | None:
+        """Return the value of a chunk's key, or None; see ``Store.fetch_chunk``."""
+        return self.get(key, checked=False)
+
+    # ---- writing
+
+    def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
+        """Give large chunks their places, and build the batch for the database.
+
+        A batch of nothing but such chunks is only appended: their references are in a later one, at the
+        latest behind UNSYNCED_BYTES_MAX. Call it with no operations to have all references written.
+        """
+        others: list[Op] = []
+        for op in ops:
+            key, value = op
+            if value is None:
+                if len(key) == keys.CHUNK_KEY_BYTES and not key.endswith(b"/000001"):
+                    self._forget(key, others)
+                elif key == MOVE_CHUNKS:
+                    self._move(others)
+                    continue
+                others.append(op)
+            elif len(value) in _LENGTHS and self._is_large(key, value):
+                self._place(key, value)
+            else:
+                others.append(op)
+        appends, self._appends = self._appends, []
+        if appends and not others and sync and self._unsynced_bytes < UNSYNCED_BYTES_MAX:
+            return _Write(appends, False, None, [])
+        if not self._unwritten and not self._emptied:
+            return self._database.batch(others, sync=sync)
+        return _Write(
+            appends, sync, self._database.batch(self._referenced(others), sync=sync), self._empty()
+        )
+
+    def _referenced(self, others: list[Op]) -> list[Op]:
+        """``others`` behind the references of all that was appended."""
+        if not self._unwritten:
+            return others
+        ops: list[Op] = []
+        if self._named < self._active:
+            self._named = self._active
+            ops.append((keys.META_SEGMENT, b"%d" % self._active))
+        for key, reference in self._unwritten.items():
+            ops.append((key, reference.encode()))
+            ops.append((keys.segment_key(reference.segment, key), b""))
+        self._unwritten.clear()
+        self._unsynced_bytes = 0
+        return ops + others
+
+    def _is_large(self, key: bytes, value: bytes) -> bool:
+        """Whether the value belongs into a segment: a whole chunk far enough back, or what looks like a reference."""
+        number = keys.chunk_number(key)
+        if len(value) == keys.CHUNK_BYTES:
+            return number >= self._first
+        return number > 1 and decode_reference(value) is not None
+
+    def _place(self, key: bytes, chunk: bytes) -> None:
+        """Append ``chunk`` to the newest segment, or to a new one."""
+        size = len(chunk)
+        if self._end + size > SEGMENT_BYTES:
+            self._mark_if_empty(self._active, newest=0)
+            self._active += 1
+            self._end = len(FILE_HEADER)
+        reference = Reference(self._active, self._end, size, zlib.crc32(chunk))
+        last = self._appends[-1] if self._appends else None
+        if last is not None and last.segment == self._active:
+            last.chunks.append(chunk)
+        else:
+            self._appends.append(_Append(self._active, self._end, [chunk]))
+        self._end += size
+        self._unsynced_bytes += size
+        self._unwritten[key] = reference
+        self._living[self._active] += 1
+        self._sizes[self._active] = self._end
+
+    def _forget(self, key: bytes, others: list[Op]) -> None:
+        """The chunk of ``key`` is removed: so is what its segment is kept for."""
+        reference = self._unwritten.pop(key, None)
+        if reference is None:
+            try:
+                value = self._database.get(key, checked=False) or b""
+            except QueueCorrupt as exc:
+                log.warning("what a damaged chunk may have in a segment is kept: %s", exc)
+                return
+            reference = decode_reference(value)
+            if reference is None:
+                self._freed_bytes += len(value)
+                return
+            others.append((keys.segment_key(reference.segment, key), None))
+        self._release(reference.segment)
+
+    def _release(self, number: int) -> None:
+        self._living[number] -= 1
+        self._mark_if_empty(number, newest=self._active)
+
+    def _mark_if_empty(self, number: int, newest: int) -> None:
+        if self._living[number] <= 0 and number != newest and number in self._sizes:
+            self._emptied.add(number)
+
+    def _empty(self) -> list[int]:
+        """The segments to remove once the batch is written: none while a frozen view may read them."""
+        if self._pins:
+            return []
+        emptied, self._emptied = sorted(self._emptied), set()
+        for number in emptied:
+            del self._sizes[number], self._living[number]
+        return emptied
+
+    def write(self, batch: Any) -> None:
+        """Write all of ``batch`` or nothing. Raises QueueUnavailable."""
+        if not isinstance(batch, _Write):
+            self._database.write(batch)
+            return
+        try:
+            for append in batch.appends:
+                self._files.append(*append)
+            if batch.sync:
+                self._files.sync()
+        except OSError as exc:
+            raise QueueUnavailable(f"{self._files.directory}: {exc}") from exc
+        if batch.batch is not None:
+            self._database.write(batch.batch)
+        for number in batch.emptied:
+            self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        """Remove a segment that no key needs: the database is asked, the count is not enough to delete mail."""
+        prefix = keys.segment_prefix(number)
+        try:
+            needed = next(self._database.keys(prefix, keys.end_of(prefix)), None)
+            if needed is not None:
+                log.error(
+                    "segment %d is kept, its count of chunks was wrong: %r is in it", number, needed
+                )
+                return
+            self._files.remove(number)
+        except (OSError, QueueCorrupt) as exc:
+            log.warning("segment %d is not removed, the next start tries again: %s", number, exc)
+
+    # ---- emptying segments
+
+    def is_sparse(self) -> bool:
+        """Return whether MOVE_CHUNKS has something to do."""
+        return self._sparsest() is not None
+
+    def _sparsest(self) -> int | None:
+        """A segment of which less than a tenth is needed."""
+        for number, size in self._sizes.items():
+            used = self._living[number] * keys.CHUNK_BYTES
+            if 0 < used * SPARSE_PART < size and number not in self._damaged and number != self._active:
+                return number
+        return None
+
+    def _move(self, others: list[Op]) -> None:
+        """Append some chunks of a sparse segment anew. ``others``: of the same batch, which may remove chunks."""
+        number = self._sparsest()
+        if number is None:
+            return
+        prefix = keys.segment_prefix(number)
+        removed = {key for key, value in others if value is None}
+        try:
+            for segment_key in islice(self._database.keys(prefix, keys.end_of(prefix)), MOVED_AT_ONCE):
+                key = keys.parse_segment(segment_key)[1]
+                if key in removed or key in self._unwritten:
+                    continue
+                chunk = self.get(key)
+                if chunk is None:
+                    raise QueueCorrupt(f"{segment_key!r}: the chunk is not there")
+                self._place(key, chunk)
+                others.append((segment_key, None))
+                self._release(number)
+        except QueueCorrupt as exc:
+            self._damaged.add(number)
+            log.error("segment %d cannot be emptied, check the queue: %s", number, exc)
+
+    # ---- the whole store
+
+    def compact(self) -> None:
+        """Free the disk space of removed keys; segments are removed as soon as they are not needed."""
+        self._freed_bytes = 0
+        self._database.compact()
+
+    def freed_chunk_bytes(self) -> int:
+        """Return the bytes of removed chunks that the next ``compact`` frees."""
+        return self._freed_bytes
+
+    def size_bytes(self) -> int:
+        """Return the approximate size of the database and of the segments."""
+        return self._database.size_bytes() + sum(self._sizes.copy().values())
+
+    def is_behind(self) -> bool:
+        """Return whether so much compaction is pending that LevelDB will soon stop all writes."""
+        return self._database.is_behind()
+
+    def has_snapshots(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_remote(self) -> bool:
+        """Return False."""
+        return False
+
+    def space(self) -> Space | None:
+        """Return None: that of the disk counts."""
+        return None
+
+    def check(self) -> Iterator[str]:
+        """Yield what is wrong with the segments and their keys, and "" between."""
+        for name in self._files.strangers():
+            yield f"{self._files.directory / name}: not a segment"
+        for count, key in enumerate(self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))):
+            number, chunk = keys.parse_segment(key)
+            with self._database.frozen() as view:
+                reference = decode_reference(view.get(chunk) or b"")
+                if view.get(key) is not None and (reference is None or reference.segment != number):
+                    yield f"{key.decode()}: the chunk is not in this segment"
+            if count % CHECKED_AT_ONCE == 0:
+                yield ""
+
+    def close(self) -> None:
+        """Close the files and the database. A read or write in another thread would crash the process."""
+        self._files.close()
+        self._database.close()

@@ -1,0 +1,167 @@
+"""Append-only files with chunks of large bodies. The database has a reference to each (decision 88).
+
+A file ``NNNNNNNN.segment`` is 16 bytes, ``zonemta bodies 1``, and chunks without anything between them. Which of
+them are needed only the database knows. A file is never appended to again after the process that made it, so
+that what a crash left at its end does no harm.
+"""
+
+import os
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.files import private_directory, sync_directory
+
+FILE_HEADER = b"zonemta bodies 1"
+SUFFIX = ".segment"
+NUMBER_DIGITS = 8
+OPEN_FILES_MAX = 32  # for reading; the least recently used is closed
+BUFFERS_MAX = 512  # of one system call; POSIX promises 16, Linux takes 1024
+
+_LAYOUT = struct.Struct(">8sIIII")
+_MAGIC = b"\x00segref\x01"
+REFERENCE_BYTES = _LAYOUT.size
+
+
+class Reference(NamedTuple):
+    """Where a chunk is: the value of its key in the database, 24 bytes.
+
+    The layout is ``\\0segref\\1``, then four big-endian 32-bit numbers in the order of the fields. ``crc`` is the
+    CRC-32 of the chunk.
+    """
+
+    segment: int
+    offset: int
+    size: int
+    crc: int
+
+    def encode(self) -> bytes:
+        """The value for the database."""
+        return _LAYOUT.pack(_MAGIC, *self)
+
+
+def decode_reference(value: bytes) -> Reference | None:
+    """The reference in ``value``; None for anything else."""
+    if len(value) != REFERENCE_BYTES or not value.startswith(_MAGIC):
+        return None
+    return Reference(*_LAYOUT.unpack(value)[1:])
+
+
+class SegmentFiles:
+    """The files in ``directory``, which the first write makes.
+
+    ``read`` may be called in any thread, everything else by one writer at a time.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._unsynced: dict[int, int] = {}  # segment: its descriptor for writing
+        self._writing: tuple[int, int] | None = None  # the newest segment, its descriptor
+        self._reading: OrderedDict[int, int] = OrderedDict()
+        self._lock = (
+            Lock()
+        )  # over _reading: a descriptor must not be closed, and used for another file, meanwhile
+
+    def sizes(self) -> dict[int, int]:
+        """The size in bytes of each segment on disk, by number. Raises OSError."""
+        if not self.directory.is_dir():
+            return {}
+        return {
+            int(path.stem): path.stat().st_size
+            for path in self.directory.iterdir()
+            if path.suffix == SUFFIX and len(path.stem) == NUMBER_DIGITS and path.stem.isdigit()
+        }
+
+    def strangers(self) -> list[str]:
+        """The names in the directory that are not those of segments."""
+        if not self.directory.is_dir():
+            return []
+        known = {self._path(number).name for number in self.sizes()}
+        return sorted(path.name for path in self.directory.iterdir() if path.name not in known)
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:0{NUMBER_DIGITS}d}{SUFFIX}"
+
+    def read(self, reference: Reference, key: bytes, *, checked: bool) -> bytes:
+        """The chunk of ``key``. Raises QueueCorrupt when it is not there, or with ``checked`` when it has changed."""
+        path = self._path(reference.segment)
+        try:
+            with self._lock:
+                chunk = os.pread(self._opened(reference.segment), reference.size, reference.offset)
+        except OSError as exc:
+            raise QueueCorrupt(f"{key!r} cannot be read: {path}: {exc.strerror}") from exc
+        if len(chunk) != reference.size:
+            raise QueueCorrupt(
+                f"{key!r} cannot be read: {path} ends before byte {reference.offset + reference.size}"
+            )
+        if checked and zlib.crc32(chunk) != reference.crc:
+            raise QueueCorrupt(f"{key!r} is damaged: {path}, from byte {reference.offset}")
+        return chunk
+
+    def _opened(self, number: int) -> int:
+        handle = self._reading.get(number)
+        if handle is not None:
+            self._reading.move_to_end(number)
+            return handle
+        handle = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        self._reading[number] = handle
+        if len(self._reading) > OPEN_FILES_MAX:
+            os.close(self._reading.popitem(last=False)[1])
+        return handle
+
+    def append(self, number: int, offset: int, chunks: Sequence[bytes]) -> None:
+        """Write ``chunks`` at ``offset``; the first of a segment makes its file. Raises OSError."""
+        handle = self._writable(number)
+        for first in range(0, len(chunks), BUFFERS_MAX):
+            part = chunks[first : first + BUFFERS_MAX]
+            size = sum(map(len, part))
+            written = os.pwritev(handle, part, offset)
+            if written < size:  # a full disk, or more than the kernel writes at once
+                rest = memoryview(b"".join(part))
+                while written < size:
+                    written += os.pwrite(handle, rest[written:], offset + written)
+            offset += size
+        self._unsynced[number] = handle
+
+    def _writable(self, number: int) -> int:
+        if self._writing is not None and self._writing[0] == number:
+            return self._writing[1]
+        private_directory(self.directory)
+        handle = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if self._writing is not None and self._writing[0] not in self._unsynced:
+            os.close(self._writing[1])
+        self._writing = (number, handle)
+        os.pwrite(handle, FILE_HEADER, 0)
+        sync_directory(self.directory)
+        return handle
+
+    def sync(self) -> None:
+        """Put all that was appended on disk. Raises OSError."""
+        for number, handle in list(self._unsynced.items()):
+            os.fdatasync(handle)
+            del self._unsynced[number]
+            if self._writing is None or self._writing[0] != number:
+                os.close(handle)
+
+    def remove(self, number: int) -> None:
+        """Remove a segment, which need not be there. Raises OSError."""
+        with self._lock:
+            handle = self._reading.pop(number, None)
+            if handle is not None:
+                os.close(handle)
+        self._path(number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close all files. Nothing may be read or written meanwhile."""
+        handles = {*self._unsynced.values(), *self._reading.values()}
+        if self._writing is not None:
+            handles.add(self._writing[1])
+        for handle in handles:
+            os.close(handle)
+        self._unsynced, self._writing = {}, None
+        self._reading.clear()
