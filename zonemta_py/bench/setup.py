@@ -5,10 +5,10 @@ Queues are written into the LevelDB store directly.
 
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 
 from zonemta_py.core import clock
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError
 from zonemta_py.queue.format import keys
@@ -104,7 +104,7 @@ def _one_message(start_ms: int, due_ms: int, number: int) -> list[Op]:
 
 def _message_ops(message: str, start_ms: int, zone: str) -> list[Op]:
     """The keys of a message except those of its recipients."""
-    mark = Mark(FORMAT, start_ms, len(_BODY), 1, zlib.crc32(_BODY))
+    mark = Mark(FORMAT, start_ms, len(_BODY), 1, crc32(_BODY))
     meta = Meta(FORMAT, "s@source.example", _HEADER, (zone,), False, False, "", _ORIGIN)
     return [
         (keys.chunk_key(message, 1), _BODY),

@@ -13,10 +13,11 @@ bits for each key and 4 probes: one in 150 segments is read in vain.
 
 import re
 import struct
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from zonemta_py.core.checksum import crc32
 
 NAME = ".index"
 MESSAGE_ID_LENGTH = 24
@@ -33,7 +34,7 @@ _MAGIC = b"zmbf"
 
 def hash_of(key: bytes) -> int:
     """64 bits for a key; ``key`` is a JSON string without its quotes. A cryptographic hash would take three times as long."""
-    return zlib.crc32(key) << 32 | zlib.crc32(key[::-1])
+    return crc32(key) << 32 | crc32(key[::-1])
 
 
 def keys_in(lines: bytes) -> set[bytes]:
@@ -93,7 +94,7 @@ def add_to_index(segment: Path, hashes: "array[int]") -> None:
 
 def index_entry(name: bytes, bits: bytes) -> bytes:
     """The entry of the segment ``name`` with the filter ``bits``."""
-    checksum = zlib.crc32(bits, zlib.crc32(name))
+    checksum = crc32(bits, crc32(name))
     return _HEAD.pack(_MAGIC, len(name), len(bits), checksum) + name + bits
 
 
@@ -111,7 +112,7 @@ def read_index(hour: Path) -> Iterator[tuple[str, memoryview]]:
         if magic != _MAGIC or end > len(data):
             return
         name, bits = data[start : start + name_length], data[start + name_length : end]
-        if zlib.crc32(bits, zlib.crc32(name)) != checksum:
+        if crc32(bits, crc32(name)) != checksum:
             return
         yield str(name, "utf-8", "replace"), bits
         at = end

@@ -1,10 +1,10 @@
 """Accepting a message: from what intake knows to the records of one batch, and what follows its commit."""
 
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import QueueUnavailable
 from zonemta_py.queue import transitions
@@ -120,7 +120,7 @@ def compose_report(message: str, new: NewMessage, body: bytes, now_ms: int) -> A
     """A report, to be accepted in the batch of the settle that causes it."""
     size = keys.CHUNK_BYTES
     tail = [body[at : at + size] for at in range(0, len(body), size)]
-    return compose(message, new, Mark(FORMAT, now_ms, len(body), len(tail), zlib.crc32(body)), tail)
+    return compose(message, new, Mark(FORMAT, now_ms, len(body), len(tail), crc32(body)), tail)
 
 
 class Acceptor:

@@ -4,11 +4,11 @@ A body of one chunk is written with its message. A longer one writes ``open/`` w
 that the sweep after a crash finds all its chunks.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Iterator, MutableMapping
 from typing import Protocol
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import pack
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
@@ -82,19 +82,21 @@ class MessageWriter:
 
         Raises QueueUnavailable, LocalError over 61 GiB.
         """
-        self._pieces.append(data)
-        self._held += len(data)
-        self.size += len(data)
-        self.crc = zlib.crc32(data, self.crc)
-        if self._held <= CHUNK_BYTES:
+        size = len(data)
+        self.size += size
+        self.crc = crc32(data, self.crc)
+        if self._held + size <= CHUNK_BYTES:
+            self._pieces.append(data)
+            self._held += size
             return None
-        body = b"".join(self._pieces)
-        at = 0
-        while len(body) - at > CHUNK_BYTES:
-            self._put(body[at : at + CHUNK_BYTES])
+        at = CHUNK_BYTES - self._held
+        self._pieces.append(data[:at])
+        self._put(b"".join(self._pieces))
+        while size - at > CHUNK_BYTES:
+            self._put(data[at : at + CHUNK_BYTES])
             at += CHUNK_BYTES
-        self._pieces = [body[at:]]
-        self._held = len(body) - at
+        self._pieces = [data[at:]]
+        self._held = size - at
         wait_for = None
         while len(self._ahead) > WRITES_AHEAD:
             wait_for = self._ahead.popleft()  # batches are written in order
@@ -146,7 +148,7 @@ class BodyCheck:
         self._number += 1
         if chunk is None:
             raise QueueCorrupt(f"{message}: chunk {self._number} of {mark.chunks} is missing")
-        self._crc = zlib.crc32(chunk, self._crc)
+        self._crc = crc32(chunk, self._crc)
         self._size += len(chunk)
         if self._number == mark.chunks and (self._size, self._crc) != (mark.size, mark.crc):
             raise QueueCorrupt(f"{message}: the body is damaged (size {self._size} of {mark.size})")

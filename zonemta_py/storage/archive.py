@@ -13,8 +13,8 @@ The CRC is that of kind and payload. A file that ends within a frame, or without
 import struct
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
-from zlib import crc32
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import from_json, to_json
 from zonemta_py.core.errors import LocalError
 

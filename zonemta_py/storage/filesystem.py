@@ -9,12 +9,12 @@ does not understand stays as it is: it may be the mail of another program, or wh
 import fcntl
 import logging
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueLocked, QueueUnavailable
 from zonemta_py.core.files import private_directory, sync_directory
@@ -159,7 +159,7 @@ class FilesystemStore(MemoryStore):
 
     def _intend(self, steps: list[FileStep], *, sync: bool) -> None:
         body = pack(steps)
-        _write_file(self._root / INTENT, pack((zlib.crc32(body), steps)), sync=sync)
+        _write_file(self._root / INTENT, pack((crc32(body), steps)), sync=sync)
         if sync:
             sync_directory(self._root / RELAY)
 
@@ -212,7 +212,7 @@ class FilesystemStore(MemoryStore):
         if not path.exists():
             return
         crc, steps = _unpack_steps(path.read_bytes())
-        if zlib.crc32(pack(steps)) != crc:
+        if crc32(pack(steps)) != crc:
             raise LocalError(f"{path}: damaged; zonemta queue repair keeps what can be read")
         self._apply(steps, sync=True)
         path.unlink()

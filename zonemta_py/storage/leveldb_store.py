@@ -7,7 +7,6 @@ removed. Bytes are on disk before the batch with their references is, so a refer
 """
 
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.queue.format import keys
 from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op, Space, View
@@ -243,7 +243,7 @@ class LevelDBStore(SegmentedView):
             self._mark_if_empty(self._active, newest=0)
             self._active += 1
             self._end = len(FILE_HEADER)
-        reference = Reference(self._active, self._end, size, zlib.crc32(chunk))
+        reference = Reference(self._active, self._end, size, crc32(chunk))
         last = self._appends[-1] if self._appends else None
         if last is not None and last.segment == self._active:
             last.chunks.append(chunk)

@@ -7,13 +7,13 @@ that what a crash left at its end does no harm.
 
 import os
 import struct
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.files import private_directory, sync_directory
 
@@ -99,7 +99,7 @@ class SegmentFiles:
             raise QueueCorrupt(
                 f"{key!r} cannot be read: {path} ends before byte {reference.offset + reference.size}"
             )
-        if checked and zlib.crc32(chunk) != reference.crc:
+        if checked and crc32(chunk) != reference.crc:
             raise QueueCorrupt(f"{key!r} is damaged: {path}, from byte {reference.offset}")
         return chunk
 

@@ -14,6 +14,8 @@ from zonemta_py.core.errors import SessionLost
 from zonemta_py.smtp.reply import Reply, ReplyReader
 from zonemta_py.transports.tracing import SessionTrace
 
+JOINED_MAX = 16_384  # bytes: above it a copy costs more than a list of buffers
+
 
 class Dialogue(asyncio.Protocol):
     """Writes commands and reads replies. ``usable``: another transaction may follow on this connection.
@@ -121,6 +123,18 @@ class Dialogue(asyncio.Protocol):
         if self.trace is not None:
             self.trace.client(data)
         self._transport.write(data)
+
+    def _write_all(self, parts: list[bytes]) -> None:
+        """Write ``parts``: large ones without a copy that joins them."""
+        if len(parts[0]) < JOINED_MAX and len(parts) < 3:
+            self._write(b"".join(parts))
+            return
+        if self._lost is not None:
+            raise self._lost
+        if self.trace is not None:
+            for part in parts:
+                self.trace.client(part)
+        self._transport.writelines(parts)
 
     async def _drained(self) -> None:
         """Wait until the write buffer has room, at most ``timeouts.data``. Raises SessionLost."""

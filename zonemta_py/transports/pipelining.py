@@ -228,23 +228,25 @@ class SmtpSession(Dialogue):
         """Send the message and the final dot. Returns a reply that arrived before the dot, which is not sent then."""
         encoder = DotEncoder()
         if isinstance(mail.body, bytes):
-            unsent = encoder.feed(b"".join((mail.header, b"\r\n", mail.body))) + encoder.finish()
+            unsent = [encoder.feed(b"".join((mail.header, b"\r\n", mail.body)))]
         else:
-            unsent = encoder.feed(mail.header + b"\r\n")
+            unsent = [encoder.feed(mail.header + b"\r\n")]
+            size_bytes = len(unsent[0])
             async for chunk in mail.body:
-                if len(unsent) > WRITE_AT_ONCE:
-                    self._write(unsent)
-                    unsent = b""
+                if size_bytes > WRITE_AT_ONCE:
+                    self._write_all(unsent)
+                    unsent, size_bytes = [], 0
                     await self._drained()
                     if self._replies:
                         return self._replies.popleft()
-                unsent += encoder.feed(chunk)
-            unsent += encoder.finish()
+                unsent.append(encoder.feed(chunk))
+                size_bytes += len(chunk)
+        unsent.append(encoder.finish())
         if before_dot is not None:
             await before_dot
         if self._replies:
             return self._replies.popleft()
-        self._write(unsent)
+        self._write_all(unsent)
         return None
 
 

@@ -5,11 +5,11 @@ the store, so that a running relay causes no false alarm. ``check_queue`` yields
 "" where the caller may run other tasks.
 """
 
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.chunks import BodyCheck
 from zonemta_py.queue.format import keys
@@ -138,7 +138,7 @@ def _take(one: _Found, part: bytes, value: bytes) -> None:
         one.chunks += 1
         one.gap |= int(part) != one.chunks
         one.size += len(value)
-        one.crc = zlib.crc32(value, one.crc)
+        one.crc = crc32(value, one.crc)
 
 
 def _recipients(
