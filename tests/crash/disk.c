@@ -106,6 +106,31 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
     return REAL(pwrite64)(fd, data, size, at);
 }
 
+/* Python's os.pwritev calls one of these, by the C library it was built with. */
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t at) {
+    char path[PATH_MAX];
+    if (getenv("DISK_TROUBLE") && path_of(fd, path)) FAIL_IF("write", -1);
+    return REAL(pwritev)(fd, parts, count, at);
+}
+
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int flags) {
+    char path[PATH_MAX];
+    if (getenv("DISK_TROUBLE") && path_of(fd, path)) FAIL_IF("write", -1);
+    return REAL(pwritev2)(fd, parts, count, at, flags);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *parts, int count, off64_t at) {
+    char path[PATH_MAX];
+    if (getenv("DISK_TROUBLE") && path_of(fd, path)) FAIL_IF("write", -1);
+    return REAL(pwritev64)(fd, parts, count, at);
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off64_t at, int flags) {
+    char path[PATH_MAX];
+    if (getenv("DISK_TROUBLE") && path_of(fd, path)) FAIL_IF("write", -1);
+    return REAL(pwritev64v2)(fd, parts, count, at, flags);
+}
+
 static int opening(const char *path, int flags) {
     return (flags & (O_WRONLY | O_RDWR | O_CREAT)) && below(path) ? trouble("open") : 0;
 }

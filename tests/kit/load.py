@@ -22,7 +22,9 @@ def recipients_of(number: int) -> list[str]:
 
 
 def body_of(number: int) -> bytes:
-    """A body of one chunk, or of several for every twentieth message."""
+    """A body of one chunk, of several for every twentieth message, of megabytes for every two hundredth."""
+    if number % 200 == 0:
+        return LARGE * (30_000 * (1 + number // 200 % 3))  # 2, 4 or 6 MB
     return LARGE * (3000 if number % 20 == 0 else 7)
 
 

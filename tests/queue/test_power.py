@@ -1,4 +1,4 @@
-"""A power cut by the book: of LevelDB's log only what a synced write covered is sure to be there.
+"""A power cut by the book: of LevelDB's log and of segments only what a synced write covered is sure to be there.
 
 No shim and no process: after every commit the sizes of the files are noted, and a copy of the
 database cut at any of these notes, or anywhere behind it, must keep every message acknowledged by then.
@@ -19,15 +19,16 @@ from zonemta_py.queue.format import keys
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    return {p.name: p.stat().st_size for p in directory.iterdir() if p.is_file()}
+    files = (path for path in directory.glob("**/*") if path.is_file())
+    return {str(path.relative_to(directory)): path.stat().st_size for path in files}
 
 
 def _cut(source: Path, target: Path, synced: dict[str, int], rng: random.Random) -> None:
     """Copy ``source`` as a power cut would leave it."""
     shutil.copytree(source, target)
-    for path in target.iterdir():
-        least = synced.get(path.name)
-        if least is None and path.suffix == ".log":
+    for path in target.glob("**/*"):
+        least = synced.get(str(path.relative_to(target)))
+        if least is None and path.suffix in (".log", ".segment"):
             path.unlink()  # it was made after the last sync
         elif least is not None and least < path.stat().st_size:
             os.truncate(path, rng.choice([least, rng.randint(least, path.stat().st_size)]))
@@ -44,7 +45,7 @@ async def test_what_was_answered_is_there(directory: Path, seed: int) -> None:
     for step in range(15):
         count = rng.randint(1, 4)
         made = await asyncio.gather(
-            *(accept(queue, f"{step}-{i}@x.example", body=b"b" * rng.choice([0, 900, 150_000]))
+            *(accept(queue, f"{step}-{i}@x.example", body=b"b" * rng.choice([0, 900, 150_000, 600_000]))
               for i in range(count))
         )  # fmt: skip
         promised |= set(made)
@@ -53,7 +54,7 @@ async def test_what_was_answered_is_there(directory: Path, seed: int) -> None:
             await settle(queue, held, OutcomeKind.DELIVERED)
             promised.discard(held.active.id)
         synced, known = _sizes(database), set(promised)
-        unsettled = [asyncio.ensure_future(accept(queue, f"late-{step}@x.example", body=b"c" * 70_000))]
+        unsettled = [asyncio.ensure_future(accept(queue, f"late-{step}@x.example", body=b"c" * 300_000))]
         for _ in range(rng.randint(0, 5)):
             await asyncio.sleep(0)
         copy = directory / f"cut-{step}"

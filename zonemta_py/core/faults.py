@@ -26,7 +26,6 @@ KINDS = {
     "last": "the last recipient and the markers are removed",
     "wake": "a deferred recipient is ready again",
     "cleanup": "chunks of a message that ended",
-    "move": "chunks of a sparse segment are written to another place",
     "outbox": "events that are in the event log are deleted from the outbox",
 }
 STAGES = {"unwritten": "built, not on disk", "written": "on disk, callbacks not run"}

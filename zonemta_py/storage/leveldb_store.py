@@ -17,14 +17,16 @@ from typing import Any, NamedTuple
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import LocalError, QueueCorrupt, QueueUnavailable
 from zonemta_py.queue.format import keys
-from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op, Space, View
+from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op, Space
 from zonemta_py.storage.leveldb import LevelDB
 from zonemta_py.storage.segments import (
     FILE_HEADER,
     NUMBER_DIGITS,
     REFERENCE_BYTES,
     Reference,
+    SegmentedView,
     SegmentFiles,
+    check_segments,
     decode_reference,
 )
 
@@ -33,7 +35,6 @@ SEGMENT_BYTES = 64 << 20
 UNSYNCED_BYTES_MAX = 4 << 20  # appended and without references: what the next sync has to wait for
 SPARSE_PART = 10  # a segment with less than a tenth still needed is emptied
 MOVED_AT_ONCE = 16  # chunks
-CHECKED_AT_ONCE = 300  # keys, without giving way to other tasks
 
 _LENGTHS = (
     keys.CHUNK_BYTES,
@@ -41,54 +42,6 @@ _LENGTHS = (
 )  # of values that may be large chunks, or look like references
 
 log = logging.getLogger(__name__)
-
-
-class SegmentedView:
-    """Read access to ``source``, with chunks in the place of references."""
-
-    def __init__(self, source: View, files: SegmentFiles) -> None:
-        self._source = source
-        self._files = files
-
-    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
-        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read."""
-        value = self._source.get(key, checked=checked)
-        if value is None or len(value) != REFERENCE_BYTES:
-            return value
-        try:
-            return self._resolve(key, value, checked=checked)
-        except QueueCorrupt:
-            if self._source.get(key) is None:  # removed meanwhile, with its segment
-                return None
-            raise
-
-    def _resolve(self, key: bytes, value: bytes, *, checked: bool = True) -> bytes:
-        reference = decode_reference(value)
-        if reference is None or keys.chunk_number(key) < 2:
-            return value
-        return self._files.read(reference, key, checked=checked)
-
-    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values; see ``View.scan``. Raises QueueCorrupt."""
-        found = self._source.scan(start, stop)
-        if stop <= keys.MESSAGE or (start >= keys.SEGMENT and not _covers_segments(start, stop)):
-            return found
-        return (
-            (key, self._resolve(key, value) if len(value) == REFERENCE_BYTES else value)
-            for key, value in found
-            if not key.startswith(keys.SEGMENT)
-        )
-
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Yield keys; see ``View.keys``. Raises QueueCorrupt."""
-        found = self._source.keys(start, stop)
-        if not _covers_segments(start, stop):
-            return found
-        return (key for key in found if not key.startswith(keys.SEGMENT))
-
-
-def _covers_segments(start: bytes, stop: bytes) -> bool:
-    return start < keys.end_of(keys.SEGMENT) and stop > keys.SEGMENT
 
 
 class _Append(NamedTuple):
@@ -111,12 +64,12 @@ class _Write(NamedTuple):
 class LevelDBStore(SegmentedView):
     """An open database in ``directory``, and the segments below it.
 
-    ``segments_from``: what comes behind so many bytes of a body is in segments; None: nothing is. ``batch``
+    ``segments_from``: the bytes of a body behind this one are in segments; None: all are in the database. ``batch``
     decides and must not be called while another batch is written; see ``LevelDB`` for errors.
     """
 
     def __init__(
-        self, directory: Path, access: Access = Access.CREATE, segments_from: int | None = 256 << 10
+        self, directory: Path, access: Access = Access.CREATE, segments_from: int | None = 64 << 10
     ) -> None:
         self._database = LevelDB(directory, access)
         super().__init__(self._database, SegmentFiles(directory / DIRECTORY))
@@ -387,17 +340,8 @@ class LevelDBStore(SegmentedView):
         return None
 
     def check(self) -> Iterator[str]:
-        """Yield what is wrong with the segments and their keys, and "" between."""
-        for name in self._files.strangers():
-            yield f"{self._files.directory / name}: not a segment"
-        for count, key in enumerate(self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))):
-            number, chunk = keys.parse_segment(key)
-            with self._database.frozen() as view:
-                reference = decode_reference(view.get(chunk) or b"")
-                if view.get(key) is not None and (reference is None or reference.segment != number):
-                    yield f"{key.decode()}: the chunk is not in this segment"
-            if count % CHECKED_AT_ONCE == 0:
-                yield ""
+        """Yield what is wrong with the segments and their keys, and "" where other tasks may run."""
+        return check_segments(self._database, self._files)
 
     def close(self) -> None:
         """Close the files and the database. A read or write in another thread would crash the process."""

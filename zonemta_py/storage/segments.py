@@ -8,7 +8,7 @@ that what a crash left at its end does no harm.
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -16,11 +16,15 @@ from typing import NamedTuple
 from zonemta_py.core.checksum import crc32
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.files import private_directory, sync_directory
+from zonemta_py.queue.format import keys
+from zonemta_py.storage.interface import View
+from zonemta_py.storage.leveldb import LevelDB
 
 FILE_HEADER = b"zonemta bodies 1"
 SUFFIX = ".segment"
 NUMBER_DIGITS = 8
 OPEN_FILES_MAX = 32  # for reading; the least recently used is closed
+CHECKED_AT_ONCE = 300  # keys, without giving way to other tasks
 BUFFERS_MAX = 512  # of one system call; POSIX promises 16, Linux takes 1024
 
 _LAYOUT = struct.Struct(">8sIIII")
@@ -165,3 +169,65 @@ class SegmentFiles:
             os.close(handle)
         self._unsynced, self._writing = {}, None
         self._reading.clear()
+
+
+class SegmentedView:
+    """Read access to ``source``, with chunks in the place of references."""
+
+    def __init__(self, source: View, files: SegmentFiles) -> None:
+        self._source = source
+        self._files = files
+
+    def get(self, key: bytes, *, checked: bool = True) -> bytes | None:
+        """Return the value of ``key``, or None. Raises QueueCorrupt when it cannot be read."""
+        value = self._source.get(key, checked=checked)
+        if value is None or len(value) != REFERENCE_BYTES:
+            return value
+        try:
+            return self._resolve(key, value, checked=checked)
+        except QueueCorrupt:
+            if self._source.get(key) is None:  # removed meanwhile, with its segment
+                return None
+            raise
+
+    def _resolve(self, key: bytes, value: bytes, *, checked: bool = True) -> bytes:
+        reference = decode_reference(value)
+        if reference is None or keys.chunk_number(key) < 2:
+            return value
+        return self._files.read(reference, key, checked=checked)
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield keys and values; see ``View.scan``. Raises QueueCorrupt."""
+        found = self._source.scan(start, stop)
+        if stop <= keys.MESSAGE or (start >= keys.SEGMENT and not _covers_segments(start, stop)):
+            return found
+        return (
+            (key, self._resolve(key, value) if len(value) == REFERENCE_BYTES else value)
+            for key, value in found
+            if not key.startswith(keys.SEGMENT)
+        )
+
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Yield keys; see ``View.keys``. Raises QueueCorrupt."""
+        found = self._source.keys(start, stop)
+        if not _covers_segments(start, stop):
+            return found
+        return (key for key in found if not key.startswith(keys.SEGMENT))
+
+
+def _covers_segments(start: bytes, stop: bytes) -> bool:
+    return start < keys.end_of(keys.SEGMENT) and stop > keys.SEGMENT
+
+
+def check_segments(database: LevelDB, files: SegmentFiles) -> Iterator[str]:
+    """Yield files that are not segments, and SEGMENT keys without their chunk; "" where other tasks may run."""
+    for name in files.strangers():
+        yield f"{files.directory / name}: not a segment"
+    for count, key in enumerate(database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))):
+        number, chunk = keys.parse_segment(key)
+        with database.frozen() as view:
+            reference = decode_reference(view.get(chunk) or b"")
+            if view.get(key) is not None and (reference is None or reference.segment != number):
+                yield f"{key.decode()}: the chunk is not in this segment"
+        if count % CHECKED_AT_ONCE == 0:
+            yield ""

@@ -65,7 +65,6 @@ class Cleanup:
             await asyncio.sleep(MOVE_EVERY_S if self._store.is_sparse() else LOOK_EVERY_S)
             if self._store.is_sparse():
                 batch = WriteBatch()
-                batch.kinds.append("move")
                 batch.delete(MOVE_CHUNKS)
                 await self._commits.submit(batch)
 
