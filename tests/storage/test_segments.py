@@ -236,7 +236,7 @@ def test_a_write_in_parts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "pwritev", lambda handle, parts, at: real(handle, [parts[0][:10]], at))
     files = SegmentFiles(directory / "bodies")
     files.append(1, 16, [b"a" * 20, b"b" * 20])
-    files.sync()
+    files.finish(sync=True)
     assert files.read(Reference(1, 16, 40, 0), b"", checked=False) == b"a" * 20 + b"b" * 20
     files.close()
 

@@ -53,7 +53,7 @@ class _Append(NamedTuple):
 
 
 class _Write(NamedTuple):
-    """What ``write`` does: append, sync, write ``batch`` (None: later), remove the ``emptied`` segments."""
+    """What ``write`` does: append, sync and write ``batch`` (None: later), remove the ``emptied`` segments."""
 
     appends: list[_Append]
     sync: bool
@@ -160,7 +160,7 @@ class LevelDBStore(SegmentedView):
                 others.append(op)
         appends, self._appends = self._appends, []
         if appends and not others and sync and self._unsynced_bytes < UNSYNCED_BYTES_MAX:
-            return _Write(appends, False, None, [])
+            return _Write(appends, sync, None, [])
         if not self._unwritten and not self._emptied:
             return self._database.batch(others, sync=sync)
         return _Write(
@@ -249,8 +249,8 @@ class LevelDBStore(SegmentedView):
         try:
             for append in batch.appends:
                 self._files.append(*append)
-            if batch.sync:
-                self._files.sync()
+            if batch.batch is not None:
+                self._files.finish(sync=batch.sync)
         except OSError as exc:
             raise QueueUnavailable(f"{self._files.directory}: {exc}") from exc
         if batch.batch is not None:

@@ -144,10 +144,11 @@ class SegmentFiles:
         sync_directory(self.directory)
         return handle
 
-    def sync(self) -> None:
-        """Put all that was appended on disk. Raises OSError."""
+    def finish(self, *, sync: bool) -> None:
+        """What was appended gets references now: with ``sync``, put it on disk. Raises OSError."""
         for number, handle in list(self._unsynced.items()):
-            os.fdatasync(handle)
+            if sync:
+                os.fdatasync(handle)
             del self._unsynced[number]
             if self._writing is None or self._writing[0] != number:
                 os.close(handle)
