@@ -54,6 +54,7 @@ def ids(directory: Path) -> list[str]:
 def change(directory: Path, *ops: tuple[bytes, bytes | None]) -> None:
     store = LevelDBStore(directory / "queue" / "db")
     store.write(store.batch(ops, sync=True))
+    store.write(store.batch((), sync=True))  # with the references of chunks
     store.close()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.attacks import item
-from tests.kit.queue import Clock, accept, lease, opened, problems, settle
+from tests.kit.queue import Clock, accept, lease, opened, problems, settle, spoil_chunk
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
 from zonemta_py.core.model import OutcomeKind
@@ -62,7 +62,7 @@ async def test_a_damaged_chunk_is_never_delivered(directory: Path) -> None:
     for spoil in (None, b"x" * 65_535, b"x" * 65_537, b"y" * 65_536):
         async with opened(directory / f"{spoil and spoil[:1]}{len(spoil or b'')}") as queue:
             message = await accept(queue, "a@x.example", body=b"x" * 150_000)
-            queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
+            spoil_chunk(queue.store, keys.chunk_key(message, 2), spoil)
             held = lease(queue, "x.example")
             got = b""
             with pytest.raises(QueueCorrupt):

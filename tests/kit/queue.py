@@ -132,6 +132,12 @@ async def accept(
     return writer.id
 
 
+def spoil_chunk(store: Store, key: bytes, value: bytes | None) -> None:
+    """Put ``value`` in the place of a chunk that is there; None: remove it."""
+    for ops in ([(key, None), (b"meta/spoiled", b"")], [(key, value), (b"meta/spoiled", None)]):
+        store.write(store.batch(ops, sync=True))
+
+
 async def write(writer: MessageWriter, data: bytes) -> None:
     """Write ``data`` and wait until all whole chunks of it are on disk."""
     writer.write(data)

@@ -22,6 +22,7 @@ from tests.kit.queue import (
     outcomes,
     problems,
     settle,
+    spoil_chunk,
     write,
 )
 from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
@@ -249,7 +250,7 @@ async def test_a_damaged_body_is_never_complete(directory: Path) -> None:
     async with opened(directory, cache=0) as queue:
         for spoil in (None, b"x" * 65_536):
             message = await accept(queue, "a@x.example", body=b"y" * 150_000)
-            queue.store.write(queue.store.batch([(keys.chunk_key(message, 2), spoil)], sync=True))
+            spoil_chunk(queue.store, keys.chunk_key(message, 2), spoil)
             got: list[bytes] = []
             with pytest.raises(QueueCorrupt, match=r"missing|damaged"):
                 got.extend(queue.bodies.read(lease(queue, "x.example").active))

@@ -10,9 +10,8 @@ from zonemta_py.config.schema import HTTP_CONNECTIONS_MAX, Config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.processes.supervisor import cores, process_counts
 from zonemta_py.storage.leveldb import TABLES_OPEN_MAX
-from zonemta_py.storage.segments import OPEN_FILES_MAX
 
-RESERVE = TABLES_OPEN_MAX + OPEN_FILES_MAX + 64  # of the store, the event log, DNS, pipes and logs
+RESERVE = TABLES_OPEN_MAX + 64  # of the store, its segments, the event log, DNS, pipes and logs
 
 
 def raise_descriptor_limit() -> None:

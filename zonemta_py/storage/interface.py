@@ -71,7 +71,11 @@ class Store(View, Protocol):
         """
 
     def batch(self, ops: Iterable[Op], *, sync: bool) -> Any:
-        """Build a batch for ``write``. With ``sync`` it is on disk when ``write`` returns."""
+        """Build a batch for ``write``. With ``sync`` it is on disk when ``write`` returns.
+
+        A batch of nothing but chunks may be read, and be on disk, only after the next one that has other
+        operations, or none at all.
+        """
 
     def write(self, batch: Any) -> None:
         """Write all of ``batch`` or nothing. Raises QueueUnavailable, also for every later batch."""

@@ -23,7 +23,7 @@ from zonemta_py.storage.leveldb import LevelDB
 FILE_HEADER = b"zonemta bodies 1"
 SUFFIX = ".segment"
 NUMBER_DIGITS = 8
-OPEN_FILES_MAX = 32  # for reading; the least recently used is closed
+OPEN_FILES_MAX = 16  # for reading; the least recently used is closed
 CHECKED_AT_ONCE = 300  # keys, without giving way to other tasks
 BUFFERS_MAX = 512  # of one system call; POSIX promises 16, Linux takes 1024
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.kit.queue import accept, opened
+from tests.kit.queue import accept, opened, spoil_chunk
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 
@@ -13,7 +13,7 @@ async def test_it_finds_what_the_check_without_bodies_does_not(directory: Path, 
         sound = await accept(queue, "a@x.example", body=b"x" * 3 * keys.CHUNK_BYTES)
         spoiled = await accept(queue, "b@x.example", body=b"y" * 3 * keys.CHUNK_BYTES)
         assert [text async for text in check_bodies(store) if text] == []
-        store.write(store.batch([(keys.chunk_key(spoiled, 2), b"other")], sync=True))
+        spoil_chunk(store, keys.chunk_key(spoiled, 2), b"other")
         assert [text for text in check_queue(store, bodies=False) if text] == []
         found = [text async for text in check_bodies(store) if text]
         assert len(found) == 1
