@@ -9,7 +9,7 @@ import pytest
 from zonemta_py.bench.charts import bars
 from zonemta_py.bench.measure import measure
 from zonemta_py.bench.sampler import Sample, Span, quantile, spans
-from zonemta_py.bench.scenarios import SCENARIOS, Scenario
+from zonemta_py.bench.scenarios import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.source import Load, make_body, run
 from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.config.units import HostPort
@@ -139,14 +139,22 @@ def small(name: str, messages: int = 60) -> Scenario:
         churn=min(scenario.churn, 20_000),
         backlog=min(scenario.backlog, 2_000),
         dead=min(scenario.dead, 100),
+        domains=min(scenario.domains, 40),
     )
+
+
+def test_groups() -> None:
+    """Nine grids of sessions; every scenario has its own name."""
+    assert len(set(GROUPS["all"])) == len(SCENARIOS)
+    assert len(GROUPS["sessions"]) == 9
+    assert set(GROUPS["standard"]) < set(GROUPS["all"])
 
 
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
         ("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto"),
-        ("deep", "auto/auto"), ("dead", "0/1"),
+        ("deep", "auto/auto"), ("dead", "0/1"), ("auth", "1/0"), ("sessions-1000x10000", "0/0"),
     ],
 )  # fmt: skip
 def test_scenarios_and_arrangements(directory: Path, name: str, processes: str) -> None:

@@ -20,6 +20,7 @@ from zonemta_py.sink.counter import Deliveries
 DELIVER_TIMEOUT_S = 300.0
 WARM_UP = 200  # messages before the measurement starts
 FLOOD_FROM = "127.0.0.9"  # the address of the other submitter
+LOGIN = "bench:correct horse battery staple"
 
 Progress = Callable[[int], None]  # is given the number of new deliveries
 
@@ -122,6 +123,7 @@ def source(
         *(["--keep"] if scenario.keep else []),
         *(["--tls"] if scenario.tls else []),
         *([f"--domains={scenario.domains}"] if scenario.domains else []),
+        *([f"--login={LOGIN}"] if scenario.auth else []),
         *options,
     ]
     with (directory / "source.log").open("ab") as log:

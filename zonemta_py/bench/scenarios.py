@@ -1,4 +1,4 @@
-"""The named workloads of ``zonemta bench``."""
+"""The named workloads of ``zonemta bench``, and groups of them."""
 
 from dataclasses import dataclass, replace
 
@@ -26,11 +26,12 @@ class Scenario:
     churn: int = 0  # recipients stored in the queue and deleted before the start
     dead: int = 0  # domains that do not answer, a message for each queued at the start
     domains: int = 0  # of the recipients, each a destination of its own; 0: one smarthost
+    auth: bool = False  # with AUTH on each connection
 
     @property
     def for_peers(self) -> bool:
         """Whether other relays can run it without more set-up."""
-        return not (self.dkim or self.backlog or self.tls or self.churn or self.dead)
+        return not (self.dkim or self.backlog or self.tls or self.churn or self.domains or self.auth)
 
     def scaled(self, factor: float) -> "Scenario":
         """The scenario with ``factor`` times the messages, at least one for each session."""
@@ -44,9 +45,24 @@ class Scenario:
         )
 
 
+def _sessions(connections: int, domains: int) -> Scenario:
+    """A message to each of ``domains``, or several, while the zone keeps up to ``connections`` sessions."""
+    title = f"{connections:,} connections, {domains:,} " + ("domain" if domains == 1 else "domains")
+    return Scenario(
+        f"sessions-{connections}x{domains}",
+        title,
+        max(20_000, domains),
+        30,
+        connections=connections,
+        domains=domains,
+    )
+
+
+SESSIONS = tuple(_sessions(c, d) for c in (100, 1_000, 10_000) for d in (1, 10_000, 50_000))
 SCENARIOS = (
     Scenario("kept", "4 KB, kept sessions", 20_000, 30),
     Scenario("connect", "4 KB, one connection each", 10_000, 30, keep=False),
+    Scenario("auth", "4 KB, a connection with AUTH each", 10_000, 30, keep=False, auth=True),
     Scenario("list50", "4 KB, 50 recipients", 1_500, 20, recipients=50),
     Scenario("list1000", "4 KB, 1,000 recipients", 100, 10, recipients=1000),
     Scenario("64k", "64 KB, kept sessions", 4_000, 20, size=65_536),
@@ -89,5 +105,10 @@ SCENARIOS = (
     ),
     Scenario("churned", "4 KB, 5 million came and went", 20_000, 30, churn=5_000_000),
     Scenario("soak", "1,000 a second, over time", 60_000, 30, per_second=1000, soak=True),
+    *SESSIONS,
 )
-STANDARD = ("kept", "connect", "list50", "64k", "20m")
+GROUPS = {
+    "standard": ("kept", "connect", "list50", "64k", "20m"),
+    "sessions": tuple(scenario.name for scenario in SESSIONS),
+    "all": tuple(scenario.name for scenario in SCENARIOS),
+}

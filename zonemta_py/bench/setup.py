@@ -71,7 +71,7 @@ def fill_queue(directory: Path, recipients: int) -> None:
 
 
 def fill_dead(directory: Path, domains: int) -> None:
-    """Store a message for each of the domains of ``bench/dead.py``."""
+    """Store a message for each of the domains of ``bench/domains.py``."""
     store = _new_queue(directory)
     start_ms = clock.now_ms() - 3_600_000
     ops: list[Op] = []

@@ -10,6 +10,7 @@ import os
 import ssl
 import time
 from array import array
+from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,7 @@ class Load:
     tls: bool = False  # from the first byte on
     sender: str = "source@source.example"
     domains: int = 0  # 0: ``domain`` alone; else ``lN.`` of it, in turn
+    login: str = ""  # name:password for AUTH PLAIN
     began_s: float = 0.0
     sent: int = 0
     failed: str = ""
@@ -47,6 +49,12 @@ class Load:
     def domain_of(self, number: int) -> bytes:
         """The domain of recipient ``number``."""
         return (f"l{number % self.domains}.{self.domain}" if self.domains else self.domain).encode()
+
+    def auth_command(self) -> list[bytes]:
+        """AUTH PLAIN with its initial response (RFC 4616), if there is a login."""
+        name, _, password = self.login.partition(":")
+        response = b64encode(f"\0{name}\0{password}".encode())
+        return [b"AUTH PLAIN %b\r\n" % response] if self.login else []
 
 
 class SourceSession(asyncio.Protocol):
@@ -63,7 +71,7 @@ class SourceSession(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Prepare the first command, which follows the greeting."""
         self._transport = cast(asyncio.Transport, transport)
-        self._steps = [b"EHLO source.example\r\n"]
+        self._steps = [*self._load.auth_command(), b"EHLO source.example\r\n"]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End of the session, by either side."""
@@ -193,6 +201,7 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--sender", default="source@source.example")
     parser.add_argument("--domains", type=int, default=0)
+    parser.add_argument("--login", default="")
     parser.add_argument("--times", type=Path, help="write when each message was accepted")
     options = parser.parse_args()
     load = Load(
@@ -209,6 +218,7 @@ def main() -> None:
         options.tls,
         sender=options.sender,
         domains=options.domains,
+        login=options.login,
     )
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         result = runner.run(run(load))

@@ -5,27 +5,31 @@ from pathlib import Path
 
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import StatsRequest
+from zonemta_py.bench.measure import LOGIN
 from zonemta_py.bench.process import CommandProcess
 from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.bench.setup import churn_queue, fill_dead, fill_queue, make_dkim_key
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.errors import LocalError
+from zonemta_py.intake.users import hash_password
+from zonemta_py.intake.users_file import add_user
 
 CONFIG = """\
 hostname: relay.bench.example
 allow_private_destinations: true
-listeners: [{{address: "127.0.0.1:0"{tls}}}]
+listeners: [{{address: "127.0.0.1:0"{tls}{auth}}}]
 processes: {processes}
 queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}{queue}}}
 events: {{directory: events}}
 resolver: {{nameservers: ["127.0.0.1:{names_port}"], timeout: 1s}}
 zones:
   default: {{{route}, connections: {connections}}}
-  blocked: {{smarthost: null, port: 9}}
+  blocked: {{smarthost: null, port: 9, connections: 100}}
 {dkim}
 """
 SETTLE_TIMEOUT_S = 300.0
 TLS = ", tls: {mode: implicit, certificate_file: tls.pem, key_file: tls.key}"
+AUTH = ", trusted_networks: [], senders: any, auth: {users_file: users, require_tls: false}"
 DKIM = "dkim: {keys: [{domain: source.example, selector: bench, key_file: dkim.pem}]}"
 
 
@@ -48,21 +52,15 @@ class ZonemtaRelay:
     ) -> None:
         self.name = name
         self._directory = directory
-        if scenario.dkim:
-            make_dkim_key(directory / "dkim.pem")
-        if scenario.backlog:
-            fill_queue(directory / "queue", scenario.backlog)
-        if scenario.churn:
-            churn_queue(directory / "queue", scenario.churn)
+        _prepare(directory, scenario)
         names_port = "9"
-        self._dead: CommandProcess | None = None
-        if scenario.dead:
-            fill_dead(directory / "queue", scenario.dead)
-            arguments = [str(sink_port), str(scenario.dead)]
-            self._dead = CommandProcess(
-                arguments, directory / "dead.log", module="zonemta_py.bench.dead"
+        self._domains: CommandProcess | None = None
+        if scenario.domains:
+            arguments = [str(sink_port), str(scenario.domains), str(scenario.dead)]
+            self._domains = CommandProcess(
+                arguments, directory / "domains.log", module="zonemta_py.bench.domains"
             )
-            [names_port] = self._dead.wait_ready()
+            [names_port] = self._domains.wait_ready()
         receivers, _, senders = processes.partition("/")
         (directory / "zonemta.yaml").write_text(
             CONFIG.format(
@@ -75,6 +73,7 @@ class ZonemtaRelay:
                 queue=queue,
                 dkim=DKIM if scenario.dkim else "",
                 tls=TLS if scenario.tls else "",
+                auth=AUTH if scenario.auth else "",
                 processes=f"{{receivers: {receivers}, senders: {senders}}}",
             )
         )
@@ -100,5 +99,20 @@ class ZonemtaRelay:
     def stop(self) -> None:
         """Stop it with SIGTERM."""
         self._process.stop()
-        if self._dead is not None:
-            self._dead.stop()
+        if self._domains is not None:
+            self._domains.stop()
+
+
+def _prepare(directory: Path, scenario: Scenario) -> None:
+    """Create what the relay of ``scenario`` finds when it starts."""
+    if scenario.dkim:
+        make_dkim_key(directory / "dkim.pem")
+    if scenario.backlog:
+        fill_queue(directory / "queue", scenario.backlog)
+    if scenario.churn:
+        churn_queue(directory / "queue", scenario.churn)
+    if scenario.dead:
+        fill_dead(directory / "queue", scenario.dead)
+    if scenario.auth:
+        name, _, password = LOGIN.partition(":")
+        add_user(directory / "users", name, hash_password(password))

@@ -18,7 +18,7 @@ from zonemta_py.bench.charts import save_picture
 from zonemta_py.bench.measure import Measurement, RelayUnderTest, measure
 from zonemta_py.bench.peers import PEERS
 from zonemta_py.bench.peers.peer import PeerMaker
-from zonemta_py.bench.scenarios import SCENARIOS, STANDARD, Scenario
+from zonemta_py.bench.scenarios import GROUPS, SCENARIOS, Scenario
 from zonemta_py.bench.zonemta import ZonemtaRelay
 from zonemta_py.cli.bench_table import print_results
 from zonemta_py.cli.common import json_option, print_json, reports_errors
@@ -64,7 +64,7 @@ def _process_counts(
     "scenarios",
     nargs=-1,
     metavar="[SCENARIO]...",
-    type=click.Choice([s.name for s in SCENARIOS] + ["standard", "all"]),
+    type=click.Choice([s.name for s in SCENARIOS] + list(GROUPS)),
 )
 @click.option(
     "--runs",
@@ -120,6 +120,7 @@ def bench(**values: Any) -> None:
     \b
     SCENARIO:
       kept, connect      4 KB messages on persistent sessions, or on a connection each
+      auth               on a connection each, with AUTH PLAIN
       list50, list1000   50 or 1,000 recipients per message
       64k, 20m           larger messages
       dkim               signed with RSA-2048
@@ -131,6 +132,8 @@ def bench(**values: Any) -> None:
       dead               single messages to 200 domains, with mail for 5,000 dead domains queued before
       churned            after five million recipients were queued and delivered
       soak               1,000 a second for a minute (--scale 60: an hour), memory, files, disk and latency over time
+      sessions           nine: 100, 1,000 and 10,000 connections to 1, 10,000 and 50,000 domains
+      sessions-100x1     one of these nine
       standard, all      the five standard scenarios, or every one
 
     \b
@@ -187,7 +190,7 @@ def _peer(make: PeerMaker, directory: Path, sink_port: int, scenario: Scenario) 
 
 def _is_chosen(name: str, scenarios: tuple[str, ...]) -> bool:
     asked = scenarios or ("standard",)
-    return "all" in asked or name in asked or ("standard" in asked and name in STANDARD)
+    return name in asked or any(name in GROUPS.get(group, ()) for group in asked)
 
 
 def _machine() -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""Domains that are dead in three ways, and one that answers: name server and hosts of the scenario ``dead``.
+"""Domains of recipients, living and dead in three ways: the name server and the dead hosts of a scenario.
 
-``dead PORT DOMAINS``. ``d0.dead.example`` refuses connections, ``d1…`` drops their packets, ``d2…`` accepts them
-and says nothing, and so on in turn. Every ``lN.sink.example`` is at 127.0.0.1. Prints ``ready`` and the
-port of the name server.
+``domains PORT LIVING DEAD``. Each of LIVING domains ``lN.sink.example`` is at 127.0.0.1. Of DEAD domains ``d0.dead.example``
+refuses connections, ``d1…`` drops their packets, ``d2…`` accepts them and says nothing, and so on in turn. Prints
+``ready`` and the port of the name server.
 """
 
 import asyncio
@@ -13,18 +13,17 @@ import sys
 from zonemta_py.sink.nameserver import NameServer, Records
 
 REFUSING, DROPPING, SILENT = ADDRESSES = ("127.0.1.1", "127.0.1.2", "127.0.1.3")
-LIVING = 1000
 SILENT_MAX = 4096  # connections that wait to be accepted
 
 
-def records(domains: int) -> Records:
+def records(living: int, dead: int) -> Records:
     """An MX for each dead domain, at one of the three addresses; an address for each living one."""
     found: dict[str, dict[str, list[str]]] = {
         f"mx{kind}.dead.example": {"A": [address]} for kind, address in enumerate(ADDRESSES)
     }
-    for number in range(domains):
+    for number in range(dead):
         found[f"d{number}.dead.example"] = {"MX": [f"10 mx{number % 3}.dead.example."]}
-    for number in range(LIVING):
+    for number in range(living):
         found[f"l{number}.sink.example"] = {"A": ["127.0.0.1"]}
     return found
 
@@ -49,11 +48,13 @@ def fill(address: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-async def serve(port: int, domains: int) -> None:
+async def serve(port: int, living: int, dead: int) -> None:
     """Until SIGTERM."""
-    names = NameServer(records(domains))
+    names = NameServer(records(living, dead))
     names_port = await names.start()
-    sockets = [listen(SILENT, port, SILENT_MAX), listen(DROPPING, port, 0), *fill(DROPPING, port)]
+    sockets = []
+    if dead:
+        sockets = [listen(SILENT, port, SILENT_MAX), listen(DROPPING, port, 0), *fill(DROPPING, port)]
     print("ready", names_port, flush=True)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -64,4 +65,4 @@ async def serve(port: int, domains: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(*(int(argument) for argument in sys.argv[1:])))
