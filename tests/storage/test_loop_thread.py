@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
@@ -97,3 +98,29 @@ def test_a_cancellation_that_is_lost() -> None:
     closing = threading.Thread(target=thread.close, daemon=True)
     closing.start()
     until_blocking(lambda: not closing.is_alive(), "the end of the thread")
+
+
+@pytest.mark.parametrize("failure", [None, OSError("gone")])
+def test_the_client_is_disconnected_last(failure: OSError | None) -> None:
+    """A request that is cancelled while it connects leaves its connection to ``disconnect``; an error is reported."""
+    thread, started, steps = LoopThread("redis", "redis", (OSError,)), threading.Event(), list[str]()
+
+    async def connect() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            steps.append("connected")
+
+    async def disconnect() -> None:
+        steps.append("disconnected")
+        if failure is not None:
+            raise failure
+
+    thread.start(connect())
+    assert started.wait(scaled(30))
+    with pytest.raises(LocalError, match="redis: gone") if failure else nullcontext():
+        thread.close(disconnect)
+    assert steps == ["connected", "disconnected"]
+    with pytest.raises(LocalError, match="the store is closed"):
+        thread.run(asyncio.sleep(0))

@@ -1,7 +1,7 @@
 """An event loop in a thread of its own, for the asynchronous clients behind the blocking calls of a store."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import TypeVar
@@ -61,16 +61,30 @@ class LoopThread:
     def _closed(self) -> LocalError:
         return LocalError(f"{self._label}: the store is closed")
 
-    def close(self) -> None:
-        """Cancel what is running, and end the thread. A second call does nothing."""
+    def close(self, disconnect: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Cancel what is running, then call ``disconnect`` and end the thread. A second call does nothing.
+
+        In this order, because a request that is cancelled while it connects may leave a connection with its client.
+        Raises LocalError when ``disconnect`` fails; the thread ends nevertheless.
+        """
         with self._lock:
             if self._closing:
                 return
             self._closing = True
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(disconnect), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self, disconnect: Callable[[], Awaitable[object]] | None) -> None:
+        await _cancel_others()
+        if disconnect is not None:
+            try:
+                await disconnect()
+            except self._errors as exc:
+                raise LocalError(f"{self._label}: {exc}") from exc
 
 
 async def _cancel_others() -> None:

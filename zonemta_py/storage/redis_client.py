@@ -54,8 +54,7 @@ class RedisClient:
 
     def close(self) -> None:
         """Disconnect."""
-        self.thread.run(self.commands.aclose())
-        self.thread.close()
+        self.thread.close(self.commands.aclose)
 
     async def space(self) -> Space | None:
         """The memory of this Redis; None when it has no limit. Raises RedisError."""

@@ -67,7 +67,7 @@ class S3Client:
         try:
             self._run(self._connect(settings))
         except LocalError:
-            self.thread.close()
+            self.thread.close(self._clients.aclose)
             raise
 
     async def _connect(self, settings: S3Settings) -> None:
@@ -228,9 +228,8 @@ class S3Client:
 
     def close(self) -> None:
         """Finish deletions, and disconnect. No call follows."""
-        self._run(self._close())
-        self.thread.close()
+        self._run(self._finish_deletions())
+        self.thread.close(self._clients.aclose)
 
-    async def _close(self) -> None:
+    async def _finish_deletions(self) -> None:
         await asyncio.gather(*self._deletions, return_exceptions=True)
-        await self._clients.aclose()
