@@ -57,6 +57,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "messages": verdict.messages,
         "acknowledged": verdict.acknowledged,
         "recipients": verdict.recipients,
+        "compared": verdict.compared,
         "lost": len(verdict.lost),
         "delivered_twice": verdict.repeated,
         "twice_and_not_named": len(verdict.unnamed),

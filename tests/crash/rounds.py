@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.crash import wrong_clock
 from tests.crash.disk import Disk
@@ -24,7 +24,7 @@ from tests.crash.verdict import (
     whole_log,
 )
 from tests.kit.deadlines import Deadline, until
-from tests.kit.load import DOMAINS, Load
+from tests.kit.load import DOMAINS, ComparingSink, Load
 from tests.kit.queue import begin, everything, problems
 from tests.kit.relay import RECEIVERS, SENDERS, Stage, staged
 from tests.kit.servers import redis_url
@@ -37,7 +37,6 @@ from zonemta_py.core import faults
 from zonemta_py.core.errors import LocalError, QueueLocked
 from zonemta_py.delivery.open_queue import open_queue
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import Sink
 from zonemta_py.storage.interface import Store
 from zonemta_py.storage.open import open_store
 
@@ -89,9 +88,10 @@ class Rounds:
             Rule(Step.RCPT, recipient="*.no@*", reply="550 5.1.1 no"),
         ]
         names = [*(f"d{n}.example" for n in range(DOMAINS)), "senders.example"]
-        self._sinks: list[Sink] = [await self.stage.receiver(name, *rules) for name in names]
-        for sink in self._sinks:
-            sink.keep = False
+        self._sinks = [
+            cast(ComparingSink, await self.stage.receiver(name, *rules, kind=ComparingSink))
+            for name in names
+        ]
         port = free_port()
         self._config = self.directory / "zonemta.yaml"
         self.stage.config(
@@ -332,6 +332,9 @@ class Rounds:
         if code:
             self.verdict.problems.append(f"the last relay exited {code}")
         self.verdict.messages = self.load.next
+        for sink in self._sinks:
+            self.verdict.compared += sink.compared
+            self.verdict.problems += [f"wrong bytes: a message of {each}" for each in sink.wrong]
         compare(self.verdict, self.load.acknowledged, self._arrived(), self._excused, self.directory)
         check_empty(self.verdict, self._settings)
         await self._sweep()

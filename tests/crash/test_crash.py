@@ -11,6 +11,8 @@ import pytest
 
 from tests.crash.rounds import POINTS, Rounds
 from tests.crash.verdict import assert_nothing_lost
+from tests.kit.load import ComparingSink, body_of
+from zonemta_py.sink.tally import Received
 
 
 @pytest.mark.crash
@@ -68,3 +70,14 @@ async def test_killed_while_it_finishes_the_export_of_the_life_before(
             await rounds.at_point("outbox.written", 1)
         verdict = await rounds.finish()
     assert_nothing_lost(verdict)
+
+
+def test_a_wrong_byte_is_seen() -> None:
+    """A receiver compares each body with that of its message."""
+    sink = ComparingSink()
+    for number in (1, 2, 20, 200):
+        body = body_of(number)
+        for data in (body, body[:-1] + b"\r"):
+            sink.received(Received(f"{number}@senders.example", [], b"A: b\r\n\r\n" + data, "", "", ""))
+    assert sink.wrong == [f"{number}@senders.example" for number in (1, 2, 20, 200)]
+    assert sink.compared == 8

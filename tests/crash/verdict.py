@@ -26,6 +26,7 @@ class Verdict:
     acknowledged: int = 0
     recipients: int = 0
     lost: list[str] = field(default_factory=list)
+    compared: int = 0  # messages whose bytes were compared by a receiver
     repeated: int = 0
     uncertain: int = 0
     unnamed: list[str] = field(default_factory=list)
@@ -133,3 +134,4 @@ def assert_nothing_lost(verdict: Verdict) -> None:
     assert verdict.unnamed == [], verdict
     assert verdict.problems == [], verdict
     assert verdict.acknowledged > ENOUGH, verdict
+    assert verdict.compared > ENOUGH // 2, verdict

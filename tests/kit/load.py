@@ -5,11 +5,17 @@ The name of a recipient decides its outcome: ``N.ok`` is delivered, ``N.later`` 
 """
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 from tests.kit.deadlines import until
+from zonemta_py.sink.server import Sink
+from zonemta_py.sink.tally import Received
 
 DOMAINS = 3
-LARGE = b"x" * 70 + b"\r\n"
+FILLER = b"." + b"x" * 69 + b"\r\n"  # a dot is doubled on the way
+BLOCK_LINES = 56
+SIZES_BYTES = (2_000_000, 6_000_000, 30_000_000)
 
 
 def recipients_of(number: int) -> list[str]:
@@ -22,10 +28,33 @@ def recipients_of(number: int) -> list[str]:
 
 
 def body_of(number: int) -> bytes:
-    """A body of one chunk, of several for every twentieth message, of megabytes for every two hundredth."""
+    """A body that no other message has: mostly 500 bytes, also none, 200 KB, or as much as 30 MB."""
     if number % 200 == 0:
-        return LARGE * (30_000 * (1 + number // 200 % 3))  # 2, 4 or 6 MB
-    return LARGE * (3000 if number % 20 == 0 else 7)
+        blocks = SIZES_BYTES[number // 200 % len(SIZES_BYTES)] // (BLOCK_LINES * len(FILLER))
+    elif number % 20 == 0:
+        blocks = 50
+    else:
+        return b"" if number % 20 == 1 else b"%08d\r\n" % number + FILLER * 7
+    return b"".join(b"%08d %08d\r\n" % (number, i) + FILLER * BLOCK_LINES for i in range(blocks))
+
+
+class ComparingSink(Sink):
+    """A receiver that compares each body with that of its message. ``wrong``: those that differ, by sender."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.compared = 0
+        self.wrong: list[str] = []
+
+    def received(self, message: Received) -> None:
+        """Compare, then count the message without its data. Reports have the null sender."""
+        number, _, domain = message.sender.partition("@")
+        if domain:
+            self.compared += 1
+            if message.data.partition(b"\r\n\r\n")[2] != body_of(int(number)):
+                self.wrong.append(message.sender)
+        super().received(replace(message, data=b""))
+        self.messages.clear()
 
 
 class Load:
@@ -75,7 +104,8 @@ class Load:
                 while not (line := await reader.readline()).startswith(b"354"):
                     if not line.startswith(b"250"):
                         self._refusal(line)
-                writer.write(b"Subject: x\r\n\r\n" + body_of(number) + b".\r\n")
+                data = b"Subject: x\r\n\r\n" + body_of(number)
+                writer.write(data.replace(b"\r\n.", b"\r\n..") + b".\r\n")
                 line = await reader.readline()
                 if not line.startswith(b"250 2.0.0"):
                     self._refusal(line)
