@@ -18,7 +18,7 @@ from zonemta_py.storage import leveldb_store
 from zonemta_py.storage.interface import MOVE_CHUNKS, Access, Op
 from zonemta_py.storage.leveldb import LevelDB
 from zonemta_py.storage.leveldb_store import LevelDBStore
-from zonemta_py.storage.segments import Reference, SegmentFiles, decode_reference
+from zonemta_py.storage.segments import Append, Reference, SegmentFiles, decode_reference
 
 ONE, TWO, THREE = (f"{n:024x}" for n in (1, 2, 3))
 SEGMENT_BYTES = 5 * keys.CHUNK_BYTES
@@ -69,16 +69,16 @@ def test_a_reference_has_this_layout() -> None:
     assert decode_reference(b"x" * 24) is None
 
 
-def test_all_but_the_first_chunk_are_in_a_segment(directory: Path, store: LevelDBStore) -> None:
+def test_whole_chunks_are_in_a_segment(directory: Path, store: LevelDBStore) -> None:
     body = put_body(store, ONE, 4)
-    assert list(store.scan(b"", b"\xff")) == [*body[:1], *body[1:], (keys.META_SEGMENT, b"1")]
+    assert list(store.scan(b"", b"\xff")) == body
     assert [key for key, _ in body] == list(store.keys(keys.MESSAGE, keys.end_of(keys.MESSAGE)))
     [name] = segments(directory)
     header, *chunks = (
         (directory / "db" / "bodies" / name).read_bytes().partition(b"zonemta bodies 1")[1:]
     )
     assert header == b"zonemta bodies 1"
-    assert chunks == [b"".join(value or b"" for _, value in body[2:])]
+    assert chunks == [b"".join(value or b"" for _, value in body[1:])]
     assert store.get(body[3][0]) == body[3][1]
     with store.frozen() as view:
         assert view.get(body[4][0], checked=False) == body[4][1]
@@ -89,6 +89,47 @@ def test_nothing_is_in_a_segment_without_the_setting(directory: Path) -> None:
     body = put_body(store, ONE, 4)
     assert store.get(body[4][0]) == body[4][1]
     assert segments(directory) == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "segments_from", "number", "is_there"),
+    [
+        (32 << 10, 32 << 10, 1, True),
+        ((32 << 10) - 1, 32 << 10, 1, False),
+        (64 << 10, 100_000, 1, False),
+        (40_000, 100_000, 2, True),
+        (30_000, 32 << 10, 5, False),
+    ],
+)
+def test_which_chunks_are_in_a_segment(
+    directory: Path, size: int, segments_from: int, number: int, is_there: bool
+) -> None:
+    """Those of 32 KiB or more that end behind ``segments_from``."""
+    store = LevelDBStore(directory / "db", segments_from=segments_from)
+    key, value = keys.chunk_key(ONE, number), b"x" * size
+    write(store, (key, value), (keys.mark_key(ONE), b"mark"))
+    assert store.get(key) == value
+    assert bool(segments(directory)) == is_there
+    remove(store, ONE)
+    assert list(store.check()) == []
+    store.close()
+
+
+def test_first_chunks_are_counted(directory: Path) -> None:
+    """While none is in a segment, the removal of one is not looked up: small mail costs nothing more."""
+    store = LevelDBStore(directory / "db")
+    write(
+        store, (keys.chunk_key(ONE, 1), b"short"), (keys.chunk_key(TWO, 1), chunk(1)), (b"open/x", b"")
+    )
+    store.close()
+    store = LevelDBStore(directory / "db")
+    assert store._firsts == 1
+    remove(store, ONE)
+    assert store._firsts == 1
+    remove(store, TWO)
+    assert store._firsts == 0
+    assert list(store._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))) == []
     store.close()
 
 
@@ -130,27 +171,27 @@ def test_references_are_written_after_four_megabytes(store: LevelDBStore) -> Non
 
 @pytest.mark.usefixtures("small_segments")
 def test_a_segment_goes_with_its_last_chunk(directory: Path, store: LevelDBStore) -> None:
-    put_body(store, ONE, 4)
-    put_body(store, TWO, 4)
-    put_body(store, THREE, 4)
+    put_body(store, ONE, 3)
+    put_body(store, TWO, 3)
+    put_body(store, THREE, 3)
     assert segments(directory) == ["00000001.segment", "00000002.segment", "00000003.segment"]
     remove(store, ONE)
     assert "00000001.segment" in segments(directory)
     with store.frozen() as view:
         remove(store, TWO)
-        assert view.get(keys.chunk_key(TWO, 4)) == chunk(4)
+        assert view.get(keys.chunk_key(TWO, 3)) == chunk(3)
     assert "00000001.segment" in segments(directory)
     write(store)
     assert segments(directory) == ["00000002.segment", "00000003.segment"]
-    assert store.get(keys.chunk_key(THREE, 4)) == chunk(4)
+    assert store.get(keys.chunk_key(THREE, 3)) == chunk(3)
 
 
 @pytest.mark.usefixtures("small_segments")
 def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
     """The number of one that had references is not used again."""
     store = LevelDBStore(directory / "db")
-    put_body(store, ONE, 4)
-    put_body(store, TWO, 4)
+    put_body(store, ONE, 3)
+    put_body(store, TWO, 3)
     remove(store, ONE)
     store.close()
     (directory / "db" / "bodies" / "00000009.segment").write_bytes(b"of a writer that was killed")
@@ -158,11 +199,11 @@ def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
     assert "00000009.segment" in segments(directory)
     store = LevelDBStore(directory / "db")
     assert segments(directory) == ["00000001.segment", "00000002.segment"]
-    assert store.get(keys.chunk_key(TWO, 4)) == chunk(4)
+    assert store.get(keys.chunk_key(TWO, 3)) == chunk(3)
     remove(store, TWO)
     store.close()
     store = LevelDBStore(directory / "db")
-    put_body(store, THREE, 2)
+    put_body(store, THREE, 1)
     assert segments(directory) == ["00000003.segment"]
     store.close()
 
@@ -170,9 +211,9 @@ def test_an_opening_removes_what_no_key_needs(directory: Path) -> None:
 def test_a_sparse_segment_is_emptied(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leveldb_store, "SEGMENT_BYTES", 40 * keys.CHUNK_BYTES)
     store = LevelDBStore(directory / "db")
-    put_body(store, ONE, 38)
-    kept = put_body(store, TWO, 2)
-    put_body(store, THREE, 4)
+    put_body(store, ONE, 37)
+    kept = put_body(store, TWO, 1)
+    put_body(store, THREE, 3)
     assert not store.is_sparse()
     remove(store, ONE)
     assert store.is_sparse()
@@ -189,7 +230,7 @@ def test_a_sparse_segment_is_emptied(directory: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
 def test_damage_is_an_error_of_its_message(directory: Path, store: LevelDBStore, how: str) -> None:
-    put_body(store, ONE, 3)
+    put_body(store, ONE, 2)
     path = directory / "db" / "bodies" / "00000001.segment"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
@@ -197,7 +238,7 @@ def test_damage_is_an_error_of_its_message(directory: Path, store: LevelDBStore,
         path.unlink()
     else:
         path.write_bytes(data if how == "flipped" else data[:70_000])
-    number = 2 if how == "flipped" else 3
+    number = 1 if how == "flipped" else 2
     with pytest.raises(QueueCorrupt, match=r"00000001\.segment"):
         store.get(keys.chunk_key(ONE, number))
     remove(store, ONE)
@@ -235,7 +276,7 @@ def test_a_write_in_parts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda handle, parts, at: real(handle, [parts[0][:10]], at))
     files = SegmentFiles(directory / "bodies")
-    files.append(1, 16, [b"a" * 20, b"b" * 20])
+    files.append(Append(1, 16, [b"a" * 20, b"b" * 20]))
     files.finish(sync=True)
     assert files.read(Reference(1, 16, 40, 0), b"", checked=False) == b"a" * 20 + b"b" * 20
     files.close()

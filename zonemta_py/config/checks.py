@@ -25,7 +25,7 @@ _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 LOGGED = ("delivered", "deferred", "bounced", "expired", "lapsed")  # outcomes that the log may have
 HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z|\[[0-9A-Fa-f:.]+\]\Z")
 HEADER_NAME = re.compile(r"[\x21-\x39\x3b-\x7e]+\Z")
-SEGMENTS_FROM_MIN = 64 << 10  # a chunk: the first of a body is always in the database
+SEGMENTS_FROM_MIN = 32 << 10  # smaller chunks are always in the database
 PARTITION_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 PREFIX = re.compile(r"[A-Za-z0-9._:/-]{1,255}\Z")
 ZONE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*\Z")
@@ -134,8 +134,7 @@ def _queue(queue: QueueSettings, complain: Complain) -> None:
     if queue.segments_from is not None and queue.segments_from < SEGMENTS_FROM_MIN:
         complain(
             "queue.segments_from",
-            f"found {queue.segments_from}, expected at least 64KiB, the size of a chunk; null: bodies stay in "
-            "the database",
+            f"found {queue.segments_from}, expected at least 32KiB; null: bodies stay in the database",
         )
     if queue.store == "s3" and not queue.s3.bucket:
         complain("queue.s3.bucket", "store: s3 needs a bucket")

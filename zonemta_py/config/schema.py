@@ -151,7 +151,7 @@ class QueueSettings:
     min_free_disk: Size = Size(1 << 30)
     ready_window: int = number(50_000, 100, 10_000_000)
     body_cache: Size = Size(32 << 20)
-    segments_from: Size | None = Size(64 << 10)
+    segments_from: Size | None = Size(32 << 10)
     poison_after: int = number(3, 1, 1_000_000)
     redis: RedisSettings = RedisSettings()
     s3: S3Settings = S3Settings()

@@ -1,8 +1,8 @@
 """The store in LevelDB, with the chunks of large bodies in segment files (decision 88).
 
-LevelDB writes each byte about four times and computes its checksums in software. A chunk behind
-``segments_from`` bytes of its body is written once, to the end of a segment; its key has a reference. A
-``segment/`` key beside it, in the same batch, is what keeps the segment: a segment without such keys is
+LevelDB writes each byte about four times and computes its checksums in software. A chunk of ``LARGE_BYTES`` or more that
+ends behind ``segments_from`` bytes of its body is written once, to the end of a segment; its key has a
+reference. A ``segment/`` key beside it, in the same batch, is what keeps the segment: a segment without such keys is
 removed. Bytes are on disk before the batch with their references is, so a reference that is there is good.
 """
 
@@ -23,6 +23,7 @@ from zonemta_py.storage.segments import (
     FILE_HEADER,
     NUMBER_DIGITS,
     REFERENCE_BYTES,
+    Append,
     Reference,
     SegmentedView,
     SegmentFiles,
@@ -35,27 +36,16 @@ SEGMENT_BYTES = 64 << 20
 UNSYNCED_BYTES_MAX = 4 << 20  # appended and without references: what the next sync has to wait for
 SPARSE_PART = 10  # a segment with less than a tenth still needed is emptied
 MOVED_AT_ONCE = 16  # chunks
-
-_LENGTHS = (
-    keys.CHUNK_BYTES,
-    REFERENCE_BYTES,
-)  # of values that may be large chunks, or look like references
+LARGE_BYTES = 32 << 10  # of a chunk that may be in a segment
+FIRST = b"/000001"  # the end of the key of a body's first chunk
 
 log = logging.getLogger(__name__)
-
-
-class _Append(NamedTuple):
-    """Chunks for consecutive places of one segment."""
-
-    segment: int
-    offset: int
-    chunks: list[bytes]
 
 
 class _Write(NamedTuple):
     """What ``write`` does: append, sync and write ``batch`` (None: later), remove the ``emptied`` segments."""
 
-    appends: list[_Append]
+    appends: list[Append]
     sync: bool
     batch: Any | None
     emptied: list[int]
@@ -64,20 +54,20 @@ class _Write(NamedTuple):
 class LevelDBStore(SegmentedView):
     """An open database in ``directory``, and the segments below it.
 
-    ``segments_from``: the bytes of a body behind this one are in segments; None: all are in the database. ``batch``
-    decides and must not be called while another batch is written; see ``LevelDB`` for errors.
+    ``segments_from``: chunks of shorter bodies, and those before this byte of longer ones, are in the database; None: all
+    are. ``batch`` decides and must not be called while another batch is written; see ``LevelDB`` for errors.
     """
 
     def __init__(
-        self, directory: Path, access: Access = Access.CREATE, segments_from: int | None = 64 << 10
+        self, directory: Path, access: Access = Access.CREATE, segments_from: int | None = LARGE_BYTES
     ) -> None:
         self._database = LevelDB(directory, access)
         super().__init__(self._database, SegmentFiles(directory / DIRECTORY))
-        self._first = (
-            keys.CHUNKS_MAX + 1 if segments_from is None else segments_from // keys.CHUNK_BYTES + 1
+        self._from_bytes = (
+            keys.CHUNKS_MAX * keys.CHUNK_BYTES + 1 if segments_from is None else segments_from
         )
         self._pins = 0  # frozen views, which may read what was removed since
-        self._appends: list[_Append] = []
+        self._appends: list[Append] = []
         self._unwritten: dict[bytes, Reference] = {}  # appended, the reference not in the database
         self._unsynced_bytes = 0
         self._freed_bytes = 0
@@ -87,6 +77,7 @@ class LevelDBStore(SegmentedView):
             if access is Access.REPAIR:
                 self._rebuild()
             self._sizes = self._files.sizes()
+            self._firsts = 0  # the bodies whose first chunk is in a segment
             self._living = self._count()
             last = int(self._database.get(keys.META_SEGMENT) or b"0")
             self._active = self._named = max(last, *self._sizes, *self._living, 0)
@@ -104,10 +95,13 @@ class LevelDBStore(SegmentedView):
     # ---- opening
 
     def _count(self) -> Counter[int]:
-        """How many chunks of each segment are needed."""
+        """How many chunks of each segment are needed; counts the first chunks, too."""
         number = slice(len(keys.SEGMENT), len(keys.SEGMENT) + NUMBER_DIGITS)
-        found = self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT))
-        return Counter(int(key[number]) for key in found)
+        living = Counter[int]()
+        for key in self._database.keys(keys.SEGMENT, keys.end_of(keys.SEGMENT)):
+            living[int(key[number])] += 1
+            self._firsts += key.endswith(FIRST)
+        return living
 
     def _rebuild(self) -> None:
         """Write the SEGMENT keys anew: a repair of the database may have lost some, or brought some back."""
@@ -116,7 +110,7 @@ class LevelDBStore(SegmentedView):
         ]
         for key, value in self._database.scan(keys.MESSAGE, keys.end_of(keys.MESSAGE)):
             reference = decode_reference(value)
-            if reference is not None and keys.chunk_number(key) > 1:
+            if reference is not None and keys.chunk_number(key):
                 ops.append((keys.segment_key(reference.segment, key), b""))
         self._database.write(self._database.batch(ops, sync=True))
 
@@ -142,19 +136,20 @@ class LevelDBStore(SegmentedView):
         """Give large chunks their places, and build the batch for the database.
 
         A batch of nothing but such chunks is only appended: their references are in a later one, at the
-        latest behind UNSYNCED_BYTES_MAX. Call it with no operations to have all references written.
+        latest behind UNSYNCED_BYTES_MAX. Call it with no operations to have all references written. A removed
+        first chunk is looked up only while one is in a segment: with small mail none is.
         """
         others: list[Op] = []
         for op in ops:
             key, value = op
             if value is None:
-                if len(key) == keys.CHUNK_KEY_BYTES and not key.endswith(b"/000001"):
+                if len(key) == keys.CHUNK_KEY_BYTES and (self._firsts or not key.endswith(FIRST)):
                     self._forget(key, others)
                 elif key == MOVE_CHUNKS:
                     self._move(others)
                     continue
                 others.append(op)
-            elif len(value) in _LENGTHS and self._is_large(key, value):
+            elif self._is_for_segment(key, value):
                 self._place(key, value)
             else:
                 others.append(op)
@@ -182,12 +177,15 @@ class LevelDBStore(SegmentedView):
         self._unsynced_bytes = 0
         return ops + others
 
-    def _is_large(self, key: bytes, value: bytes) -> bool:
-        """Whether the value belongs into a segment: a whole chunk far enough back, or what looks like a reference."""
+    def _is_for_segment(self, key: bytes, value: bytes) -> bool:
+        """Whether the value is a chunk that ends far enough behind the beginning of its body, or looks like a reference."""
+        size = len(value)
+        if size < LARGE_BYTES and size != REFERENCE_BYTES:
+            return False
         number = keys.chunk_number(key)
-        if len(value) == keys.CHUNK_BYTES:
-            return number >= self._first
-        return number > 1 and decode_reference(value) is not None
+        if number == 0 or size < LARGE_BYTES:
+            return number > 0 and decode_reference(value) is not None
+        return (number - 1) * keys.CHUNK_BYTES + size >= self._from_bytes
 
     def _place(self, key: bytes, chunk: bytes) -> None:
         """Append ``chunk`` to the newest segment, or to a new one."""
@@ -201,11 +199,12 @@ class LevelDBStore(SegmentedView):
         if last is not None and last.segment == self._active:
             last.chunks.append(chunk)
         else:
-            self._appends.append(_Append(self._active, self._end, [chunk]))
+            self._appends.append(Append(self._active, self._end, [chunk]))
         self._end += size
         self._unsynced_bytes += size
         self._unwritten[key] = reference
         self._living[self._active] += 1
+        self._firsts += key.endswith(FIRST)
         self._sizes[self._active] = self._end
 
     def _forget(self, key: bytes, others: list[Op]) -> None:
@@ -219,13 +218,14 @@ class LevelDBStore(SegmentedView):
                 return
             reference = decode_reference(value)
             if reference is None:
-                self._freed_bytes += len(value)
+                self._freed_bytes += 0 if key.endswith(FIRST) else len(value)
                 return
             others.append((keys.segment_key(reference.segment, key), None))
-        self._release(reference.segment)
+        self._release(reference.segment, key)
 
-    def _release(self, number: int) -> None:
+    def _release(self, number: int, key: bytes) -> None:
         self._living[number] -= 1
+        self._firsts -= key.endswith(FIRST)
         self._mark_if_empty(number, newest=self._active)
 
     def _mark_if_empty(self, number: int, newest: int) -> None:
@@ -248,7 +248,7 @@ class LevelDBStore(SegmentedView):
             return
         try:
             for append in batch.appends:
-                self._files.append(*append)
+                self._files.append(append)
             if batch.batch is not None:
                 self._files.finish(sync=batch.sync)
         except OSError as exc:
@@ -303,7 +303,7 @@ class LevelDBStore(SegmentedView):
                     raise QueueCorrupt(f"{segment_key!r}: the chunk is not there")
                 self._place(key, chunk)
                 others.append((segment_key, None))
-                self._release(number)
+                self._release(number, key)
         except QueueCorrupt as exc:
             self._damaged.add(number)
             log.error("segment %d cannot be emptied, check the queue: %s", number, exc)

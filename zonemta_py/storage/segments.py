@@ -8,7 +8,7 @@ that what a crash left at its end does no harm.
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -25,6 +25,7 @@ SUFFIX = ".segment"
 NUMBER_DIGITS = 8
 OPEN_FILES_MAX = 16  # for reading; the least recently used is closed
 CHECKED_AT_ONCE = 300  # keys, without giving way to other tasks
+OWN_KEYS = (keys.SEGMENT, keys.META_SEGMENT)  # of the store: no reader sees them, and no export has them
 BUFFERS_MAX = 512  # of one system call; POSIX promises 16, Linux takes 1024
 
 _LAYOUT = struct.Struct(">8sIIII")
@@ -54,6 +55,14 @@ def decode_reference(value: bytes) -> Reference | None:
     if len(value) != REFERENCE_BYTES or not value.startswith(_MAGIC):
         return None
     return Reference(*_LAYOUT.unpack(value)[1:])
+
+
+class Append(NamedTuple):
+    """Chunks for consecutive places of one segment."""
+
+    segment: int
+    offset: int
+    chunks: list[bytes]
 
 
 class SegmentFiles:
@@ -118,8 +127,9 @@ class SegmentFiles:
             os.close(self._reading.popitem(last=False)[1])
         return handle
 
-    def append(self, number: int, offset: int, chunks: Sequence[bytes]) -> None:
-        """Write ``chunks`` at ``offset``; the first of a segment makes its file. Raises OSError."""
+    def append(self, append: Append) -> None:
+        """Write chunks; the first of a segment makes its file. Raises OSError."""
+        number, offset, chunks = append
         handle = self._writable(number)
         for first in range(0, len(chunks), BUFFERS_MAX):
             part = chunks[first : first + BUFFERS_MAX]
@@ -193,31 +203,33 @@ class SegmentedView:
 
     def _resolve(self, key: bytes, value: bytes, *, checked: bool = True) -> bytes:
         reference = decode_reference(value)
-        if reference is None or keys.chunk_number(key) < 2:
+        if reference is None or not keys.chunk_number(key):
             return value
         return self._files.read(reference, key, checked=checked)
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys and values; see ``View.scan``. Raises QueueCorrupt."""
         found = self._source.scan(start, stop)
-        if stop <= keys.MESSAGE or (start >= keys.SEGMENT and not _covers_segments(start, stop)):
+        if stop <= keys.MESSAGE or (start >= keys.end_of(keys.MESSAGE) and not _covers_own(start, stop)):
             return found
         return (
             (key, self._resolve(key, value) if len(value) == REFERENCE_BYTES else value)
             for key, value in found
-            if not key.startswith(keys.SEGMENT)
+            if not key.startswith(OWN_KEYS)
         )
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         """Yield keys; see ``View.keys``. Raises QueueCorrupt."""
         found = self._source.keys(start, stop)
-        if not _covers_segments(start, stop):
+        if not _covers_own(start, stop):
             return found
-        return (key for key in found if not key.startswith(keys.SEGMENT))
+        return (key for key in found if not key.startswith(OWN_KEYS))
 
 
-def _covers_segments(start: bytes, stop: bytes) -> bool:
-    return start < keys.end_of(keys.SEGMENT) and stop > keys.SEGMENT
+def _covers_own(start: bytes, stop: bytes) -> bool:
+    return start <= keys.META_SEGMENT < stop or (
+        start < keys.end_of(keys.SEGMENT) and stop > keys.SEGMENT
+    )
 
 
 def check_segments(database: LevelDB, files: SegmentFiles) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The key layout of the queue: the contract, and the only module that composes keys.
 
-    message/MSGID/000001 …            the body, 65,536 bytes each, the last shorter; in LevelDB, of a large
-                                      body, a reference to a segment file (``storage/segments.py``)
+    message/MSGID/000001 …            the body, 65,536 bytes each, the last shorter; in LevelDB, of 32 KiB or
+                                      more, a reference to a segment file (``storage/segments.py``)
     message/MSGID/#                   its presence means: accepted
     message/MSGID/*                   envelope, header block, origin
     delivery-zone/ZONE/MSGID/RCPT     a waiting recipient
@@ -15,7 +15,7 @@
     digest/GROUP/REPORT               a report for the next digest of its receiver
     submitted/DIGEST                  what was accepted under a submission key
     outbox/SEQ                        the events of one group commit
-    segment/NUMBER/MSGID/000002       this chunk is in segment NUMBER; the store's own, never seen above it
+    segment/NUMBER/MSGID/000001       this chunk is in segment NUMBER; the store's own, never seen above it
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
     meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT  what was submitted in a slot of a window of LENGTH ms
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
