@@ -122,7 +122,8 @@ def test_a_bench_measures(directory: Path) -> None:
     )
     assert result.deliveries == scenario.messages == sum(seen)
     assert result.per_second > 0
-    assert result.cpu_ms > 0
+    assert 0 < result.main_cpu_ms <= result.cpu_ms
+    assert 0 < result.system_cpu_ms < result.cpu_ms
     assert result.rss_anon_mb > 10
     assert 0 < result.fsyncs < 4
     assert result.written_kb > 1

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from zonemta_py.bench.process import CommandProcess, cpu_seconds, free_port, written_bytes
+from zonemta_py.bench.process import CommandProcess, cpu_of, cpu_seconds, free_port, written_bytes
 from zonemta_py.bench.sampler import Sampler, Span, quantile, spans
 from zonemta_py.bench.scenarios import Scenario
 from zonemta_py.bench.setup import make_certificate
@@ -29,8 +29,8 @@ Progress = Callable[[int], None]  # is given the number of new deliveries
 class Measurement:
     """The figures of one run, in which the receiver counted every recipient exactly once.
 
-    ``cpu_ms`` is the CPU time of all processes of the relay per delivery, ``tools_cpu_ms`` that of source
-    and sink. ``fsyncs`` and ``written_kb`` are per message, -1 when not known. ``p50_ms``, ``p95_ms`` and
+    ``cpu_ms`` is the CPU time of all processes of the relay per delivery, ``system_cpu_ms`` its part in the
+    kernel, ``main_cpu_ms`` that of the relay's first process, ``tools_cpu_ms`` that of source and sink. ``fsyncs`` and ``written_kb`` are per message, -1 when not known. ``p50_ms``, ``p95_ms`` and
     ``p99_ms`` run from the 250 to the peer's final dot.
     """
 
@@ -40,6 +40,8 @@ class Measurement:
     seconds: float
     per_second: float
     cpu_ms: float
+    system_cpu_ms: float
+    main_cpu_ms: float
     tools_cpu_ms: float
     rss_anon_mb: float
     fsyncs: float
@@ -208,7 +210,7 @@ class _Run:
         scenario, relay, sink = self._scenario, self._relay, self._sink
         wanted = scenario.messages * scenario.recipients
         before = self._warm * scenario.recipients + scenario.flood
-        cpu_s, fsyncs, written = cpu_seconds(relay.pid), relay.fsyncs(), written_bytes(relay.pid)
+        cpu, fsyncs, written = cpu_of(relay.pid), relay.fsyncs(), written_bytes(relay.pid)
         sink_cpu_s, began_s = cpu_seconds(sink.pid), time.monotonic()
         sampler = Sampler(relay.pid, self._directory)
         paced = (f"--per-second={scenario.per_second}",) if scenario.per_second else ()
@@ -219,7 +221,7 @@ class _Run:
         self._wait(before + wanted, self._on_progress, before)
         self._took_s = time.monotonic() - began_s
         self._samples = sampler.stop()
-        self._cpu_s = cpu_seconds(relay.pid) - cpu_s
+        self._cpu_s = [now - before for now, before in zip(cpu_of(relay.pid), cpu, strict=True)]
         self._tools_cpu_s = cpu_seconds(sink.pid) - sink_cpu_s + self._submitted.cpu_seconds
         after = relay.fsyncs()
         self._fsyncs = (after - fsyncs) / scenario.messages if after >= 0 else -1.0
@@ -258,13 +260,16 @@ class _Run:
             for n in range(wanted)
         ]
         waited_ms = sorted(waits_ms)
+        user_s, system_s, main_s = self._cpu_s
         return Measurement(
             scenario=scenario.name,
             relay=self._relay.name,
             deliveries=wanted,
             seconds=round(self._took_s, 3),
             per_second=round(wanted / self._took_s, 1),
-            cpu_ms=round(self._cpu_s * 1000 / wanted, 4),
+            cpu_ms=round((user_s + system_s) * 1000 / wanted, 4),
+            system_cpu_ms=round(system_s * 1000 / wanted, 4),
+            main_cpu_ms=round(main_s * 1000 / wanted, 4),
             tools_cpu_ms=round(self._tools_cpu_s * 1000 / wanted, 4),
             rss_anon_mb=max(sample.rss_anon_mb for sample in self._samples),
             fsyncs=round(self._fsyncs, 3),

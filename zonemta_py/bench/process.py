@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from zonemta_py.admin.control_client import ask
 from zonemta_py.admin.requests import AuditRequest
@@ -112,17 +113,35 @@ def free_port(*addresses: str) -> int:
     raise LocalError("no free port")
 
 
-def cpu_seconds(pid: int) -> float:
+class Cpu(NamedTuple):
+    """CPU time: in user mode and in the kernel, of a process and its descendants; ``main_s``: of the process alone."""
+
+    user_s: float
+    system_s: float
+    main_s: float
+
+
+def cpu_of(pid: int) -> Cpu:
     """CPU time of a process and its descendants, running and ended."""
     ticks = os.sysconf("SC_CLK_TCK")
-    total = 0.0
+    user, system, main = 0, 0, 0
     for each in process_tree(pid):
         try:
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        total += sum(int(field) for field in fields[11:15]) / ticks
-    return total
+        own_user, own_system, ended_user, ended_system = map(int, fields[11:15])
+        user += own_user + ended_user
+        system += own_system + ended_system
+        if each == pid:
+            main = own_user + own_system
+    return Cpu(user / ticks, system / ticks, main / ticks)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its descendants, running and ended."""
+    cpu = cpu_of(pid)
+    return cpu.user_s + cpu.system_s
 
 
 def process_tree(pid: int) -> list[int]:

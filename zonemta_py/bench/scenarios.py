@@ -66,7 +66,7 @@ SCENARIOS = (
     Scenario("list50", "4 KB, 50 recipients", 1_500, 20, recipients=50),
     Scenario("list1000", "4 KB, 1,000 recipients", 100, 10, recipients=1000),
     Scenario("64k", "64 KB, kept sessions", 4_000, 20, size=65_536),
-    Scenario("20m", "20 MB, kept sessions", 20, 10, size=20 << 20),
+    Scenario("20m", "20 MB, kept sessions", 60, 10, size=20 << 20),
     Scenario("dkim", "4 KB, DKIM with RSA-2048", 8_000, 30, dkim=True),
     Scenario("tls", "4 KB, TLS in and out", 8_000, 30, tls=True),
     Scenario("tls-connect", "4 KB, a TLS handshake each", 3_000, 30, keep=False, tls=True),
