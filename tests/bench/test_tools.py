@@ -154,7 +154,7 @@ def test_groups() -> None:
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
-        ("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto"),
+        ("tls", "0/0"), ("tls-connect", "1/1"), ("churned", "0/1"), ("dkim", "auto/auto"), ("dkim-ed25519", "0/0"),
         ("deep", "auto/auto"), ("dead", "0/1"), ("auth", "1/0"), ("sessions-1000x10000", "0/0"),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ class Scenario:
     flood: int = 0  # messages of another submitter, queued before and not counted
     same_host: bool = False  # the flood comes from the same address, with senders of another domain
     backlog: int = 0  # recipients queued at the start, nine of ten for a domain that does not answer
-    dkim: bool = False  # signed with RSA-2048
+    dkim: str = ""  # the kind of key that signs: rsa or ed25519
     tls: bool = False  # encrypted on both sides
     soak: bool = False  # figures over time as well
     churn: int = 0  # recipients stored in the queue and deleted before the start
@@ -67,7 +67,8 @@ SCENARIOS = (
     Scenario("list1000", "4 KB, 1,000 recipients", 100, 10, recipients=1000),
     Scenario("64k", "64 KB, kept sessions", 4_000, 20, size=65_536),
     Scenario("20m", "20 MB, kept sessions", 60, 10, size=20 << 20),
-    Scenario("dkim", "4 KB, DKIM with RSA-2048", 8_000, 30, dkim=True),
+    Scenario("dkim", "4 KB, DKIM with RSA-2048", 8_000, 30, dkim="rsa"),
+    Scenario("dkim-ed25519", "4 KB, DKIM with Ed25519", 8_000, 30, dkim="ed25519"),
     Scenario("tls", "4 KB, TLS in and out", 8_000, 30, tls=True),
     Scenario("tls-connect", "4 KB, a TLS handshake each", 3_000, 30, keep=False, tls=True),
     Scenario("delay", "4 KB, 20 ms to the receiver", 5_000, 30, delay_ms=20),

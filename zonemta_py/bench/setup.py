@@ -26,9 +26,10 @@ _HEADER = b"From: source@source.example\r\nSubject: backlog\r\n"
 _ORIGIN = Origin("backlog", "127.0.0.8", "backlog.example", "", "ESMTP")
 
 
-def make_dkim_key(path: Path) -> None:
-    """Write an RSA-2048 key. Raises LocalError without openssl."""
-    _openssl("genpkey", *RSA, "-out", str(path))
+def make_dkim_key(path: Path, kind: str) -> None:
+    """Write a key: rsa (2048 bits) or ed25519. Raises LocalError without openssl."""
+    options = RSA if kind == "rsa" else ("-algorithm", "ed25519")
+    _openssl("genpkey", *options, "-out", str(path))
 
 
 def make_certificate(certificate: Path, key: Path) -> None:

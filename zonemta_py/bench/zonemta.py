@@ -106,7 +106,7 @@ class ZonemtaRelay:
 def _prepare(directory: Path, scenario: Scenario) -> None:
     """Create what the relay of ``scenario`` finds when it starts."""
     if scenario.dkim:
-        make_dkim_key(directory / "dkim.pem")
+        make_dkim_key(directory / "dkim.pem", scenario.dkim)
     if scenario.backlog:
         fill_queue(directory / "queue", scenario.backlog)
     if scenario.churn:

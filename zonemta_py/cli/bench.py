@@ -123,7 +123,7 @@ def bench(**values: Any) -> None:
       auth               on a connection each, with AUTH PLAIN
       list50, list1000   50 or 1,000 recipients per message
       64k, 20m           larger messages
-      dkim               signed with RSA-2048
+      dkim, dkim-ed25519 signed with RSA-2048, with Ed25519
       tls, tls-connect   encrypted on both sides, on persistent sessions or with a handshake each
       delay              the sink replies 20 ms later
       idle, mixed        single messages alone, or with a flood of another submitter
