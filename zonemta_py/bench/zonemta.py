@@ -21,7 +21,7 @@ listeners: [{{address: "127.0.0.1:0"{tls}{auth}}}]
 processes: {processes}
 queue: {{directory: queue, min_free_disk: 64MiB, durability: {durability}{queue}}}
 events: {{directory: events}}
-resolver: {{nameservers: ["127.0.0.1:{names_port}"], timeout: 1s}}
+resolver: {{nameservers: ["127.0.0.1:{names_port}"], timeout: 5s}}
 zones:
   default: {{{route}, connections: {connections}}}
   blocked: {{smarthost: null, port: 9, connections: 100}}
