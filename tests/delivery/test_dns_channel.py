@@ -91,6 +91,33 @@ async def test_a_server_that_does_not_answer() -> None:
     transport.close()
 
 
+class LosingServer(NameServer):
+    """Loses the next ``losses`` queries."""
+
+    losses = 0
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if self.losses:
+            self.losses -= 1
+        else:
+            super().datagram_received(data, addr)
+
+
+@pytest.mark.parametrize("answered_before", [0, 50])
+async def test_datagrams_that_are_lost(answered_before: int) -> None:
+    """They are sent again within the time limit, also when the first answers were fast."""
+    names = [f"n{number}.example" for number in range(answered_before + 1)]
+    server = LosingServer({name: {"A": ["127.0.1.1"]} for name in names})
+    channel = DnsChannel([HostPort("127.0.0.1", await server.start())], scaled(5.0))
+    for name in names[:-1]:
+        await channel.query(name, "A")
+    server.losses = 2
+    [record] = await channel.query(names[-1], "A")
+    assert (record.data.addr, server.losses) == ("127.0.1.1", 0)
+    channel.close()
+    server.close()
+
+
 async def test_closed_while_questions_are_open() -> None:
     """They fail at once, and nothing of the channel is called later."""
     transport, port = await silent()

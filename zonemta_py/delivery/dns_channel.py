@@ -14,7 +14,11 @@ import pycares
 from zonemta_py.config.units import HostPort
 
 TYPES = {"A": 1, "AAAA": 28, "MX": 15, "TXT": 16}  # numbers of record types (RFC 1035, RFC 3596)
-TRIES = 2
+# The first try of c-ares ends after five times what the last answers took, between 0.25 s and this share of the time of
+# the look-up; each further one takes twice as long: two lost datagrams do not fail a look-up.
+TRIES = 5
+FIRST_TRY = 1 / 7
+RECEIVE_BUFFER_BYTES = 4 << 20  # thousands of answers while the loop is busy; the kernel may give less
 TIMER_MAX_S = 1.0  # between two looks of c-ares at the age of its questions
 
 Records = Sequence[Any]  # with ``ttl`` and ``data``: ``addr``, or ``priority`` and ``exchange``
@@ -37,13 +41,13 @@ class DnsChannel:
         self._read: set[int] = set()
         self._written: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._asked = 0  # questions without an answer
+        self._asked = 0  # questions whose answer is waited for
         self._is_closed = self._is_retired = False
-        # The second try takes twice as long as the first.
         self._channel = pycares.Channel(
             servers=[_at(server) for server in servers] if servers is not None else None,
-            timeout=timeout_s / (2**TRIES - 1),
+            timeout=timeout_s * FIRST_TRY,
             tries=TRIES,
+            socket_receive_buffer_size=RECEIVE_BUFFER_BYTES,
             sock_state_cb=self._socket_changed,
         )
 
@@ -59,7 +63,6 @@ class DnsChannel:
             self._channel.query(name, kind, callback=partial(self._answered, future, kind))
         except (pycares.AresError, ValueError) as exc:  # such as a name that cannot be asked for
             if not future.done():
-                self._asked -= 1
                 future.set_exception(QueryFailed(str(exc.args[-1])))
         self._set_timer()
         try:
@@ -67,13 +70,16 @@ class DnsChannel:
                 return await future
         except TimeoutError as exc:
             raise QueryFailed("Timeout while contacting DNS servers") from exc
+        finally:
+            self._asked -= 1
+            if self._is_retired and not self._asked:
+                self._loop.call_soon(self.close)  # not inside a callback of the channel
 
     def _answered(
         self, future: asyncio.Future[Records], kind: int, result: Any, error: int | None
     ) -> None:
         if self._is_closed:
             return
-        self._asked -= 1
         if future.done():
             pass  # its look-up has ended
         elif error is None:
@@ -84,8 +90,6 @@ class DnsChannel:
             future.set_exception(NameNotFound())
         else:
             future.set_exception(QueryFailed(pycares.errno.strerror(error)))
-        if self._is_retired and not self._asked:
-            self._loop.call_soon(self.close)  # not inside a callback of the channel
 
     # ---- sockets and time
 
@@ -123,7 +127,7 @@ class DnsChannel:
     # ---- the end
 
     def retire(self) -> None:
-        """No question follows: close when all that were asked have their answer."""
+        """No question follows: close when every question has its answer or its asker has gone."""
         self._is_retired = True
         if not self._asked:
             self.close()

@@ -1,6 +1,7 @@
 """A small authoritative name server (DNS over UDP and TCP) for demonstrations and tests."""
 
 import asyncio
+import socket
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import dns.rrset
 
 SERVFAIL = "SERVFAIL"
 SILENT = "SILENT"
+RECEIVE_BUFFER_BYTES = 4 << 20  # thousands of queries at once; the kernel may give less
 PORTS_TRIED = 50  # until one is free for UDP and for TCP
 
 Records = Mapping[str, Mapping[str, Sequence[str]] | str]
@@ -45,6 +47,9 @@ class NameServer(asyncio.DatagramProtocol):
     async def _listen(self, host: str, port: int) -> int:
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
+        self._transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES
+        )
         bound: int = self._transport.get_extra_info("sockname")[1]
         try:
             self._server = await asyncio.start_server(self._serve, host, bound)
