@@ -17,6 +17,8 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.smtp.address import AddressError, normalise
 
 ADDRESS_COLUMNS = ("email", "address", "recipient")
+# Removed around an address and a column name, as are U+FEFF and spaces that look like U+0020.
+BLANKS = " \t\r\n\v\f\u00a0\u2007\u200b\u202f\u3000\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def _csv_records(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, object] 
     for record in reader:
         yield (
             reader.line_num,
-            {str(name).strip(): value for name, value in record.items() if name is not None},
+            {str(name).strip(BLANKS): value for name, value in record.items() if name is not None},
         )
 
 
@@ -96,7 +98,7 @@ def _row(number: int, record: dict[str, object] | str, column: str | None, path:
     if name is None or name not in fields:
         expected = column or " or ".join(ADDRESS_COLUMNS)
         raise LocalError(f"{path}:{number}: no column {expected}; columns: {', '.join(fields)}")
-    text = fields[name].strip()
+    text = fields[name].strip(BLANKS)
     try:
         return ListRow(number, normalise(text), fields)
     except AddressError as exc:

@@ -16,12 +16,12 @@ def test_hard_bounces(spark: "SparkSession") -> None:
     outcomes = spark.createDataFrame(
         [
             ("twice@x.example", "bounced", 20 * DAY_MS, *gone),
-            ("twice@x.example", "bounced", 21 * DAY_MS, *gone),
+            ("Twice@x.example", "bounced", 21 * DAY_MS, *gone),
             ("once@x.example", "bounced", 21 * DAY_MS, *gone),
             ("old@x.example", "bounced", 9 * DAY_MS, *gone),
             ("full@x.example", "bounced", 21 * DAY_MS, "5.2.2", "mailbox full"),
             ("back@x.example", "bounced", 20 * DAY_MS, *gone),
-            ("back@x.example", "delivered", 21 * DAY_MS, "2.0.0", ""),
+            ("BACK@x.example", "delivered", 21 * DAY_MS, "2.0.0", ""),
         ],
         "recipient string, event string, time_ms long, status string, reason string",
     )

@@ -8,14 +8,16 @@ if TYPE_CHECKING:
 ROWS = [
     (0, "a@x.example", None),
     (1, None, "no address"),
-    (2, "a@x.example", None),
+    (2, "A@x.example", None),
     (3, "b@x.example", None),
     (4, "c@gone.example", None),
     (5, None, "no address"),
 ]
 
 
-def kinds(spark: "SparkSession", entries: list[tuple[str, str]] | None) -> list[tuple[str, str | None]]:
+def kinds(
+    spark: "SparkSession", entries: list[tuple[str, str]] | None, case_sensitive: bool = False
+) -> list[tuple[str, str | None]]:
     from zonemta_py.pipeline.transforms.classify import classify_rows
 
     rows = spark.createDataFrame(
@@ -23,7 +25,7 @@ def kinds(spark: "SparkSession", entries: list[tuple[str, str]] | None) -> list[
         "position long, given string, address string, reason string",
     )
     suppression = entries and spark.createDataFrame(entries, "entry string, reason string")
-    found = rows.transform(classify_rows(suppression or None)).orderBy("given").collect()
+    found = rows.transform(classify_rows(suppression or None, case_sensitive)).orderBy("given").collect()
     return [(row["kind"], row["why"]) for row in found]
 
 
@@ -49,3 +51,12 @@ def test_suppressed_by_address_and_by_domain(spark: "SparkSession") -> None:
         ("suppressed", "no such domain"),
         ("rejected", "no address"),
     ]
+
+
+def test_case_that_matters(spark: "SparkSession") -> None:
+    """Two addresses in the list; an entry suppresses both."""
+    assert kinds(spark, None, case_sensitive=True)[2] == ("planned", None)
+    assert kinds(spark, [("a@x.example", "bounced")], case_sensitive=True)[2] == (
+        "suppressed",
+        "bounced",
+    )

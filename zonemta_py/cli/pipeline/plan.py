@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "suppression_paths",
     type=EXISTING_FILE,
     multiple=True,
-    help="Leave out the addresses and domains in this file, one on each line; repeatable.",
+    help="Leave out the addresses and domains in this file, CSV or one on each line; repeatable.",
 )
 @click.option(
     "--output", metavar="DIRECTORY", required=True, help="The directory of the plan; it must not exist."
@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     default=16,
     show_default=True,
     help="Parts of the plan that can be sent at the same time.",
+)
+@click.option(
+    "--case-sensitive",
+    is_flag=True,
+    help="Addresses that differ only in upper and lower case are different recipients.",
 )
 @click.option(
     "--option",

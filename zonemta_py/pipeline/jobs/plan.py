@@ -45,7 +45,7 @@ CLASSIFIED = "_judged"  # deleted at the end, where OUTPUT is a local directory
 class PlanRequest:
     """``source``: the list. ``output``: a directory that does not exist yet.
 
-    ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
+    ``case_sensitive``: addresses that differ in case only are planned, each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
     """
 
     source: str
@@ -58,6 +58,7 @@ class PlanRequest:
     email_column: str | None = None
     recipients_per_message: int = 50
     slots: int = 16
+    case_sensitive: bool = False
     reader_options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -163,7 +164,7 @@ def _classify(
             .transform(
                 normalise_rows(listed.email, listed.merge_fields, router, domain_of(request.sender))
             )
-            .transform(classify_rows(suppression))
+            .transform(classify_rows(suppression, request.case_sensitive))
             .write.option("compression", "lz4")
             .option("parquet.enable.dictionary#address", "false")  # all are different
             .parquet(path)

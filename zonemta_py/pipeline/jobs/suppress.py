@@ -1,5 +1,6 @@
 """Writes a suppression file from events and reports; ``zonemta pipeline plan --suppress`` reads it."""
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
+from zonemta_py.pipeline.rules.suppression import COLUMNS
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -61,8 +63,13 @@ def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Pr
     try:
         with spark_errors(request.events), temporary.open("w", encoding="utf-8") as file:
             file.write(f"# made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC\n")
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer = csv.writer(
+                file, lineterminator="\n", quoting=csv.QUOTE_ALL
+            )  # an entry may begin with #
             for row in found.orderBy("entry").toLocalIterator():
-                file.write(f"{row['entry']}, {row['reason']}, until {row['until']}\n")
+                writer.writerow([row["entry"], row["reason"], row["until"]])
                 count += 1
         temporary.replace(request.output)
     finally:

@@ -18,7 +18,7 @@ Transform = Callable[[DataFrame], DataFrame]
 def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
     """``entry``, ``reason`` and ``until`` of each address that bounced hard at least ``times`` since ``since_ms``.
 
-    Without addresses to which mail was delivered later. ``until`` is ``days`` after the last bounce.
+    Addresses are in lower case. Without those to which mail was delivered later. ``until`` is ``days`` after the last bounce.
     """
 
     def transform(found: DataFrame) -> DataFrame:
@@ -28,7 +28,7 @@ def hard_bounces(since_ms: int, times: int, days: int) -> Transform:
             & (F.col("time_ms") >= since_ms)
         )
         return (
-            found.groupBy("recipient")
+            found.groupBy(F.lower("recipient").alias("recipient"))
             .agg(
                 F.count_if(hard).alias("bounces"),
                 F.max(F.when(hard, F.col("time_ms"))).alias("last_ms"),
@@ -85,7 +85,7 @@ def complaints(since_ms: int, days: int) -> Transform:
             (F.col("kind") == COMPLAINT) & (F.col("address") != "") & (F.col("time_ms") >= since_ms)
         )
         return (
-            rows.groupBy(F.col("address").alias("entry"))
+            rows.groupBy(F.lower("address").alias("entry"))
             .agg(F.max("time_ms").alias("last_ms"))
             .select(
                 "entry",

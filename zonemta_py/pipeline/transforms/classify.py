@@ -11,25 +11,29 @@ from pyspark.sql import functions as F
 REJECTED, DUPLICATE, SUPPRESSED, PLANNED = "rejected", "duplicate", "suppressed", "planned"
 
 
-def classify_rows(suppression: DataFrame | None) -> Callable[[DataFrame], DataFrame]:
+def classify_rows(
+    suppression: DataFrame | None, case_sensitive: bool = False
+) -> Callable[[DataFrame], DataFrame]:
     """The rows of ``normalise_rows`` with ``kind`` and ``why`` instead of ``position`` and ``reason``.
 
-    ``suppression`` has the columns ``entry`` and ``reason``. Of the rows with the same address the first in the
-    list is planned.
+    ``suppression`` has the columns ``entry`` (in lower case) and ``reason``. Of the rows with the same address the
+    first in the list is planned. Addresses are compared without regard to case unless ``case_sensitive``; entries always.
     """
 
     def transform(rows: DataFrame) -> DataFrame:
-        digest = F.xxhash64("address")
-        first = Window.partitionBy("digest", "address").orderBy("position")
+        folded = F.lower("address")
+        keyed = rows.select("*", (F.col("address") if case_sensitive else folded).alias("key"))
+        digest = F.xxhash64("key")
+        first = Window.partitionBy("digest", "key").orderBy("position")
         # Rejected rows have no address: each is a group of its own, or one task would get them all.
-        ranked = rows.select("*", F.coalesce(digest, F.col("position")).alias("digest")).select(
+        ranked = keyed.select("*", F.coalesce(digest, F.col("position")).alias("digest")).select(
             "*", F.row_number().over(first).alias("nth")
         )
         if suppression is None:
             return ranked.select(*_columns(rows.columns, F.lit(None).cast("string")))
         found = ranked
         for name, key, entries in (
-            ("by_address", F.col("address"), suppression.where(F.col("entry").contains("@"))),
+            ("by_address", folded, suppression.where(F.col("entry").contains("@"))),
             ("by_domain", F.substring_index("address", "@", -1), suppression.where(~F.col("entry").contains("@"))),
         ):  # fmt: skip
             listed = entries.select(F.col("entry").alias(f"{name}_entry"), F.col("reason").alias(name))
