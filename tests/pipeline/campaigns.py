@@ -39,7 +39,7 @@ def write_list(path: Path, rows: list[list[str]], head: tuple[str, ...] = ("emai
     return path
 
 
-def plan(spark: "SparkSession", source: Path, output: Path, **changes: Any) -> "PlanManifest":
+def plan(spark: "SparkSession", source: Path, output: Path | str, **changes: Any) -> "PlanManifest":
     """Plan ``source`` with settings of the tests."""
     from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
 

@@ -1,15 +1,15 @@
-"""Submits the envelopes of a plan to relays until every recipient is settled.
+"""Submits the envelopes of a plan to relays, each once: what a relay defers is left to a later pass.
 
 An envelope may be submitted more than once: its submission key makes the relay answer a repeat with the
-id of the first message. An envelope without a final answer, even one whose answer was lost, is therefore
-submitted again until ``patience_s`` has passed. Slow relays and 4xx replies are retried. No Spark here.
+id of the first message. An envelope whose session broke is therefore submitted again, and a relay that cannot be
+reached is waited for until ``patience_s`` has passed. No Spark here.
 """
 
 import asyncio
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zonemta_py.config.units import host_port
@@ -27,6 +27,8 @@ ENVID = " ENVID=submission-key-"
 KEY_FIELD = b"X-Submission-Key: "  # for a relay that does not offer DSN, and so no ENVID
 PAUSE_S = 0.2  # before the first retry; doubles with each retry
 PAUSE_MAX_S = 30.0
+DEFERRED_PAUSE_MAX_S = 1.0  # between two messages while the relay defers each
+LOSSES_MAX = 3  # sessions that may break in the submission of one envelope
 FAILOVER_S = 10.0  # a relay that is unreachable for this long loses its keys to the next one
 
 ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
@@ -53,7 +55,8 @@ def envelope_of(row: Mapping[str, Any]) -> PlannedEnvelope:
 class SubmitOptions:
     """How to submit.
 
-    ``relays``: each ``host:port``. ``connections``: to each relay. ``patience_s``: for one envelope.
+    ``relays``: each ``host:port``. ``connections``: to each relay. ``patience_s``: how long an
+    unreachable relay is waited for, and how long deferred recipients are tried again (``jobs.send``).
     ``failover``: a key may go to a second relay.
     """
 
@@ -88,13 +91,27 @@ class SubmissionResult:
     time_ms: int
 
 
+@dataclass(slots=True)
+class _RelayState:
+    """What the envelopes for one relay share. ``failing_s``: when it first could not be reached, of late."""
+
+    idle: list[SmtpSession] = field(default_factory=list)
+    failing_s: float | None = None
+
+    def failing_for_s(self) -> float:
+        """For how long the relay has not been reached; 0 if it was reached last."""
+        if self.failing_s is None:
+            self.failing_s = clock.monotonic_s()
+        return clock.monotonic_s() - self.failing_s
+
+
 class EnvelopeSubmitter:
     """Submits batches of envelopes; its SMTP sessions stay open between batches."""
 
     def __init__(self, options: SubmitOptions) -> None:
         self._options = options
         self._template = Template(options.message)
-        self._idle: defaultdict[str, list[SmtpSession]] = defaultdict(list)  # by relay
+        self._relays: defaultdict[str, _RelayState] = defaultdict(_RelayState)
 
     async def send(self, envelopes: Iterable[PlannedEnvelope]) -> list[SubmissionResult]:
         """Submit all ``envelopes``; one result for each recipient."""
@@ -109,16 +126,23 @@ class EnvelopeSubmitter:
         return results
 
     async def _work(self, waiting: deque[PlannedEnvelope], results: list[SubmissionResult]) -> None:
+        pause_s = 0.0
         while waiting:
-            envelope = waiting.popleft()
-            results += await _EnvelopeSubmission(
-                self._options, self._template, self._idle, envelope
-            ).run()
+            submission = _EnvelopeSubmission(
+                self._options, self._template, self._relays, waiting.popleft()
+            )
+            results += await submission.run()
+            # A relay that defers one recipient has others; one that defers each is given time.
+            if submission.was_deferred and waiting:
+                await asyncio.sleep(pause_s)
+                pause_s = min(max(PAUSE_S, 2 * pause_s), DEFERRED_PAUSE_MAX_S)
+            else:
+                pause_s = 0.0
 
     async def aclose(self) -> None:
         """Close the idle sessions."""
-        for sessions in self._idle.values():
-            for session in sessions:
+        for relay in self._relays.values():
+            for session in relay.idle:
                 session.close()
 
 
@@ -129,48 +153,57 @@ class _EnvelopeSubmission:
         self,
         options: SubmitOptions,
         template: Template,
-        idle: dict[str, list[SmtpSession]],
+        relays: Mapping[str, _RelayState],
         envelope: PlannedEnvelope,
     ) -> None:
         self._options = options
-        self._idle = idle
+        self._states = relays
         self._envelope = envelope
         self._relays = relays_of(envelope.key, options.relays)
         self._relay = self._relays[0]
         self._header, self._body = template.render(envelope.recipients[0][1])
-        self._began_s = self._reached_s = clock.monotonic_s()
         self._results: list[SubmissionResult] = []
+        self.was_deferred = False  # although the relay was reached
 
     async def run(self) -> list[SubmissionResult]:
+        """Submit to all recipients once; again only where a session broke or the relay cannot be reached."""
         pending = [address for address, _ in self._envelope.recipients]
-        last, pause_s = Reply(0, "4.4.1", "not tried yet"), PAUSE_S
+        losses, pause_s = 0, PAUSE_S
+        if self._states[self._relay].failing_s is not None and self._gives_up():
+            self._record(DEFERRED, pending, Reply(0, "4.4.1", f"{self._relay} cannot be reached"))
+            return self._results
         while pending:
             before = len(pending)
             try:
                 pending, last = await self._transact(pending)
-            except (DestinationFailed, SessionLost) as exc:
+            except SessionLost as exc:
                 last = Reply(0, "4.4.2", str(exc))
-                self._fail_over()
-            if not pending:
-                break
-            if clock.monotonic_s() - self._began_s > self._options.patience_s:
-                self._record(DEFERRED, pending, last)
-                break
-            if len(pending) == before:
+            except DestinationFailed as exc:
+                if self._gives_up():
+                    self._record(DEFERRED, pending, Reply(exc.code, exc.status, exc.text))
+                    break
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                continue
+            if len(pending) < before:
+                continue
+            losses += last.code == 0
+            if last.code or losses > LOSSES_MAX:
+                self.was_deferred = True
+                self._record(DEFERRED, pending, last)
+                break
         return self._results
 
-    def _fail_over(self) -> None:
-        """Change to the next relay, if that is allowed and this one has been unreachable for FAILOVER_S."""
-        if not self._options.failover or clock.monotonic_s() - self._reached_s < FAILOVER_S:
-            return
-        current = self._relays.index(self._relay)
-        self._relay = self._relays[(current + 1) % len(self._relays)]
-        self._reached_s = clock.monotonic_s()
+    def _gives_up(self) -> bool:
+        """Whether the relay has not been reached for ``patience_s``; before, change to the next if that is allowed."""
+        failing_for_s = self._states[self._relay].failing_for_s()
+        if self._options.failover and failing_for_s >= FAILOVER_S:
+            current = self._relays.index(self._relay)
+            self._relay = self._relays[(current + 1) % len(self._relays)]
+        return failing_for_s >= self._options.patience_s
 
     async def _transact(self, pending: list[str]) -> tuple[list[str], Reply]:
-        """Run one transaction. Returns the addresses without a final reply, and the last such reply.
+        """Run one transaction. Returns the addresses without a final reply, and the last 4xx reply, with code 0 if none.
 
         Raises DestinationFailed and SessionLost.
         """
@@ -178,11 +211,12 @@ class _EnvelopeSubmission:
         addresses = pending[: session.recipients_max] if session.recipients_max else pending
         # Nothing is written before the final dot: a repeat is harmless.
         result = await session.transact(self._mail(session, addresses))
-        self._reached_s = clock.monotonic_s()
+        relay = self._states[self._relay]
+        relay.failing_s = None
         if session.usable:
-            self._idle[self._relay].append(session)
+            relay.idle.append(session)
         replies: defaultdict[tuple[int, str, str], list[str]] = defaultdict(list)
-        left, last = pending[len(addresses) :], Reply(0, "4.5.3", "left for the next transaction")
+        left, last = pending[len(addresses) :], Reply(0, "4.4.2", "the session ended without a reply")
         for address, answer in zip(addresses, result.answers, strict=True):
             if answer is None:
                 left.append(address)
@@ -214,9 +248,9 @@ class _EnvelopeSubmission:
         )
 
     async def _session(self) -> SmtpSession:
-        idle = self._idle[self._relay]
-        while idle:
-            session = idle.pop()
+        state = self._states[self._relay]
+        while state.idle:
+            session = state.idle.pop()
             if session.usable:
                 return session
         options = self._options

@@ -1,5 +1,6 @@
 """Plans: every row is planned or left out, and the sums are right."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,17 +75,34 @@ def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
         members = [r["address"] for r in envelope["recipients"]]
         assert 1 <= len(members) <= 20
         assert members == sorted(members)
-        assert envelope["key"] == submission_key("june", members)
-        assert 0 <= envelope["slot"] < 4
+        assert envelope["key"] == submission_key(str(manifest.id), members)
+        assert envelope["slot"] == 0, "840 recipients are one part"
         assert {m.endswith("@news.example") for m in members} == {envelope["zone"] == "news"}
         if envelope["provider"] == "google":
             assert all(m.endswith("@gmail.com") for m in members)
     assert sum(e["provider"] == "google" for e in found) == 25
     again = plan(spark, listed, tmp_path / "again", recipients_per_message=20, config=config)
     assert again.envelopes == manifest.envelopes
-    assert sorted(e["key"] for e in envelopes(spark, tmp_path / "again")) == sorted(
-        e["key"] for e in found
-    )
+    others = envelopes(spark, tmp_path / "again")
+    assert sorted(e["recipients"] for e in others) == sorted(e["recipients"] for e in found)
+    assert not {e["key"] for e in others} & {e["key"] for e in found}, "a plan has keys of its own"
+
+
+def test_once_per_campaign(spark: "SparkSession", tmp_path: Path) -> None:
+    """The key of a recipient is the same in every plan of the campaign."""
+    listed = write_list(tmp_path / "list.csv", [[f"{n}@x.example", ""] for n in range(30)])
+    plan(spark, listed, tmp_path / "one", once_per="campaign")
+    write_list(listed, [[f"{n}@x.example", ""] for n in range(31)])
+    plan(spark, listed, tmp_path / "two", once_per="campaign")
+    one, two = ({e["key"]: e["recipients"] for e in envelopes(spark, tmp_path / name)} for name in ("one", "two"))  # fmt: skip
+    assert all(two[key] == each for key, each in one.items())
+    assert (len(one), len(two)) == (30, 31)
+
+
+def test_a_small_list_makes_few_messages(spark: "SparkSession", tmp_path: Path) -> None:
+    rows = [[f"{n}@d{n}.example", ""] for n in range(500)] + [[f"{n}@gmail.com", ""] for n in range(500)]
+    manifest = plan(spark, write_list(tmp_path / "l.csv", rows), tmp_path / "plan")
+    assert (manifest.envelopes, manifest.slots) == (20, 1)
 
 
 def test_providers_take_turns(spark: "SparkSession", tmp_path: Path) -> None:
@@ -157,11 +175,31 @@ def test_a_bad_list(
         read_manifest(spark, str(tmp_path / "plan"))
 
 
-def test_a_plan_is_never_overwritten(spark: "SparkSession", tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_an_output_that_exists(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
+    """A plan is replaced only on request, and never once it was sent; other files are never touched."""
+    listed = write_list(tmp_path / "list.csv", [["a@x.example", ""]])
+    output = f"{scheme}{tmp_path}/plan"
+    first = plan(spark, listed, output)
+    with pytest.raises(LocalError, match="--overwrite"):
+        plan(spark, listed, output)
+    assert plan(spark, listed, output, overwrite=True).id != first.id
+    (tmp_path / "plan" / "ledger" / "run=1").mkdir(parents=True)
+    with pytest.raises(LocalError, match="mail of this plan was sent"):
+        plan(spark, listed, output, overwrite=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(LocalError, match=r"contains thesis\.txt"):
+        plan(spark, listed, f"{scheme}{tmp_path}/mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_what_a_killed_run_left_is_replaced(spark: "SparkSession", tmp_path: Path) -> None:
     listed = write_list(tmp_path / "list.csv", [["a@x.example", ""]])
     plan(spark, listed, tmp_path / "plan")
-    with pytest.raises(LocalError, match="there is a plan already"):
-        plan(spark, listed, tmp_path / "plan")
+    shutil.rmtree(tmp_path / "plan" / "manifest")
+    (tmp_path / "plan" / "_judged").mkdir()
+    assert plan(spark, listed, tmp_path / "plan").planned == 1
 
 
 def test_a_message_that_needs_a_column(spark: "SparkSession", tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ addresses = st.lists(st.emails(), min_size=1, max_size=5, unique=True)
 
 
 @given(addresses, st.randoms())
-def test_a_key_depends_on_campaign_and_recipients(found: list[str], rng: random.Random) -> None:
+def test_a_key_depends_on_scope_and_recipients(found: list[str], rng: random.Random) -> None:
     key = submission_key("june", found)
     shuffled = sorted(found, key=lambda _: rng.random())
     assert submission_key("june", shuffled) == key

@@ -2,6 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from zonemta_py.pipeline.rules.submission_keys import submission_key
 
 if TYPE_CHECKING:
@@ -10,14 +14,16 @@ if TYPE_CHECKING:
 
 def packed(spark: "SparkSession", rows: list[tuple[str, str]], per_envelope: int | None) -> list[Any]:
     """Envelopes of rows of address and provider, in two slots."""
-    from zonemta_py.pipeline.transforms.pack import pack_envelopes
+    from zonemta_py.pipeline.transforms.pack import Packing, pack_envelopes
 
     planned = spark.createDataFrame(
         [(address, "default", provider, {"name": "x"}) for address, provider in rows],
         "address string, zone string, provider string, fields map<string,string>",
     )
     sizes = planned.groupBy("provider").count().withColumnRenamed("count", "size")
-    return planned.transform(pack_envelopes("june", 2, per_envelope, sizes)).collect()
+    packing = Packing("june", 2, per_envelope)
+    small = sum(row["size"] for row in sizes.collect() if row["size"] < packing.small_max)
+    return planned.transform(pack_envelopes(packing, sizes, small)).collect()
 
 
 def test_one_envelope_for_each_recipient(spark: "SparkSession") -> None:
@@ -45,6 +51,29 @@ def test_small_providers_share_envelopes(spark: "SparkSession") -> None:
         }
         assert row["key"] == submission_key("june", addresses)
         assert row["slot"] in (0, 1)
-        assert -TURNS <= row["turn"] < TURNS
+        assert 0 <= row["turn"] < TURNS
         members[row["provider"]] += len(addresses)
     assert members == {"big.example": len(large), SHARED: len(small)}
+    assert len(found) == 2 * SMALL_ENVELOPES, "all but one are full"
+
+
+def test_a_provider_of_many_groups(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group has one envelope that is not full at most; every recipient is in one."""
+    from zonemta_py.pipeline.transforms import pack
+
+    monkeypatch.setattr(pack, "GROUP_ROWS", 100)
+    found = packed(spark, [(f"u{n}@big.example", "big.example") for n in range(1000)], 7)
+    members = [each["address"] for row in found for each in row["recipients"]]
+    assert sorted(members) == sorted(f"u{n}@big.example" for n in range(1000))
+    assert 143 <= len(found) <= 143 + 10
+
+
+@given(st.lists(st.text("ab@.é\0 ", min_size=1, max_size=5), min_size=1, max_size=4, unique=True))
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_key_in_spark_is_that_of_python(spark: "SparkSession", addresses: list[str]) -> None:
+    from zonemta_py.pipeline.transforms.pack import Packing, pack_envelopes
+
+    rows = spark.createDataFrame([(each, "default", "p") for each in addresses], "address string, zone string, provider string")  # fmt: skip
+    sizes = rows.groupBy("provider").count().withColumnRenamed("count", "size")
+    [row] = rows.transform(pack_envelopes(Packing("ü", 1, 10), sizes, len(addresses))).collect()
+    assert row["key"] == submission_key("ü", addresses)

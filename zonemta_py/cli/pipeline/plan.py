@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     "--campaign",
     metavar="NAME",
     required=True,
-    help="The name of the campaign; submission keys are derived from it and the recipients.",
+    help="The name of the campaign, for reports and --once-per.",
+)
+@click.option(
+    "--once-per",
+    type=click.Choice(["plan", "campaign"]),
+    default="plan",
+    show_default=True,
+    help="campaign: a recipient to whom another plan of this campaign was sent does not get the message again, within "
+    "the relay's submission_key.window; each recipient gets a message of its own.",
 )
 @click.option(
     "--suppress",
@@ -41,8 +49,12 @@ if TYPE_CHECKING:
     help="Leave out the addresses and domains in this file, CSV or one on each line; repeatable.",
 )
 @click.option(
-    "--output", metavar="DIRECTORY", required=True, help="The directory of the plan; it must not exist."
+    "--output",
+    metavar="DIRECTORY",
+    required=True,
+    help="The directory of the plan. What a run that was killed left there is replaced.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace a plan that was not sent yet.")
 @email_column_option
 @click.option(
     "-c",

@@ -44,7 +44,12 @@ def submit_options(command: Callable[P, R]) -> Callable[P, R]:
             type=DURATION,
             default="1h",
             show_default=True,
-            help="How long to retry the submission of one message, such as 10m.",
+            help="How long to wait for an unreachable relay, and to retry deferred recipients, such as 10m.",
+        ),
+        click.option(
+            "--allow-repeats",
+            is_flag=True,
+            help="With plans made --once-per campaign: leave out those to whom another plan was sent, and go on.",
         ),
         tls_option,
         password_option,
@@ -103,7 +108,15 @@ def resume(**options: Any) -> None:
     _send(resuming=True, **options)
 
 
-def _send(*, resuming: bool, plan_path: str, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+def _send(
+    *,
+    resuming: bool,
+    plan_path: str,
+    allow_repeats: bool,
+    spark: SparkOptions,
+    as_json: bool,
+    **options: Any,
+) -> None:
     from zonemta_py.pipeline.jobs.plan import read_manifest, read_message
     from zonemta_py.pipeline.jobs.send import read_ledger, send_plan
     from zonemta_py.pipeline.submission import SubmitOptions
@@ -117,7 +130,7 @@ def _send(*, resuming: bool, plan_path: str, spark: SparkOptions, as_json: bool,
             )
         message = read_message(session, plan_path)
         submit = SubmitOptions(sender=manifest.sender, message=message, **values)
-        counts = send_plan(session, plan_path, submit, progress)
+        counts = send_plan(session, plan_path, submit, progress, allow_repeats=allow_repeats)
     if as_json:
         print_json(asdict(counts))
     else:

@@ -4,10 +4,9 @@ The list is classified once and stored, and everything else is derived from that
 could see another order of rows, or a changed list.
 """
 
-import shutil
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -23,6 +22,7 @@ from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import is_url, names_in, prepare_output, remove
 from zonemta_py.pipeline.transforms.classify import (
     DUPLICATE,
     PLANNED,
@@ -31,20 +31,26 @@ from zonemta_py.pipeline.transforms.classify import (
     classify_rows,
 )
 from zonemta_py.pipeline.transforms.normalise import normalise_rows
-from zonemta_py.pipeline.transforms.pack import pack_envelopes
+from zonemta_py.pipeline.transforms.pack import Packing, pack_envelopes
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.submit.merge import Template
 
-VERSION = 1
+VERSION = 2
+READ_VERSIONS = (1, VERSION)  # a plan of version 1 has no id; its keys are in its envelopes
+ID_BYTES = 16
+PLAN, CAMPAIGN = "plan", "campaign"  # what a recipient gets the message once per
+SLOT_ROWS_MIN = 1000  # recipients; a smaller list has fewer slots
 BROADCAST_MAX = 1_000_000  # entries of a suppression list that every task keeps in memory
 CLASSIFIED = "_judged"  # deleted at the end, where OUTPUT is a local directory
+PARTS = frozenset((CLASSIFIED, "envelopes", "left_out", "message", "manifest", "ledger"))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """``source``: the list. ``output``: a directory that does not exist yet.
+    """``source``: the list. ``output``: a directory without a plan, or with one that ``overwrite`` replaces.
 
+    ``once_per``: PLAN, or CAMPAIGN: then no other plan of that campaign sends to the same recipient either.
     ``case_sensitive``: addresses that differ in case only are planned, each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
     """
 
@@ -59,6 +65,8 @@ class PlanRequest:
     recipients_per_message: int = 50
     slots: int = 16
     case_sensitive: bool = False
+    once_per: str = PLAN
+    overwrite: bool = False
     reader_options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,6 +86,8 @@ class PlanManifest:
     duplicate: int
     suppressed: int
     envelopes: int
+    id: str | None = None
+    once_per: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,41 +101,66 @@ class _RecipientList:
 
 def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> PlanManifest:
     """Make the plan and write it. Raises LocalError; there is no plan then."""
-    if _exists(spark, request.output):
-        raise LocalError(f"{request.output}: there is a plan already; choose another directory")
+    _prepare(spark, request)
     template = Template(request.message)
     listed = _open_list(spark, request, template)
     progress("reading and checking the list")
     classified, rows_read = _classify(spark, request, listed)
+    id_ = secrets.token_hex(ID_BYTES)
+    scope = request.campaign if request.once_per == CAMPAIGN else id_
+    shared = (
+        None if template.personal or request.once_per == CAMPAIGN else request.recipients_per_message
+    )
+    packing = Packing(scope, request.slots, shared)
     sizes = classified.groupBy("kind", "provider").agg(F.count("*").alias("size")).persist()
-    found = sizes.groupBy("kind").agg(F.sum("size").alias("count")).collect()
-    counts = dict.fromkeys((PLANNED, REJECTED, DUPLICATE, SUPPRESSED), 0)
-    counts.update({row["kind"]: row["count"] for row in found})
+    counts, small_rows = _counts(sizes, packing)
+    if rows_read != sum(counts.values()):
+        rows_read = listed.rows.count()  # a stage that ran twice was counted twice
+    packing = replace(packing, slots=min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN)))
     progress("packing envelopes")
-    per_envelope = None if template.personal else request.recipients_per_message
-    envelopes = _write_envelopes(spark, request, classified, sizes, per_envelope)
+    envelopes = _write_envelopes(spark, request, classified, sizes, (packing, small_rows))
     sizes.unpersist()
     progress("writing the rows that are left out")
     _write_left_out(request, classified)
-    if rows_read != sum(counts.values()):
-        rows_read = listed.rows.count()  # a stage that ran twice was counted twice
     manifest = PlanManifest(
         version=VERSION,
         campaign=request.campaign,
         sender=request.sender,
         personal=template.personal,
-        slots=request.slots,
+        slots=packing.slots,
         made_ms=clock.now_ms(),
         input=rows_read,
         envelopes=_count_envelopes(envelopes, rows_read, counts),
+        id=id_,
+        once_per=request.once_per,
         **counts,
     )
-    if "://" not in request.output:
-        shutil.rmtree(f"{request.output}/{CLASSIFIED}")
+    if not is_url(request.output):
+        remove(spark, f"{request.output}/{CLASSIFIED}")
     _write_row(spark, f"{request.output}/message", (request.message,), tables.MESSAGE)
     values = tuple(getattr(manifest, name) for name in tables.MANIFEST.names)
     _write_row(spark, f"{request.output}/manifest", values, tables.MANIFEST)
     return manifest
+
+
+def _prepare(spark: SparkSession, request: PlanRequest) -> None:
+    """Remove what a run that was killed has left. Raises LocalError for a plan that was sent, even in part."""
+    if names_in(spark, f"{request.output}/ledger"):
+        raise LocalError(
+            f"{request.output}: mail of this plan was sent, and its ledger is here; choose another directory"
+        )
+    prepare_output(spark, request.output, PARTS, "manifest/_SUCCESS", overwrite=request.overwrite)
+
+
+def _counts(sizes: DataFrame, packing: Packing) -> tuple[dict[str, int], int]:
+    """Rows by kind, and the planned ones of small providers."""
+    is_small = (F.col("kind") == PLANNED) & (F.col("size") < packing.small_max)
+    rows = sizes.groupBy("kind").agg(
+        F.sum("size").alias("size"), F.coalesce(F.sum(F.when(is_small, F.col("size"))), F.lit(0)).alias("small")
+    ).collect()  # fmt: skip
+    counts = dict.fromkeys((PLANNED, REJECTED, DUPLICATE, SUPPRESSED), 0)
+    counts.update({row["kind"]: row["size"] for row in rows})
+    return counts, sum(row["small"] for row in rows)
 
 
 def _open_list(spark: SparkSession, request: PlanRequest, template: Template) -> _RecipientList:
@@ -177,14 +212,14 @@ def _write_envelopes(
     request: PlanRequest,
     classified: DataFrame,
     sizes: DataFrame,
-    per_envelope: int | None,
+    packing: tuple[Packing, int],
 ) -> DataFrame:
     providers = sizes.where(F.col("kind") == PLANNED).select("provider", "size")
     path = f"{request.output}/envelopes"
     (
         classified.where(F.col("kind") == PLANNED)
-        .transform(pack_envelopes(request.campaign, request.slots, per_envelope, providers))
-        .repartition(request.slots, "slot")
+        .transform(pack_envelopes(packing[0], providers, packing[1]))
+        .repartition(packing[0].slots, "slot")
         .sortWithinPartitions("slot", "turn")
         .write.parquet(path)
     )
@@ -220,7 +255,7 @@ def read_manifest(spark: SparkSession, plan: str) -> PlanManifest:
         row = spark.read.schema(tables.MANIFEST).parquet(f"{plan}/manifest").collect()[0]
     except (AnalysisException, IndexError) as exc:
         raise LocalError(f"{plan}: there is no plan here; make one with: zonemta pipeline plan") from exc
-    if row["version"] != VERSION:
+    if row["version"] not in READ_VERSIONS:
         raise LocalError(f"{plan}: a plan of version {row['version']}, this version reads {VERSION}")
     return PlanManifest(**row.asDict())
 
@@ -231,13 +266,3 @@ def read_message(spark: SparkSession, plan: str) -> bytes:
         spark.read.schema(tables.MESSAGE).parquet(f"{plan}/message").collect()[0]["octets"]
     )
     return bytes(message)
-
-
-def _exists(spark: SparkSession, path: str) -> bool:
-    if "://" not in path:
-        return Path(path).exists()
-    try:
-        spark.read.parquet(f"{path}/manifest").limit(1).collect()
-    except AnalysisException:
-        return False
-    return True

@@ -1,20 +1,24 @@
 """Submits a plan to relays; the ledger gets a row for each recipient.
 
-Another run submits only the recipients that are not in the ledger. An envelope that was submitted without
-a row, because a task, an executor or the job died, is submitted again with the same key, which the relay recognises.
+A run sends in rounds, and each round adds its rows to the ledger. Another run submits only the recipients that are not in
+the ledger. An envelope that was submitted without a row, because a task, an executor or the job died, is
+submitted again with the same key, which the relay recognises.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import sleep
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError
 from zonemta_py.core.loop import loop_factory
-from zonemta_py.pipeline.jobs.plan import read_manifest
+from zonemta_py.pipeline.jobs.plan import PlanManifest, read_manifest
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
@@ -27,13 +31,21 @@ from zonemta_py.pipeline.submission import (
     SubmitOptions,
     envelope_of,
 )
+from zonemta_py.pipeline.transforms.pack import TURNS
+
+ROUND_ROWS_MIN = 10_000  # recipients of the first round
+ROUND_S = 60.0  # of a later one
+GROWTH_MAX = 4  # from one round to the next
+PAUSE_S, PAUSE_MAX_S = 5.0, 60.0  # before another pass over deferred recipients
+CLOCKS_DIFFER_MS = 60_000  # between the machine that plans and a relay
 
 
 @dataclass(frozen=True, slots=True)
 class SendCounts:
     """Recipients of a plan by the state of their submission, after all runs.
 
-    ``repeated``: those of ``accepted`` that the relay had accepted before.
+    ``repeated``: those of ``accepted`` that the relay had accepted before; ``earlier``: those of them to whom
+    another plan of the campaign was sent, and this one was not.
     """
 
     planned: int
@@ -42,6 +54,7 @@ class SendCounts:
     deferred: int
     unsent: int
     repeated: int
+    earlier: int
 
     @property
     def complete(self) -> bool:
@@ -49,59 +62,146 @@ class SendCounts:
         return self.accepted == self.planned
 
 
-def send_plan(spark: SparkSession, plan: str, options: SubmitOptions, progress: Progress) -> SendCounts:
-    """Submit the recipients that have no final row in the ledger. Raises LocalError."""
-    manifest = read_manifest(spark, plan)
-    ledger = read_ledger(spark, plan)
-    envelopes = spark.read.schema(tables.ENVELOPE).parquet(f"{plan}/envelopes")
-    if ledger is not None:
-        envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED)))
-    run = 1 if ledger is None else 1 + _last_run(ledger)
-    left = manifest.planned if ledger is None else _recipients_in(envelopes)
-    progress(f"sending, run {run}: {left:,} recipients")
-    path = f"{plan}/ledger/run={run}"
+def send_plan(
+    spark: SparkSession,
+    plan: str,
+    options: SubmitOptions,
+    progress: Progress,
+    *,
+    allow_repeats: bool = False,
+) -> SendCounts:
+    """Submit the recipients that have no final row in the ledger; deferred ones until ``patience_s`` has passed.
 
-    def report(rows: int) -> None:
-        progress(f"sending, run {run}: {rows:,} of {left:,} recipients")
-
-    with spark_errors(f"{plan}: run {run} failed, resume it"), report_rows(path, report):
-        (
-            envelopes.repartitionByRange(manifest.slots, "slot")
-            .sortWithinPartitions("slot", "turn")
-            .select("key", "recipients")
-            .mapInArrow(_submit_batches(manifest.campaign, options), tables.LEDGER)
-            .write.option("maxRecordsPerFile", ROWS_PER_FILE)
-            .parquet(path)
-        )
+    Raises LocalError; also when recipients got another plan of the campaign before, unless ``allow_repeats``.
+    """
+    sending = _Sending(spark, plan, read_manifest(spark, plan), options, progress, allow_repeats)
+    pause_s = min(PAUSE_S, options.patience_s)
+    while sending.submit_left() and sending.idle_s() + pause_s <= options.patience_s:
+        progress(f"sending: {sending.left:,} recipients are deferred, next attempt in {pause_s:.0f} s")
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
     progress("counting")
     return send_counts(spark, plan)
 
 
+@dataclass(slots=True)
+class _Sending:
+    """One run. ``left``: recipients without a final row."""
+
+    spark: SparkSession
+    plan: str
+    manifest: PlanManifest
+    options: SubmitOptions
+    progress: Progress
+    allow_repeats: bool
+    left: int = 0
+    _accepted_s: float = field(default_factory=clock.monotonic_s)
+
+    def idle_s(self) -> float:
+        """The time since a relay accepted or refused a recipient."""
+        return clock.monotonic_s() - self._accepted_s
+
+    def submit_left(self) -> int:
+        """Submit, in rounds, what has no final row; returns the number of recipients that are left."""
+        envelopes = self.spark.read.schema(tables.ENVELOPE).parquet(f"{self.plan}/envelopes")
+        ledger = read_ledger(self.spark, self.plan)
+        if ledger is not None:
+            envelopes = envelopes.transform(_without(ledger.where(F.col("state") != DEFERRED))).persist()
+        row = envelopes.agg(
+            F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("left"),
+            F.coalesce(F.min("turn"), F.lit(TURNS)).alias("turn"),
+        ).collect()[0]
+        self.left, turn = int(row["left"]), int(row["turn"])
+        whole, span, size = self.left, TURNS - turn, ROUND_ROWS_MIN
+        while turn < TURNS and self.left:
+            end = min(TURNS, turn + max(1, span * size // whole))
+            if size >= self.left:
+                end = TURNS
+            began_s = clock.monotonic_s()
+            settled, deferred = self._round(
+                envelopes.where((F.col("turn") >= turn) & (F.col("turn") < end)), whole
+            )
+            self.left -= settled
+            turn = end
+            if not settled and deferred:
+                break  # no relay accepts anything now
+            per_s = (settled + deferred) / max(clock.monotonic_s() - began_s, 0.001)
+            size = max(ROUND_ROWS_MIN, min(int(per_s * ROUND_S), GROWTH_MAX * size))
+        envelopes.unpersist()
+        return self.left
+
+    def _round(self, envelopes: DataFrame, whole: int) -> tuple[int, int]:
+        """Submit ``envelopes``; returns how many recipients are settled and deferred. Raises LocalError."""
+        path = f"{self.plan}/ledger/run={clock.now_ms()}"
+        done = whole - self.left
+
+        def report(rows: int) -> None:
+            self.progress(f"sending: {done + rows:,} of {whole:,} recipients")
+
+        report(0)
+        counted = Observation("round")
+        is_deferred = F.col("state") == DEFERRED
+        with spark_errors(f"{self.plan}: the run failed, resume it"), report_rows(path, report):
+            (
+                envelopes.repartitionByRange(self.manifest.slots, "slot")
+                .sortWithinPartitions("slot", "turn")
+                .select("key", "recipients")
+                .mapInArrow(_submit_batches(self.manifest.campaign, self.options), tables.LEDGER)
+                .observe(
+                    counted,
+                    F.count_if(~is_deferred).alias("settled"),
+                    F.count_if(is_deferred).alias("deferred"),
+                    F.count_if(_earlier(self.manifest)).alias("earlier"),
+                )
+                .write.option("maxRecordsPerFile", ROWS_PER_FILE)
+                .parquet(path)
+            )
+        found = counted.get
+        if found["earlier"] and not self.allow_repeats:
+            raise LocalError(
+                f"{self.plan}: {found['earlier']} recipients or more were sent another plan of campaign "
+                f"'{self.manifest.campaign}' and do not get this one; continue with --allow-repeats"
+            )
+        if found["settled"]:
+            self._accepted_s = clock.monotonic_s()
+        return int(found["settled"]), int(found["deferred"])
+
+
+def _earlier(manifest: PlanManifest) -> Column:
+    """Whether a row is of a message that the relay accepted before this plan was made: its id begins with the time."""
+    accepted_ms = F.conv(F.substring(F.try_element_at("messages", F.lit(1)), 1, 12), 16, 10).cast("long")
+    return F.col("repeated") & F.coalesce(
+        accepted_ms < manifest.made_ms - CLOCKS_DIFFER_MS, F.lit(False)
+    )
+
+
 def send_counts(spark: SparkSession, plan: str) -> SendCounts:
     """The counts of a plan from its ledger. Raises LocalError when there is no plan."""
-    planned = read_manifest(spark, plan).planned
+    manifest = read_manifest(spark, plan)
     ledger = read_ledger(spark, plan)
-    counts: dict[tuple[str, bool], int] = {}
+    counts: dict[tuple[str, bool, bool], int] = {}
     if ledger is not None:
         # The last row of a recipient counts, unless it is deferred and an earlier one is not.
         last = ledger.groupBy("key", "address").agg(
-            F.max_by(F.struct("state", "repeated"), F.struct((F.col("state") != DEFERRED), "run")).alias(
-                "last"
-            )
+            F.max_by(
+                F.struct("state", "repeated", _earlier(manifest).alias("earlier")),
+                F.struct((F.col("state") != DEFERRED), "run"),
+            ).alias("last")
         )
-        rows = last.groupBy("last.state", "last.repeated").count().collect()
-        counts = {(row["state"], row["repeated"]): row["count"] for row in rows}
+        rows = last.groupBy("last.state", "last.repeated", "last.earlier").count().collect()
+        counts = {(row["state"], row["repeated"], row["earlier"]): row["count"] for row in rows}
     by_state = {
-        state: sum(n for (s, _), n in counts.items() if s == state)
+        state: sum(n for (s, _, _), n in counts.items() if s == state)
         for state in (ACCEPTED, REFUSED, DEFERRED)
     }
     return SendCounts(
-        planned=planned,
+        planned=manifest.planned,
         accepted=by_state[ACCEPTED],
         refused=by_state[REFUSED],
         deferred=by_state[DEFERRED],
-        unsent=planned - sum(by_state.values()),
-        repeated=counts.get((ACCEPTED, True), 0),
+        unsent=manifest.planned - sum(by_state.values()),
+        repeated=sum(n for (state, repeated, _), n in counts.items() if state == ACCEPTED and repeated),
+        earlier=sum(n for (_, _, earlier), n in counts.items() if earlier),
     )
 
 
@@ -111,15 +211,6 @@ def read_ledger(spark: SparkSession, plan: str) -> DataFrame | None:
         return analysed(spark.read.schema(tables.LEDGER_RUNS).parquet(f"{plan}/ledger"))
     except AnalysisException:
         return None
-
-
-def _recipients_in(envelopes: DataFrame) -> int:
-    row = envelopes.agg(F.coalesce(F.sum(F.size("recipients")), F.lit(0)).alias("count")).collect()[0]
-    return int(row["count"])
-
-
-def _last_run(ledger: DataFrame) -> int:
-    return int(ledger.agg(F.coalesce(F.max("run"), F.lit(0)).alias("run")).collect()[0]["run"])
 
 
 def _without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:

@@ -1,19 +1,20 @@
-"""Submission keys of a campaign, and the relay that each key belongs to. Pure.
+"""Submission keys of a plan, and the relay that each key belongs to. Pure.
 
-A key depends on the campaign and the recipients alone. A task or a job that runs twice therefore uses
-the same key, and the relay answers a repeat with the id of the first message (docs/pipeline.md).
+A key depends on its scope and the recipients alone. A task or a job that runs twice therefore uses the same key,
+and the relay answers a repeat with the id of the first message (docs/pipeline.md). The scope is the id of the plan, or
+the name of the campaign (decision 90).
 """
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
-KEY_BYTES = 16
+KEY_DIGITS = 32
 
 
-def submission_key(campaign: str, addresses: Iterable[str]) -> str:
-    """The key of one envelope: 32 hex digits. The order of ``addresses`` does not matter."""
-    text = "\0".join([campaign, *sorted(addresses)])
-    return blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
+def submission_key(scope: str, addresses: Iterable[str]) -> str:
+    """The key of one envelope: KEY_DIGITS hex digits. The order of ``addresses`` does not matter."""
+    text = "\0".join([scope, *sorted(addresses)])
+    return sha256(text.encode()).hexdigest()[:KEY_DIGITS]
 
 
 def relays_of(key: str, relays: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 PLAN/message/                MESSAGE: one row, the message as it was when the plan was made
 PLAN/envelopes/              ENVELOPE: written before anything is sent, never changed
 PLAN/left_out/               kind, address and reason of each row of the list that is in no envelope
-PLAN/ledger/run=N/           LEDGER: one row for each recipient that was submitted, by run
+PLAN/ledger/run=TIME/        LEDGER: a row for each recipient that was submitted, by the time of the round (ms)
 PLAN/manifest/               MANIFEST: one row, written last: without it there is no plan
 """
 
@@ -56,7 +56,7 @@ LEDGER = _struct(
     time_ms=LongType(),
 )
 
-LEDGER_RUNS = StructType([*LEDGER.fields, StructField("run", IntegerType())])  # of all runs
+LEDGER_RUNS = StructType([*LEDGER.fields, StructField("run", LongType())])  # of all runs
 
 MESSAGE = _struct(octets=BinaryType())  # header and body
 
@@ -73,6 +73,8 @@ MANIFEST = _struct(
     duplicate=LongType(),
     suppressed=LongType(),
     envelopes=LongType(),
+    id=StringType(),  # random; since version 2, as is the next
+    once_per=StringType(),
 )
 
 

@@ -1,20 +1,19 @@
 """Packs recipients into envelopes, and orders the envelopes so that providers take turns.
 
 The recipients of one provider share envelopes; those of small domains share envelopes with each other,
-because otherwise each of a million domains would need a message of its own. ``turn`` spreads the envelopes
-of each provider evenly over the campaign, so that none receives them in bursts.
+because otherwise each of a million domains would need a message of its own. ``turn`` is a hash of the key: the envelopes of
+each provider are spread over the campaign, so that none receives them in bursts.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import arrow_udf
 
-from zonemta_py.pipeline.rules.submission_keys import submission_key
+from zonemta_py.pipeline.rules.submission_keys import KEY_DIGITS
 
-GROUP_ROWS = 100_000  # recipients of one provider that one task packs
+GROUP_ROWS = 50_000  # recipients of one provider that one task packs
 SHARED = ""  # the provider of envelopes for small domains
 SMALL_ENVELOPES = 10  # a provider whose recipients fill fewer envelopes is small
 TURNS = 1 << 40  # ``turn`` is below this
@@ -22,71 +21,84 @@ TURNS = 1 << 40  # ``turn`` is below this
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def pack_envelopes(campaign: str, slots: int, per_envelope: int | None, sizes: DataFrame) -> Transform:
-    """Rows of ``tables.ENVELOPE`` from planned rows (``address``, ``zone``, ``provider``, ``fields``).
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How recipients are packed.
 
-    ``per_envelope``: recipients of an envelope; None: one, with its ``fields``, which are not needed otherwise.
-    ``sizes``: the number of rows (``size``) of each ``provider``.
+    ``scope``: of the submission keys. ``slots``: parts that are sent in parallel. ``per_envelope``: recipients of an
+    envelope; None: one, with its ``fields``.
     """
-    pack = _one_each(campaign) if per_envelope is None else _shared(campaign, per_envelope, sizes)
+
+    scope: str
+    slots: int
+    per_envelope: int | None
+
+    @property
+    def small_max(self) -> int:
+        """A provider with fewer recipients is small."""
+        return SMALL_ENVELOPES * (self.per_envelope or 1)
+
+
+def pack_envelopes(packing: Packing, sizes: DataFrame, small_rows: int) -> Transform:
+    """Rows of ``tables.ENVELOPE`` from planned rows (``address``, ``zone``, ``provider``, and ``fields`` if any).
+
+    ``sizes``: the number of rows (``size``) of each ``provider``; ``small_rows``: their sum for small providers.
+    """
+    if packing.per_envelope is None:
+        pack: Transform = _one_each
+    else:
+        pack = _shared(packing.per_envelope, sizes.where(F.col("size") >= packing.small_max), small_rows)
 
     def transform(rows: DataFrame) -> DataFrame:
-        envelopes = rows.transform(pack)
-        placed = envelopes.select(
-            "*",
-            F.pmod(F.xxhash64("key"), F.lit(slots)).cast("int").alias("slot"),
-            (F.pmod(F.xxhash64("key", F.lit(2)), F.lit(1000)) / 1000).alias("jitter"),
-        )
-        of_provider = Window.partitionBy("slot", "provider")
-        nth = F.row_number().over(of_provider.orderBy("key"))
-        share = (nth - F.col("jitter")) / F.count("*").over(of_provider)
-        return placed.select(
-            "key", "slot", (share * TURNS).cast("long").alias("turn"), "zone", "provider", "recipients"
+        key = _key_of(packing.scope, F.array_sort("recipients.address"))
+        keyed = rows.transform(pack).select("*", key.alias("key"))
+        return keyed.select(
+            "key",
+            F.pmod(F.xxhash64("key"), F.lit(packing.slots)).cast("int").alias("slot"),
+            F.pmod(F.xxhash64("key", F.lit(2)), F.lit(TURNS)).alias("turn"),
+            "zone",
+            "provider",
+            "recipients",
         )
 
     return transform
 
 
-def _one_each(campaign: str) -> Transform:
-    recipients = F.array(F.struct("address", "fields"))
-    key = _key_of(campaign)(F.array("address"))
-    return lambda rows: rows.select("zone", "provider", recipients.alias("recipients"), key.alias("key"))
+def _one_each(rows: DataFrame) -> DataFrame:
+    fields = F.col("fields") if "fields" in rows.columns else _no_fields()
+    recipients = F.array(F.struct("address", fields.alias("fields")))
+    return rows.select("zone", "provider", recipients.alias("recipients"))
 
 
-def _shared(campaign: str, per_envelope: int, sizes: DataFrame) -> Transform:
+def _shared(per_envelope: int, large: DataFrame, small_rows: int) -> Transform:
     def transform(rows: DataFrame) -> DataFrame:
-        large = sizes.where(F.col("size") >= SMALL_ENVELOPES * per_envelope).select(
-            F.col("provider").alias("large"), "size"
-        )
-        groups = F.coalesce(F.ceil(F.col("size") / GROUP_ROWS), F.lit(64))
-        salt = F.pmod(F.xxhash64("address", F.lit(1)), groups)
-        grouped = rows.join(F.broadcast(large), F.col("provider") == F.col("large"), "left").select(
+        named = F.broadcast(large.select(F.col("provider").alias("large"), "size"))
+        groups = F.ceil(F.coalesce("size", F.lit(max(1, small_rows))) / GROUP_ROWS)
+        grouped = rows.join(named, F.col("provider") == F.col("large"), "left").select(
             "address",
             "zone",
             F.coalesce("large", F.lit(SHARED)).alias("provider"),
-            F.xxhash64("address").alias("digest"),
-            # Numbers sort faster than names; groups with the same number only get smaller envelopes.
-            F.xxhash64("zone", F.coalesce("large", F.lit(SHARED)), salt).alias("group"),
+            F.pmod(F.xxhash64("address"), groups).alias("group"),
         )
-        ordered = Window.partitionBy("group").orderBy("digest", "address")
-        number = F.floor((F.row_number().over(ordered) - 1) / per_envelope)
-        envelopes = (
-            grouped.select("address", "zone", "provider", "group", number.alias("envelope"))
-            .groupBy("group", "envelope", "zone", "provider")
-            .agg(F.sort_array(F.collect_list("address")).alias("addresses"))
+        collected = grouped.groupBy("zone", "provider", "group").agg(
+            F.sort_array(F.collect_list("address")).alias("addresses")
         )
-        no_fields = F.create_map().cast("map<string,string>")
-        recipients = F.transform("addresses", lambda a: F.struct(a.alias("address"), no_fields.alias("fields")))  # fmt: skip
-        key = _key_of(campaign)(F.col("addresses"))
-        return envelopes.select("zone", "provider", recipients.alias("recipients"), key.alias("key"))
+        starts = F.sequence(F.lit(1), F.size("addresses"), F.lit(per_envelope))
+        parts = F.transform(starts, lambda start: F.slice("addresses", start, per_envelope))
+        envelopes = collected.select("zone", "provider", F.explode(parts).alias("addresses"))
+        recipients = F.transform(
+            "addresses", lambda a: F.struct(a.alias("address"), _no_fields().alias("fields"))
+        )
+        return envelopes.select("zone", "provider", recipients.alias("recipients"))
 
     return transform
 
 
-def _key_of(campaign: str) -> Callable[[Column], Column]:
-    def keys(addresses: pa.Array) -> pa.Array:
-        return pa.array([submission_key(campaign, each) for each in addresses.to_pylist()])
+def _no_fields() -> Column:
+    return F.create_map().cast("map<string,string>")
 
-    # Without a function type, because pyspark warns when one is given beside the annotations of ``keys``.
-    udf: Callable[[Column], Column] = arrow_udf(keys, "string")  # type: ignore[call-overload]  # the stubs demand it
-    return udf
+
+def _key_of(scope: str, addresses: Column) -> Column:
+    """``submission_key`` as a column."""
+    text = F.concat_ws("\0", F.lit(scope), addresses)
+    return F.substring(F.sha2(text, 256), 1, KEY_DIGITS)

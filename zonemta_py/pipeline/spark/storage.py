@@ -1,0 +1,109 @@
+"""The output of a job: a local directory, or one on any file system that Spark reaches (s3a://, hdfs://, file://).
+
+Files are written and removed by Hadoop's FileSystem in the driver, with the credentials of the session. Over Spark Connect
+the driver is elsewhere: only local directories can be looked at there.
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.spark.exceptions import spark_errors
+
+
+def prepare_output(
+    spark: SparkSession, output: str, parts: Collection[str], last: str, *, overwrite: bool
+) -> None:
+    """Remove what a run that did not end left in ``output``, and with ``overwrite`` what one that did.
+
+    ``parts``: the names that the job writes there; ``last``: the file that is written last. Raises LocalError when the
+    output is complete and not to be replaced, and when there is anything else in the directory.
+    """
+    found = names_in(spark, output) or set()
+    others = sorted(name for name in found - set(parts) if not name.startswith(("_", ".")))
+    if others:
+        raise LocalError(
+            f"{output}: contains {others[0]}, which is not of this job; choose another directory"
+        )
+    directory, _, name = last.rpartition("/")
+    complete = name in (names_in(spark, f"{output}/{directory}" if directory else output) or ())
+    if complete and not overwrite:
+        raise LocalError(f"{output}: exists; choose another directory, or replace it with --overwrite")
+    # What is written last goes first: a directory that is removed in part is not complete.
+    for name in sorted(found & set(parts), key=lambda part: part != last.partition("/")[0]):
+        remove(spark, f"{output}/{name}")
+
+
+def names_in(spark: SparkSession, path: str) -> set[str] | None:
+    """The names in a directory; None if there is none, or none that this process can look at."""
+    if not is_url(path):
+        directory = Path(path)
+        return {each.name for each in directory.iterdir()} if directory.is_dir() else None
+    found = _file_system(spark, path)
+    if found is None:
+        return None
+    system, at = found
+    with spark_errors(path):
+        if not system.exists(at):
+            return None
+        return {str(status.getPath().getName()) for status in system.listStatus(at)}
+
+
+def remove(spark: SparkSession, path: str) -> None:
+    """Remove a file, or a directory and everything below it, if there is one. Raises LocalError."""
+    if not is_url(path):
+        try:
+            shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink(missing_ok=True)
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+        return
+    system, at = _reachable(spark, path)
+    with spark_errors(path):
+        system.delete(at, True)
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write a file, or replace it. Raises LocalError."""
+    if not is_url(path):
+        file = Path(path)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_name(f".{file.name}.part")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(file)
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+        return
+    system, at = _reachable(spark, path)
+    with spark_errors(path):
+        stream = system.create(at, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+
+def is_url(path: str) -> bool:
+    """Whether ``path`` is on a file system of Spark, rather than of this process."""
+    return "://" in path or path.startswith("file:")
+
+
+def _reachable(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    found = _file_system(spark, path)
+    if found is None:
+        raise LocalError(f"{path}: cannot be written over Spark Connect; use a local directory")
+    return found
+
+
+def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any] | None:
+    """Hadoop's FileSystem and Path of a URL; None over Spark Connect. Raises LocalError."""
+    context = getattr(spark, "_jsc", None) if hasattr(spark, "_jvm") else None
+    if context is None:
+        return None
+    with spark_errors(path):
+        at = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # not None beside a context
+        return at.getFileSystem(context.hadoopConfiguration()), at
