@@ -133,8 +133,12 @@ def test_links_in_the_docs_are_valid() -> None:
 
 @pytest.mark.parametrize("name", [".rdd", "sparkContext", "._jvm", "._jdf", "._jsparkSession"])
 def test_the_pipeline_works_with_spark_connect(name: str) -> None:
-    """Spark Connect does not have these attributes."""
-    found = [path for path in SOURCES if "pipeline" in path.parts and name in path.read_text()]
+    """Spark Connect does not have these attributes; ``storage`` asks whether they are there."""
+    found = [
+        path
+        for path in SOURCES
+        if "pipeline" in path.parts and path.name != "storage.py" and name in path.read_text()
+    ]
     assert found == []
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     type=click.Choice(["plan", "campaign"]),
     default="plan",
     show_default=True,
-    help="campaign: a recipient to whom another plan of this campaign was sent does not get the message again, within "
+    help="campaign: a recipient that got another plan of this campaign does not get the message again, within "
     "the relay's submission_key.window; each recipient gets a message of its own.",
 )
 @click.option(

@@ -49,7 +49,7 @@ def submit_options(command: Callable[P, R]) -> Callable[P, R]:
         click.option(
             "--allow-repeats",
             is_flag=True,
-            help="With plans made --once-per campaign: leave out those to whom another plan was sent, and go on.",
+            help="With plans made --once-per campaign: leave out the recipients that got another plan, and go on.",
         ),
         tls_option,
         password_option,

@@ -44,8 +44,8 @@ CLOCKS_DIFFER_MS = 60_000  # between the machine that plans and a relay
 class SendCounts:
     """Recipients of a plan by the state of their submission, after all runs.
 
-    ``repeated``: those of ``accepted`` that the relay had accepted before; ``earlier``: those of them to whom
-    another plan of the campaign was sent, and this one was not.
+    ``repeated``: those of ``accepted`` that the relay had accepted before; ``earlier``: those of them that
+    got another plan of the campaign, and not this one.
     """
 
     planned: int
@@ -159,8 +159,8 @@ class _Sending:
         found = counted.get
         if found["earlier"] and not self.allow_repeats:
             raise LocalError(
-                f"{self.plan}: {found['earlier']} recipients or more were sent another plan of campaign "
-                f"'{self.manifest.campaign}' and do not get this one; continue with --allow-repeats"
+                f"{self.plan}: {found['earlier']} recipients or more got another plan of campaign "
+                f"'{self.manifest.campaign}', and will not get this one; continue with --allow-repeats"
             )
         if found["settled"]:
             self._accepted_s = clock.monotonic_s()
