@@ -66,6 +66,25 @@ async def test_a_relay_that_defers(directory: Path) -> None:
         assert relay.tally.recipients == 6
 
 
+async def test_settled_after_deferrals(directory: Path) -> None:
+    """What is deferred is submitted again, and nothing else, until ``patience_s`` has passed."""
+    async with staged(directory) as stage:
+        rule = Rule(Step.RCPT, recipient="*@d1*", reply="450 4.3.2 not now", times=2)
+        relay = await stage.receiver("relay.example", rule)
+        await stage.receiver("never.example", Rule(Step.RCPT, reply="450 4.3.2 never"))
+        submitter = EnvelopeSubmitter(submit_options(f"127.0.1.1:{stage.port}"))
+        rows = await submitter.settle(personal(9))
+        assert sorted(row.address for row in rows) == sorted(addresses(9))
+        assert {row.state for row in rows} == {"accepted"}
+        assert relay.tally.recipients == 9
+        await submitter.aclose()
+        submitter = EnvelopeSubmitter(submit_options(f"127.0.1.2:{stage.port}", patience_s=0.3))
+        assert {(row.state, row.code) for row in await submitter.settle(personal(2))} == {
+            ("deferred", 450)
+        }
+        await submitter.aclose()
+
+
 async def test_a_relay_that_dies_at_the_final_dot(directory: Path) -> None:
     """Without a reply the message is submitted again with the same key."""
     async with staged(directory) as stage:

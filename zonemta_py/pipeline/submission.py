@@ -125,6 +125,25 @@ class EnvelopeSubmitter:
                     group.create_task(self._work(waiting, results))
         return results
 
+    async def settle(self, envelopes: Iterable[PlannedEnvelope]) -> list[SubmissionResult]:
+        """Submit all ``envelopes``, and again what is deferred, until ``patience_s`` has passed."""
+        waiting, began_s, pause_s = list(envelopes), clock.monotonic_s(), PAUSE_S
+        results: list[SubmissionResult] = []
+        while True:
+            found = await self.send(waiting)
+            results += [result for result in found if result.state != DEFERRED]
+            deferred = [result for result in found if result.state == DEFERRED]
+            if not deferred or clock.monotonic_s() - began_s >= self._options.patience_s:
+                return results + deferred
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            left = {(result.key, result.address) for result in deferred}
+            parts = (
+                (each.key, [one for one in each.recipients if (each.key, one[0]) in left])
+                for each in waiting
+            )
+            waiting = [PlannedEnvelope(key, recipients) for key, recipients in parts if recipients]
+
     async def _work(self, waiting: deque[PlannedEnvelope], results: list[SubmissionResult]) -> None:
         pause_s = 0.0
         while waiting:

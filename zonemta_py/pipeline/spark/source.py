@@ -122,7 +122,7 @@ class SubmittingWriter(DataSourceArrowWriter):
         accepted, refused = 0, []
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             for batch in iterator:
-                for result in runner.run(submitter.send(map(envelope_of, batch.to_pylist()))):
+                for result in runner.run(submitter.settle(map(envelope_of, batch.to_pylist()))):
                     if result.state == ACCEPTED:
                         accepted += 1
                     else:
