@@ -1,6 +1,8 @@
 """Plans through real relays: every recipient gets the message once, also after faults."""
 
 import asyncio
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import ledger, staged
 from tests.pipeline.campaigns import (
     addresses,
+    no_progress,
     personal_plan,
     relay_and_sinks,
     send,
@@ -18,6 +21,10 @@ from tests.pipeline.campaigns import (
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.submission import SubmitOptions
 from zonemta_py.sink.script import Rule, Step
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,6 +134,77 @@ async def test_deferred_recipients_are_submitted_again(spark: "SparkSession", di
         sums = await asyncio.to_thread(send, spark, plan_path, submit_options(target))
         assert (sums.accepted, sums.deferred) == (60, 0)
         assert sink.tally.recipients == 60
+
+
+async def test_a_run_sends_in_rounds(
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round has its rows in the ledger; every recipient is in one of them."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    monkeypatch.setattr(module, "ROUND_ROWS_MIN", 40)
+    monkeypatch.setattr(module, "GROWTH_MAX", 1)
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 200)
+    async with relay_and_sinks(directory) as here:
+        sums = await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
+        assert (sums.accepted, sums.repeated) == (200, 0)
+        assert len(list((plan_path / "ledger").glob("run=*"))) >= 4
+        await until(lambda: len(here.delivered()) == 200, "200 deliveries")
+
+
+async def test_a_run_that_was_killed_before_its_first_row(
+    spark: "SparkSession", directory: Path
+) -> None:
+    """What it left in the ledger is accepted; the relay recognises what was submitted."""
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 60)
+    async with relay_and_sinks(directory) as here:
+        await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
+        shutil.rmtree(plan_path / "ledger")
+        (plan_path / "ledger" / "run=1" / "_temporary" / "0").mkdir(parents=True)
+        sums = await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
+        assert (sums.accepted, sums.repeated, sums.earlier, sums.unsent) == (60, 60, 0, 0)
+        await until(lambda: len(here.delivered()) >= 60, "60 deliveries")
+        assert here.delivered() == addresses_sorted(60)
+
+
+async def test_the_same_campaign_with_another_letter(spark: "SparkSession", directory: Path) -> None:
+    """Everyone gets it. With plans made once per campaign the run ends, unless repeats are allowed."""
+    from zonemta_py.pipeline.jobs import send as module
+
+    async with relay_and_sinks(directory) as here:
+        options = submit_options(here.target)
+        for number in (1, 2):
+            own = directory / str(number)
+            own.mkdir()
+            path = await asyncio.to_thread(personal_plan, spark, own, 30)
+            sums = await asyncio.to_thread(send, spark, path, options)
+            assert (sums.accepted, sums.repeated) == (30, 0)
+        await until(lambda: len(here.delivered()) == 60, "two messages for each")
+        for number, count in ((3, 30), (4, 31)):
+            own = directory / str(number)
+            own.mkdir()
+            path = await asyncio.to_thread(
+                partial(personal_plan, spark, own, count, once_per="campaign")
+            )
+            if number == 3:
+                assert (await asyncio.to_thread(send, spark, path, options)).accepted == 30
+                continue
+            await asyncio.to_thread(_made_later, spark, path)
+            with pytest.raises(LocalError, match="30 recipients or more got another plan of campaign 'june'"):  # fmt: skip
+                await asyncio.to_thread(send, spark, path, options)
+            sums = await asyncio.to_thread(
+                partial(module.send_plan, spark, str(path), options, no_progress, allow_repeats=True)
+            )
+            assert (sums.accepted, sums.repeated, sums.earlier) == (31, 30, 30)
+        await until(lambda: len(here.delivered()) == 91, "one more for the new recipient")
+
+
+def _made_later(spark: "SparkSession", plan_path: Path) -> None:
+    """Date the plan as if it was made in an hour."""
+    rows = spark.read.parquet(f"{plan_path}/manifest").withColumn("made_ms", F.col("made_ms") + 3_600_000)  # fmt: skip
+    rows.write.parquet(f"{plan_path}/later")
+    shutil.rmtree(plan_path / "manifest")
+    (plan_path / "later").rename(plan_path / "manifest")
 
 
 def test_nothing_to_send(spark: "SparkSession", tmp_path: Path) -> None:
