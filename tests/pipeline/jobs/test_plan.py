@@ -1,5 +1,7 @@
 """Plans: every row is planned or left out, and the sums are right."""
 
+import bz2
+import gzip
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -160,7 +162,8 @@ def test_jdbc(spark: "SparkSession", tmp_path: Path) -> None:
         ("l.csv", "mail\na@x.example\n", "no column email or address or recipient; columns: mail"),
         ("l.csv", "", "the list is empty"),
         ("l.csv", "email\n", "the list is empty"),
-        ("l.xls", "x", "expected .csv, .jsonl, .parquet or jdbc:"),
+        ("l.xls", "x", "found 'xls', expected .csv, "),
+        ("l.csv", 'email,name\na@x.example,"A\nb@x.example,B\n', "l.csv: line 2: a quote is not closed"),
     ],
 )
 def test_a_bad_list(
@@ -206,6 +209,40 @@ def test_a_message_that_needs_a_column(spark: "SparkSession", tmp_path: Path) ->
     listed = write_list(tmp_path / "list.csv", [["a@x.example"]], head=("email",))
     with pytest.raises(LocalError, match="the message needs the column name"):
         plan(spark, listed, tmp_path / "plan", message=PERSONAL)
+
+
+@pytest.mark.parametrize("name", ["l.tsv", "l.orc", "l.csv.gz", "l.jsonl.bz2", "lists", "table:people"])
+def test_kinds_of_lists(spark: "SparkSession", tmp_path: Path, name: str) -> None:
+    rows = spark.createDataFrame([("a@x.example", 'A "B"'), ("b@x.example", "C")], "email string, name string")  # fmt: skip
+    source = name if name.startswith("table:") else f"{tmp_path}/{name}"
+    cells = 'email,name\na@x.example,"A ""B"""\nb@x.example,C\n'
+    if name == "l.tsv":
+        Path(source).write_text(cells.replace(",", "\t"))
+    elif name == "l.orc":
+        rows.write.orc(source)
+    elif name == "l.csv.gz":
+        Path(source).write_bytes(gzip.compress(cells.encode()))
+    elif name == "l.jsonl.bz2":
+        lines = '{"email":"a@x.example","name":"A"}\n{"email":"b@x.example","name":"C"}\n'
+        Path(source).write_bytes(bz2.compress(lines.encode()))
+    elif name == "lists":
+        rows.write.json(source)
+    else:
+        rows.createOrReplaceTempView("people")
+    assert plan(spark, Path(source), tmp_path / "plan", message=PERSONAL).planned == 2
+
+
+def test_a_directory_of_csv_files_that_differ(spark: "SparkSession", tmp_path: Path) -> None:
+    """Columns in another order are refused, not read as each other."""
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (lists / "1.csv").write_text("email,name\na@x.example,A\n")
+    (lists / "2.csv").write_text("name,email\nB,b@x.example\n")
+    with pytest.raises(LocalError, match="header"):
+        plan(spark, lists, tmp_path / "plan")
+    (lists / "3.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="files of several kinds: csv, jsonl"):
+        plan(spark, lists, tmp_path / "plan")
 
 
 def test_another_encoding_and_separator(spark: "SparkSession", tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ if TYPE_CHECKING:
 def plan(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """Decide which recipients get the message, and store the plan.
 
-    LIST is a .csv, .jsonl or .parquet file or directory, or jdbc:… with --option dbtable=…. Each row is
+    LIST is a .csv, .tsv, .jsonl, .parquet or .orc file, a directory of such files, table:NAME, or jdbc:… with
+    --option dbtable=…. Each row is
     planned, or left out as rejected, duplicate or suppressed, with a reason; the sums are checked. Nothing is sent.
 
     \b
@@ -130,7 +131,7 @@ def _request(
     suppression = read_suppression(suppression_paths)
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
     message = message_path.read_bytes()
-    if "://" not in source and not source.startswith("jdbc:") and not Path(source).exists():
+    if "://" not in source and not source.startswith(("jdbc:", "table:")) and not Path(source).exists():
         raise ConfigError(f"{source}: no such file")
     return PlanRequest(
         source=source, sender=sender, message=message, config=config, suppression=suppression, **options

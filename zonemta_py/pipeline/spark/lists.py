@@ -1,4 +1,4 @@
-"""Reads recipient lists: CSV, JSON lines or Parquet files by their suffix, or a JDBC table."""
+"""Reads recipient lists: CSV, JSON lines, Parquet or ORC files by their suffix, or a table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,51 +8,92 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
+from zonemta_py.pipeline.spark.storage import names_in
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS
 
 CELL_MAX = 1 << 20  # characters of a CSV cell
 PARTITIONS = 64  # of a list that one task had to read
+JSON = ("jsonl", "json", "ndjson")
+KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
+COMPRESSIONS = ("gz", "bz2", "zst")
 POSITION = "#position"  # an added column: orders the rows as the list does
 
 
 def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataFrame:
-    """The rows of ``source``, with POSITION: a file, a directory of files, or ``jdbc:…`` with the option ``dbtable``.
+    """The rows of ``source``, with POSITION: a file or a directory of files of one kind, ``table:NAME``, or ``jdbc:…``.
 
-    Raises LocalError when Spark cannot read it, ConfigError for an unknown suffix.
+    Raises LocalError when Spark cannot read it or a quote is not closed, ConfigError for an unknown suffix.
     """
     reader = spark.read.options(**options)
     position = F.monotonically_increasing_id().alias(POSITION)
-    if source.startswith("jdbc:"):
-        return reader.format("jdbc").option("url", source).load().select("*", position)
-    name = source.rstrip("/").lower()
     try:
-        if name.endswith(".parquet"):
+        if source.startswith("jdbc:"):
+            return reader.format("jdbc").option("url", source).load().select("*", position)
+        if source.startswith("table:"):
+            return analysed(reader.table(source.removeprefix("table:")).select("*", position))
+        kind = _kind(spark, source)
+        if kind == "parquet":
             return analysed(reader.parquet(source).select("*", position))
-        if name.endswith((".jsonl", ".json", ".ndjson", ".jsonl.gz", ".jsonl.zst")):
+        if kind == "orc":
+            return analysed(reader.orc(source).select("*", position))
+        if kind in JSON:
             return analysed(reader.json(source, primitivesAsString=True).select("*", position))
-        if name.endswith((".csv", ".csv.gz", ".csv.zst", ".txt")):
-            quoted = _has_quotes(spark, source)
-            rows = reader.csv(
-                source, header=True, multiLine=quoted, escape='"', maxCharsPerColumn=CELL_MAX,
-                ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
-            )  # fmt: skip
-            numbered = analysed(rows.select("*", position))
-            # One task reads such a file; the work after it is spread over all tasks.
-            return numbered.repartition(PARTITIONS) if quoted else numbered
+        if kind == "tsv":
+            options = {"sep": "\t", **options}
+        spans = _spans_lines(spark, source, options)
+        rows = spark.read.options(**options).csv(
+            source, header=True, multiLine=spans, escape='"', maxCharsPerColumn=CELL_MAX, enforceSchema=False,
+            ignoreLeadingWhiteSpace=True, ignoreTrailingWhiteSpace=True,
+        )  # fmt: skip
+        numbered = analysed(rows.select("*", position))
+        # One task reads such a file; the work after it is spread over all tasks.
+        return numbered.repartition(PARTITIONS) if spans else numbered
     except AnalysisException as exc:
         raise LocalError(f"{source}: {error_line(str(exc))}") from exc
-    raise ConfigError(
-        f"{source}: found '{Path(name).suffix or name}', expected .csv, .jsonl, .parquet or jdbc:"
-    )
 
 
-def _has_quotes(spark: SparkSession, source: str) -> bool:
-    """Whether a cell may contain a line end: only then must one task read a whole file."""
-    if Path(source).is_file() and source.lower().endswith((".csv", ".txt")):
-        with Path(source).open("rb") as file:  # Spark takes two seconds longer
-            return any(b'"' in block for block in iter(lambda: file.read(1 << 20), b""))
-    return not spark.read.text(source).where(F.contains("value", F.lit('"'))).isEmpty()
+def _kind(spark: SparkSession, source: str) -> str:
+    """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
+    found = _suffix(source.rstrip("/"))
+    if found not in KINDS:
+        names = [name for name in names_in(spark, source) or () if not name.startswith(("_", "."))]
+        kinds = {_suffix(name) for name in names}
+        if len(kinds) > 1:
+            raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
+        found = kinds.pop() if kinds else found
+    if found not in KINDS:
+        raise ConfigError(
+            f"{source}: found '{found}', expected .{', .'.join(sorted(KINDS))}, table:NAME or jdbc:"
+        )
+    return found
+
+
+def _suffix(name: str) -> str:
+    parts = name.rpartition("/")[2].lower().split(".")
+    if len(parts) > 2 and parts[-1] in COMPRESSIONS:
+        del parts[-1]
+    return parts[-1]
+
+
+def _spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
+    """Whether a cell may contain a line end: only then must one task read a whole file. Raises LocalError."""
+    path = Path(source)
+    if not path.is_file() or _suffix(source) != source.lower().rpartition(".")[2]:
+        return not spark.read.text(source).where(F.contains("value", F.lit('"'))).isEmpty()
+    with path.open("rb") as file:  # Spark takes two seconds longer
+        if not any(b'"' in block for block in iter(lambda: file.read(1 << 20), b"")):
+            return False
+    encoding = options.get("encoding", "utf-8")
+    separator = options.get("sep", options.get("delimiter", ","))
+    if len(separator) != 1 or options.get("escape", '"') != '"':
+        return True  # no form that Python's reader knows
+    try:
+        with path.open(encoding=encoding, errors="replace", newline="") as text:
+            return cell_spans_lines(text, separator, options.get("quote", '"'), CELL_MAX)
+    except (UnclosedQuote, LookupError) as exc:
+        raise LocalError(f"{source}: {exc}") from exc
 
 
 def address_column(columns: Sequence[str], wanted: str | None, source: str) -> str:
