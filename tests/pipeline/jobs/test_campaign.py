@@ -94,8 +94,12 @@ def _report(spark: "SparkSession", found: dict[str, Any], directory: Path) -> No
     for text in ("Delivery report", "june", "d0.example", "greylisted, come back in &lt;n&gt; seconds"):
         assert text in page
     assert "http" not in page.replace("http://www.w3.org", "")
-    with pytest.raises(LocalError, match="exists; choose another directory"):
+    with pytest.raises(LocalError, match="exists; choose another directory, or replace it"):
         make_report(spark, ReportRequest(found["events"], [], str(output)), no_progress)
+    (output / "report.html").write_text("old")
+    again = ReportRequest(found["events"], [found["plan"]], f"file://{output}", overwrite=True)
+    assert make_report(spark, again, no_progress) == sums, "on a file system of Hadoop"
+    assert "Delivery report" in (output / "report.html").read_text()
 
 
 def _reconcile(spark: "SparkSession", found: dict[str, Any], directory: Path) -> None:

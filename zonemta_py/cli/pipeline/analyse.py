@@ -7,7 +7,7 @@ import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.options import DURATION, EXISTING_FILE
-from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
+from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_options
 
 
 @click.command()
@@ -23,8 +23,9 @@ from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
     "--output",
     metavar="DIRECTORY",
     required=True,
-    help="The directory of the report; it must not exist.",
+    help="The directory of the report, also on a file system of Spark (s3a://…).",
 )
+@overwrite_option
 @click.option("--warmup", type=EXISTING_FILE, help="A warm-up schedule to compare with what was sent.")
 @click.option(
     "--update",

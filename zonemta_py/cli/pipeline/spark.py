@@ -29,6 +29,9 @@ MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', a
 rows_option = click.option(
     "--output", metavar="DIRECTORY", help="Also write the rows into this directory, as Parquet."
 )
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, help="Replace the output of an earlier run."
+)
 relay_config_option = click.option(
     "-c", "--config", "config_path", type=EXISTING_FILE, help="The configuration of the relay."
 )

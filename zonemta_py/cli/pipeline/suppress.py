@@ -7,7 +7,7 @@ import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.options import FILE
-from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
+from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_options
 
 
 @click.command()
@@ -27,8 +27,12 @@ from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
     help="Another envelope sender of yours whose variable form (VERP) names the recipient; repeatable.",
 )
 @click.option(
-    "--output", metavar="DIRECTORY", required=True, help="The directory of the table; it must not exist."
+    "--output",
+    metavar="DIRECTORY",
+    required=True,
+    help="The directory of the table, also on a file system of Spark (s3a://…).",
 )
+@overwrite_option
 @spark_options
 @json_option
 @reports_errors

@@ -1,9 +1,7 @@
 """Reads reports out of mail and matches each to a recipient of a campaign."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -16,6 +14,7 @@ from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.mail import read_mail
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove
 from zonemta_py.pipeline.transforms.match_reports import (
     NO_REPORT,
     UNREADABLE,
@@ -35,6 +34,7 @@ class DsnRequest:
     plans: Sequence[str]
     output: str
     senders: Sequence[str] = ()
+    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class DsnCounts:
 
 def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -> DsnCounts:
     """Write OUTPUT; returns the counts. Raises LocalError."""
-    if Path(request.output).exists():
-        raise LocalError(f"{request.output} exists; choose another directory")
+    last = f"{REPORTS}/_SUCCESS"
+    prepare_output(spark, request.output, (NOTICES, REPORTS), last, overwrite=request.overwrite)
     senders = [*request.senders, *(read_manifest(spark, plan).sender for plan in request.plans)]
     progress("reading mail")
     mail = read_mail(spark, request.mail[0])
@@ -73,8 +73,8 @@ def read_reports(spark: SparkSession, request: DsnRequest, progress: Progress) -
         spark.read.parquet(notices).transform(match_reports(ledger)).write.parquet(reports)
         progress("counting")
         counts = _count(spark.read.parquet(reports), int(observation.get["messages"]))
-    if "://" not in request.output:
-        shutil.rmtree(notices)
+    if not is_url(request.output):
+        remove(spark, notices)
     return counts
 
 

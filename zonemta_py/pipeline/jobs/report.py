@@ -21,10 +21,13 @@ from zonemta_py.pipeline.rules.warmup import WarmupSchedule
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove, write_text
 from zonemta_py.pipeline.transforms import rates
 from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies
 from zonemta_py.pipeline.transforms.replies import failure_replies
 
+PAGE = "report.html"  # written last
+PARTS = ("attempts", "rates", "hours", "days", "replies", "anomalies", "warmup", PAGE)
 NEXT = "_next"  # the tables and page that will replace those of OUTPUT
 
 
@@ -41,13 +44,13 @@ class ReportRequest:
     output: str
     warmups: Sequence[WarmupSchedule] = ()
     thresholds: AnomalyThresholds = AnomalyThresholds()
+    overwrite: bool = False
 
 
 def make_report(spark: SparkSession, request: ReportRequest, progress: Progress) -> dict[str, Any]:
     """Write tables and page; returns the row of ``rates`` for all attempts. Raises LocalError."""
-    if Path(request.output).exists():
-        raise LocalError(f"{request.output} exists; choose another directory")
-    return _write(spark, request, request.events, Path(request.output), progress)
+    prepare_output(spark, request.output, PARTS, PAGE, overwrite=request.overwrite)
+    return _write(spark, request, request.events, request.output, progress)
 
 
 def update_report(
@@ -57,13 +60,16 @@ def update_report(
 
     Returns the same as ``make_report``. Raises LocalError.
     """
+    if is_url(request.output):
+        raise LocalError(f"{request.output}: a report that is kept up to date is in a local directory")
     output = Path(request.output)
     stream = compact.CompactRequest(request.events, f"{request.output}/lake", every_s)
     sums: dict[str, Any] = {}
 
     def render() -> None:
+        remove(spark, str(output / NEXT))
         try:
-            sums.update(_write(spark, request, stream.lake, output / NEXT, progress))
+            sums.update(_write(spark, request, stream.lake, str(output / NEXT), progress))
         except NoAttempts:
             return
         for new in sorted((output / NEXT).iterdir()):
@@ -83,10 +89,9 @@ def update_report(
 
 
 def _write(
-    spark: SparkSession, request: ReportRequest, events: str, output: Path, progress: Progress
+    spark: SparkSession, request: ReportRequest, events: str, output: str, progress: Progress
 ) -> dict[str, Any]:
     progress("reading the event log")
-    shutil.rmtree(output, ignore_errors=True)
     with spark_errors(events):
         rows = read_events(spark, events).transform(
             rates.attempt_rows(campaigns_of(spark, request.plans))
@@ -111,11 +116,11 @@ def _write(
     sums = _sums(spark, output, request)
     written = {name: spark.read.parquet(f"{output}/{name}") for name in tables}
     all_attempts = written["rates"].where("dimension = 'all'").collect()[0]
-    (output / "report.html").write_text(page(request.events, all_attempts, written), encoding="utf-8")
+    write_text(spark, f"{output}/{PAGE}", page(request.events, all_attempts, written))
     return sums
 
 
-def _sums(spark: SparkSession, output: Path, request: ReportRequest) -> dict[str, Any]:
+def _sums(spark: SparkSession, output: str, request: ReportRequest) -> dict[str, Any]:
     row = spark.read.parquet(f"{output}/rates").where("dimension = 'all'").first()
     if row is None:
         raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
