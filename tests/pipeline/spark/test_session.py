@@ -1,6 +1,9 @@
 """The Java and the configuration of a session."""
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,5 +54,40 @@ def test_a_suitable_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_logging_configuration_exists() -> None:
-    """Spark logs warnings to stderr when SPARK_CONF_DIR has no log4j2.properties."""
-    assert (session.CONF_DIR / "log4j2.properties").is_file()
+    """Without it Spark logs warnings to stderr."""
+    assert session.LOG_SETTINGS.is_file()
+
+
+def test_whose_settings_count() -> None:
+    """The user's before ours, those of the command before both; UTC always."""
+    of_user = {"spark.ui.enabled": "true", "spark.master": "local[2]", "spark.sql.session.timeZone": "Asia/Tokyo"}  # fmt: skip
+    found = session.session_settings({"spark.driver.memory": "1g"}, of_user)
+    assert (found["spark.ui.enabled"], found["spark.driver.memory"]) == ("true", "1g")
+    assert (found["spark.master"], found["spark.sql.shuffle.partitions"]) == ("local[2]", "32")
+    assert found["spark.sql.session.timeZone"] == "UTC"
+    remote = session.session_settings({"spark.master": "spark://h:7077"}, of_user)
+    assert "spark.sql.shuffle.partitions" not in remote
+
+
+def test_the_users_files(tmp_path: Path) -> None:
+    """A session of a process whose SPARK_CONF_DIR has files: their settings apply, their log settings too."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# ours\nspark.master   local[1]\nspark.driver.memory=512m\n\nspark.sql.ansi.enabled: false\n"
+    )
+    code = (
+        "from zonemta_py.pipeline.spark.session import open_session\n"
+        "s = open_session(**{'spark.app.color': 'red'})\n"
+        "print([s.conf.get(n) for n in ('spark.master', 'spark.driver.memory', 'spark.sql.ansi.enabled', 'spark.app.color',"
+        " 'spark.sql.session.timeZone')])\ns.stop()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "['local[1]', '512m', 'false', 'red', 'UTC']\n", done.stderr[-2000:]
+    assert "WARN" not in done.stderr.replace(
+        "WARNING: Using incubator modules: jdk.incubator.vector", ""
+    )

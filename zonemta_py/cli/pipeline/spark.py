@@ -54,8 +54,8 @@ def named_values(
 class SparkOptions:
     """Where a job runs and with which settings. ``damage``: what is wrong with the events that it has read."""
 
-    master: str
-    heap: str
+    master: str | None
+    heap: str | None
     settings: dict[str, str]
     damage: list[str] = field(default_factory=list)
 
@@ -93,22 +93,21 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
         click.option(
             "--heap",
             metavar="SIZE",
-            default="2g",
-            show_default=True,
-            help="Memory of the driver's Java, such as 4g.",
+            help="Memory of the driver's Java, such as 4g; default: that of spark-defaults.conf, else 2g.",
         ),
         click.option(
             "--master",
             metavar="URL",
-            default="local[*]",
-            show_default=True,
-            help="Where the job runs: local[*], local[4], spark://host:7077, …",
+            help="Where the job runs: local[4], spark://host:7077, sc://host, …; default: that of spark-defaults.conf, else "
+            "local[*].",
         ),
     ):
         command = option(command)
 
     @wraps(command)
-    def wrapper(*args: Any, master: str, heap: str, conf: dict[str, str], **kwargs: Any) -> R:
+    def wrapper(
+        *args: Any, master: str | None, heap: str | None, conf: dict[str, str], **kwargs: Any
+    ) -> R:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(MISSING_SPARK)
         options = SparkOptions(master, heap, conf)

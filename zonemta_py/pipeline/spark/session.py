@@ -5,20 +5,24 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import error_line
 from zonemta_py.pipeline.spark.source import ZonemtaSource
 
-CONF_DIR = Path(__file__).parent / "conf"  # log4j2.properties
+LOG_SETTINGS = Path(__file__).parent / "conf" / "log4j2.properties"
+LOG_PROPERTY = "log4j2.configurationFile"
 JAVA_MIN = 17
 REMEDY = f"Spark needs Java {JAVA_MIN} or newer (Debian: apt-get install openjdk-17-jre-headless)"
 
+TIME_ZONE = {"spark.sql.session.timeZone": "UTC"}  # of every session: sums are by UTC hours and days
+
 DEFAULTS = {
-    "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.compression.codec": "zstd",
@@ -32,6 +36,8 @@ DEFAULTS = {
     ),
     # The output of a task is committed when the task is done, not when the job is.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.master": "local[*]",
+    "spark.driver.memory": "2g",
 }
 
 LOCAL = {
@@ -41,22 +47,29 @@ LOCAL = {
 }
 
 
-def open_session(master: str, heap: str = "2g", **settings: str) -> SparkSession:
-    """A session on ``master`` (``local[*]``, ``spark://…``); ``heap``: memory of the driver's Java.
+def open_session(master: str | None = None, heap: str | None = None, **settings: str) -> SparkSession:
+    """A session on ``master`` (``local[*]``, ``spark://…``, ``sc://…``); ``heap``: memory of the driver's Java.
 
-    Raises LocalError when there is no suitable Java or Spark does not start.
+    What is not given is that of spark-defaults.conf, else of DEFAULTS. Raises LocalError when there is no suitable Java or
+    Spark does not start.
     """
-    java = find_java()
-    os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
-    os.environ.setdefault("SPARK_CONF_DIR", str(CONF_DIR))
-    defaults = DEFAULTS
+    given = {"spark.master": master, "spark.driver.memory": heap, **settings}
+    chosen = session_settings({name: value for name, value in given.items() if value}, _user_defaults())
+    master = chosen["spark.master"]
+    builder = SparkSession.builder.appName("zonemta")
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+        chosen = {**settings, **TIME_ZONE}
+    else:
+        java = find_java()
+        os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
+        _set_log_settings()
+        builder = builder.master(master)
     if master.startswith("local"):
-        defaults = {**DEFAULTS, **LOCAL}
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Workers must run this interpreter, not the first one in PATH.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(master).appName("zonemta")
-    for name, value in {**defaults, "spark.driver.memory": heap, **settings}.items():
+    for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
@@ -64,6 +77,41 @@ def open_session(master: str, heap: str = "2g", **settings: str) -> SparkSession
         return spark
     except Exception as exc:  # the gateway raises exceptions of many kinds
         raise LocalError(f"Spark does not start on {master}: {error_line(str(exc))}") from exc
+
+
+def session_settings(given: Mapping[str, str], of_user: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a session: those that are given, else those of spark-defaults.conf, else DEFAULTS."""
+    found = {**DEFAULTS, **of_user, **given}
+    if found["spark.master"].startswith("local"):
+        found = {**LOCAL, **found}
+    return {**found, **TIME_ZONE}
+
+
+def _user_defaults() -> dict[str, str]:
+    """The settings of spark-defaults.conf: Spark's own reader would let those of the builder win."""
+    path = _conf_dir() / "spark-defaults.conf"
+    if not path.is_file():
+        return {}
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    parts = (
+        re.split(r"\s*[=:]\s*|\s+", line, maxsplit=1) for line in lines if line and line[0] not in "#!"
+    )
+    return {pair[0]: pair[1] for pair in parts if len(pair) == 2}
+
+
+def _conf_dir() -> Path:
+    """Where Spark looks for its files of configuration."""
+    directory = os.environ.get("SPARK_CONF_DIR")
+    if directory:
+        return Path(directory)
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "conf"
+
+
+def _set_log_settings() -> None:
+    """Errors only, on standard error, unless there is a log4j2.properties of the user."""
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if LOG_PROPERTY not in options and not (_conf_dir() / LOG_SETTINGS.name).is_file():
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -D{LOG_PROPERTY}={LOG_SETTINGS}".strip()
 
 
 def find_java() -> Path:
