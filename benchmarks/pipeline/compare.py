@@ -2,11 +2,13 @@
 
     python -m benchmarks.pipeline.compare --rows 5000000 --events 5000000 --runs 3 --json results.json
 
-The tools take turns, so that a slow minute affects all of them. Memory is the peak of all processes of a tool.
+The tools take turns, so that a slow minute affects all of them. Memory is the peak of all processes of a tool, CPU their sum,
+but for the last POLL_S of each.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,15 +26,17 @@ POLL_S = 0.2
 
 
 class Measured(NamedTuple):
-    """A process and its descendants: wall time and peak memory."""
+    """A process and its descendants: wall time, CPU of user and system, peak memory."""
 
     seconds: float
+    cpu_s: float
     peak_mb: float
 
 
 def measured(command: list[str], log: Path) -> Measured:
     """Run a command. Exits with the end of its log when it fails."""
     began_s, peak = monotonic_s(), 0
+    ticks: dict[int, int] = {}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         while True:
@@ -40,10 +44,13 @@ def measured(command: list[str], log: Path) -> Measured:
                 process.wait(POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                peak = max(peak, sum(map(_rss_kb, process_tree(process.pid))))
+                pids = process_tree(process.pid)
+                peak = max(peak, sum(map(_rss_kb, pids)))
+                ticks.update((pid, max(_cpu_ticks(pid), ticks.get(pid, 0))) for pid in pids)
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed: {log.read_text(errors='replace')[-3000:]}")
-    return Measured(monotonic_s() - began_s, peak / 1024)
+    cpu_s = sum(ticks.values()) / os.sysconf("SC_CLK_TCK")
+    return Measured(monotonic_s() - began_s, cpu_s, peak / 1024)
 
 
 def _rss_kb(pid: int) -> int:
@@ -52,6 +59,14 @@ def _rss_kb(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def commands(directory: Path, run: int) -> dict[str, dict[str, list[str]]]:
@@ -86,12 +101,17 @@ def commands(directory: Path, run: int) -> dict[str, dict[str, list[str]]]:
     }  # fmt: skip
 
 
+def _line(one: Measured) -> str:
+    return f"{one.seconds:.1f} s, {one.cpu_s:.1f} CPU s, {one.peak_mb:,.0f} MB"
+
+
 def main() -> None:
     """Make the data, run the tools in turns, print medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--work", choices=["plan", "report"], help="only this")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[Measured]]] = {}
@@ -99,32 +119,45 @@ def main() -> None:
         directory = Path(name)
         write_list(directory / "list.csv", arguments.rows)
         write_suppression(directory / "suppressed.txt", arguments.rows, arguments.rows // 25)
-        write_events(directory / "events", arguments.events)
         (directory / "letter.eml").write_bytes(LETTER)
-        compact = [sys.executable, "-m", "zonemta_py", "pipeline", "compact", str(directory / "events")]
-        once = measured([*compact, "--output", str(directory / "lake")], directory / "log")
-        print(f"compact: {once.seconds:.1f} s, {once.peak_mb:,.0f} MB", flush=True)
+        once = None
+        if arguments.work != "plan":
+            write_events(directory / "events", arguments.events)
+            compact = [
+                sys.executable,
+                "-m",
+                "zonemta_py",
+                "pipeline",
+                "compact",
+                str(directory / "events"),
+            ]
+            once = measured([*compact, "--output", str(directory / "lake")], directory / "log")
+            print(f"compact: {_line(once)}", flush=True)
         for run in range(arguments.runs):
             for work, tools in commands(directory, run).items():
+                if arguments.work not in (None, work):
+                    continue
                 for tool, command in tools.items():
                     if tool in ("duckdb", "polars") and find_spec(tool) is None:
                         print(f"{tool} is left out: pip install {tool}")
                         continue
                     one = measured(command, directory / "log")
                     found.setdefault(work, {}).setdefault(tool, []).append(one)
-                    print(f"run {run + 1}: {work} by {tool}: {one.seconds:.1f} s, {one.peak_mb:,.0f} MB", flush=True)  # fmt: skip
+                    print(f"run {run + 1}: {work} by {tool}: {_line(one)}", flush=True)  # fmt: skip
     rows = [
-        {"work": work, "tool": tool, "seconds": round(statistics.median(m.seconds for m in runs), 1), "peak_mb": round(max(m.peak_mb for m in runs)), "runs": len(runs)}
+        {"work": work, "tool": tool, "seconds": round(statistics.median(m.seconds for m in runs), 1), "cpu_s": round(statistics.median(m.cpu_s for m in runs), 1), "peak_mb": round(max(m.peak_mb for m in runs)), "runs": len(runs)}
         for work, tools in found.items()
         for tool, runs in tools.items()
     ]  # fmt: skip
     for row in rows:
-        print(f"{row['work']:<8}{row['tool']:<20}{row['seconds']:>8} s{row['peak_mb']:>8} MB")
+        print(
+            f"{row['work']:<8}{row['tool']:<20}{row['seconds']:>8} s{row['cpu_s']:>8} CPU s{row['peak_mb']:>8} MB"
+        )
     if arguments.json:
         document = {
             "rows": arguments.rows,
             "events": arguments.events,
-            "compact": once._asdict(),
+            "compact": once and once._asdict(),
             "results": rows,
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
