@@ -9,9 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.pipeline.campaigns import no_progress
 from tests.pipeline.segments import HOUR_BEGINS_MS, delivered
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.core.codec import to_json
+from zonemta_py.core.errors import LocalError
 from zonemta_py.events.segments import Segment
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def write_log(directory: Path, segments: int = 4) -> list[Path]:
 def damage(spark: "SparkSession", directory: Path) -> list[str]:
     from zonemta_py.pipeline.spark.damage import log_damage
 
-    return log_damage(spark, str(directory))
+    return list(map(str, log_damage(spark, str(directory))))
 
 
 def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
@@ -115,3 +117,83 @@ def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
     result = CliRunner().invoke(count)
     assert (result.exit_code, result.stdout) == (3, '{"events": 60}\n')
     assert f"{paths[2].name}: events between" in result.stderr
+
+
+def seqs_read(spark: "SparkSession", directory: Path) -> list[int]:
+    from zonemta_py.pipeline.spark.damage import log_damage
+    from zonemta_py.pipeline.spark.events import read_events
+
+    rows = read_events(spark, str(directory), log_damage(spark, str(directory)))
+    assert {(f"{row['date']}", row["hour"]) for row in rows.select("date", "hour").collect()} == {
+        ("2027-01-15", 2)
+    } or not rows.count()
+    return sorted(row["seq"] for row in rows.select("seq").collect())
+
+
+def test_whole_frames_of_damaged_segments_are_read(spark: "SparkSession", tmp_path: Path) -> None:
+    """Every frame but the damaged ones, before and behind them; Spark alone fails at the first."""
+    cut, flipped, *_ = write_log(tmp_path)
+    os.truncate(cut, cut.stat().st_size - 100)  # into the second of its frames
+    data = bytearray(flipped.read_bytes())
+    data[30] ^= 0xFF  # in the first of its frames
+    flipped.write_bytes(data)
+    assert seqs_read(spark, tmp_path) == [*range(1, 11), *range(31, 81)]
+    assert "; 10 of its records are read" in damage(spark, tmp_path)[0]
+
+
+def test_only_damaged_segments(spark: "SparkSession", tmp_path: Path) -> None:
+    (cut,) = write_log(tmp_path, 1)
+    os.truncate(cut, cut.stat().st_size - 100)
+    assert seqs_read(spark, tmp_path) == [*range(1, 11)]
+
+
+def test_a_report_of_a_damaged_log(spark: "SparkSession", tmp_path: Path) -> None:
+    """The page begins with the damage, the quarantine names file and offset; the next report has none."""
+    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+    from zonemta_py.pipeline.spark.damage import damage_counts, log_damage
+
+    events, output = tmp_path / "events", tmp_path / "report"
+    _, cut, *_ = write_log(events)
+    whole = cut.read_bytes()
+    os.truncate(cut, cut.stat().st_size - 100)
+    found = log_damage(spark, str(events))
+    assert damage_counts(found) == {"damaged_segments": 1, "gaps": 1}
+    sums = make_report(spark, ReportRequest(str(events), (), str(output), damage=found), no_progress)
+    assert sums["delivered"] == 4 * LENGTH - 10
+    assert "<h2>The event log is damaged</h2>" in (output / "report.html").read_text()
+    lines = [
+        json.loads(line) for line in (output / "quarantine" / "segments.jsonl").read_text().splitlines()
+    ]
+    assert [(Path(each["file"] or "").name, each["readable"]) for each in lines] == [
+        (cut.name, 10),
+        ("", 0),
+    ]
+    assert 0 < lines[0]["offset"] < len(whole)
+    cut.write_bytes(whole)
+    request = ReportRequest(
+        str(events), (), str(output), overwrite=True, damage=log_damage(spark, str(events))
+    )
+    assert make_report(spark, request, no_progress)["delivered"] == 4 * LENGTH
+    assert not (output / "quarantine").exists()
+    assert "The event log is damaged" not in (output / "report.html").read_text()
+
+
+def test_compact_does_not_mark_a_damaged_segment_as_read(spark: "SparkSession", tmp_path: Path) -> None:
+    """Nothing is written while a segment is damaged; once it is restored, all of it."""
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+    from zonemta_py.pipeline.spark.damage import log_damage
+
+    events, output = tmp_path / "events", tmp_path / "lake"
+    _, cut, *_ = write_log(events)
+    whole = cut.read_bytes()
+    os.truncate(cut, cut.stat().st_size - 100)
+
+    def run() -> int:
+        request = CompactRequest(str(events), str(output), damage=log_damage(spark, str(events)))
+        return compact(spark, request, no_progress)
+
+    with pytest.raises(LocalError, match=f"{cut.name}: .*; nothing was written: restore the file"):
+        run()
+    assert not output.exists()
+    cut.write_bytes(whole)
+    assert run() == 4 * LENGTH

@@ -58,8 +58,8 @@ def anomaly(
     from zonemta_py.pipeline.jobs.anomaly import AnomalyRequest, find_anomalies
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
-    request = AnomalyRequest(events, AnomalyThresholds(**thresholds), output)
-    with spark.job(request.events) as (session, progress):
+    with spark.job(events) as (session, progress):
+        request = AnomalyRequest(events, AnomalyThresholds(**thresholds), output, spark.damage)
         rows = [row.asDict(recursive=True) for row in find_anomalies(session, request, progress)]
     for row in rows:
         if as_json:
@@ -97,8 +97,9 @@ def recommend(
     from zonemta_py.pipeline.jobs.recommend import RecommendRequest
     from zonemta_py.pipeline.jobs.recommend import recommend as run
 
-    request = RecommendRequest(events, output, read_config(config_path) if config_path else None)
-    with spark.job(request.events) as (session, progress):
+    config = read_config(config_path) if config_path else None
+    with spark.job(events) as (session, progress):
+        request = RecommendRequest(events, output, config, spark.damage)
         found = run(session, request, progress)
     for provider, settings in found.items():
         for each in settings:
@@ -179,8 +180,8 @@ def simulate(
         raise ConfigError("--rate needs --plan: the accepted mail in the events has its own times")
     text = config_path.read_text(encoding="utf-8") if config_path else "{}"
     combinations = scenarios(text, config_path or Path("zonemta.yaml"), changes)
-    request = SimulateRequest(scenarios=combinations, **options)
-    with spark.job(request.events) as (session, progress):
+    with spark.job(options["events"]) as (session, progress):
+        request = SimulateRequest(scenarios=combinations, **options, damage=spark.damage)
         rows = simulate_scenarios(session, request, progress)
     for row in rows:
         if as_json:

@@ -62,15 +62,17 @@ def report(
     """
     from zonemta_py.pipeline.jobs.report import ReportRequest, make_report, update_report
     from zonemta_py.pipeline.rules.warmup import read_warmups
+    from zonemta_py.pipeline.spark.damage import damage_counts
 
-    request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
-    with spark.job(request.events) as (session, progress):
+    warmups = read_warmups(warmup) if warmup else ()
+    with spark.job(options["events"]) as (session, progress):
+        request = ReportRequest(**options, warmups=warmups, damage=spark.damage)
         if update or every_s is not None:
             sums = update_report(session, request, every_s, progress)
         else:
             sums = make_report(session, request, progress)
     if as_json:
-        print_json(sums)
+        print_json({**sums, **damage_counts(spark.damage)})
         return
     for name in ("delivered", "deferred", "bounced", "expired"):
         click.echo(f"{sums[name]:>12,} {name}")
@@ -106,12 +108,13 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """
     from zonemta_py.pipeline.jobs.compact import CompactRequest
     from zonemta_py.pipeline.jobs.compact import compact as run
+    from zonemta_py.pipeline.spark.damage import damage_counts
 
-    request = CompactRequest(**options)
-    with spark.job(request.events) as (session, progress):
+    with spark.job(options["events"]) as (session, progress):
+        request = CompactRequest(**options, damage=spark.damage)
         count = run(session, request, progress)
     if as_json:
-        print_json({"records": count})
+        print_json({"records": count, **damage_counts(spark.damage)})
     else:
         click.echo(f"{count:>12,} events, in {request.lake}")
 
@@ -139,12 +142,13 @@ def reconcile(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """
     from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest
     from zonemta_py.pipeline.jobs.reconcile import reconcile as run
+    from zonemta_py.pipeline.spark.damage import damage_counts
 
-    request = ReconcileRequest(**options)
-    with spark.job(request.events) as (session, progress):
+    with spark.job(options["events"]) as (session, progress):
+        request = ReconcileRequest(**options, damage=spark.damage)
         counts = run(session, request, progress)
     if as_json:
-        print_json(counts)
+        print_json({**counts, **damage_counts(spark.damage)})
         return
     for name, count in counts.items():
         click.echo(f"{count:>12,} {name}")

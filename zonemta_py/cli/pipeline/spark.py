@@ -19,6 +19,7 @@ from zonemta_py.cli.progress import step_shower
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from zonemta_py.pipeline.spark.damage import Damage
     from zonemta_py.pipeline.spark.progress import Progress
 
 R = TypeVar("R")
@@ -57,7 +58,7 @@ class SparkOptions:
     master: str | None
     heap: str | None
     settings: dict[str, str]
-    damage: list[str] = field(default_factory=list)
+    damage: "list[Damage]" = field(default_factory=list)
 
     @contextmanager
     def job(self, events: str | None = None) -> "Iterator[tuple[SparkSession, Progress]]":

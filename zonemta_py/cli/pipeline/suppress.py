@@ -108,11 +108,12 @@ def suppress(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
       zonemta pipeline suppress events --reports reports/june-mail --output bounced.txt
     """
     from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+    from zonemta_py.pipeline.spark.damage import damage_counts
 
-    request = SuppressRequest(**options)
-    with spark.job(request.events) as (session, progress):
+    with spark.job(options["events"]) as (session, progress):
+        request = SuppressRequest(**options, damage=spark.damage)
         count = make_suppression(session, request, progress)
     if as_json:
-        print_json({"entries": count})
+        print_json({"entries": count, **damage_counts(spark.damage)})
     else:
         click.echo(f"{count:>12,} addresses, in {request.output}")

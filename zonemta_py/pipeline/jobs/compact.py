@@ -8,7 +8,7 @@ disconnected for days must not be dropped as late (decision 43).
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -18,6 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.spark.damage import Damage
 from zonemta_py.pipeline.spark.events import IDENTITY, event_schema
 from zonemta_py.pipeline.spark.exceptions import error_line, spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -29,11 +30,15 @@ POLL_S = 1
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """``every_s``: the interval of the batches; None: compact the present segments, then end."""
+    """``every_s``: the interval of the batches; None: compact the present segments, then end.
+
+    ``damage``: what ``log_damage`` found.
+    """
 
     events: str
     output: str
     every_s: float | None = None
+    damage: Sequence[Damage] = ()
 
     @property
     def lake(self) -> str:
@@ -49,8 +54,14 @@ def compact(
 ) -> int:
     """The number of events written. ``on_batch`` is called after each batch with events.
 
-    With ``every_s`` it runs until SIGINT. Raises LocalError.
+    With ``every_s`` it runs until SIGINT. Raises LocalError, also when a segment is damaged: the stream would count it as read,
+    and the records behind the damage would be missing for good.
     """
+    damaged = next((each for each in request.damage if each.path), None)
+    if damaged is not None:
+        raise LocalError(
+            f"{damaged.reason}; nothing was written: restore the file, or move it out of {request.events} until it is restored"
+        )
     progress("reading new segments")
     written, last_batch = 0, -1
     with spark_errors(request.events), _interrupted() as interrupted:

@@ -1,5 +1,6 @@
 """Recommends settings for zones of single providers, as YAML with evidence; nothing is applied."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.pipeline.rules.advice import ProviderStats, Recommendation, advise, as_yaml
+from zonemta_py.pipeline.spark.damage import Damage
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -26,6 +28,7 @@ class RecommendRequest:
     events: str
     output: Path
     config: Config | None = None
+    damage: Sequence[Damage] = ()
 
 
 def recommend(
@@ -35,7 +38,7 @@ def recommend(
     progress("computing statistics of providers")
     with spark_errors(request.events):
         rows = (
-            read_events(spark, request.events)
+            read_events(spark, request.events, request.damage)
             .transform(attempt_rows(None))
             .transform(provider_stats)
             .limit(PROVIDERS_MAX)

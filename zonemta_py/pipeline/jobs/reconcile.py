@@ -1,5 +1,6 @@
 """Reconciles plan, ledger and events: one outcome of every recipient of a campaign, and the counts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -8,6 +9,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.damage import Damage
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -21,17 +23,19 @@ class ReconcileRequest:
     plan: str
     events: str
     output: str | None = None
+    damage: Sequence[Damage] = ()
 
 
 def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress) -> dict[str, int]:
     """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
     plan, events = request.plan, request.events
+    log = read_events(spark, events, request.damage)
     manifest = read_manifest(spark, plan)
     progress("matching plan, ledger and events")
     found = (
         spark.read.schema(tables.ENVELOPE)
         .parquet(f"{plan}/envelopes")
-        .transform(plan_outcomes(read_ledger(spark, plan), read_events(spark, events)))
+        .transform(plan_outcomes(read_ledger(spark, plan), log))
     )
     with spark_errors(events):
         if request.output is not None:

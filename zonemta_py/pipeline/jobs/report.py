@@ -18,6 +18,7 @@ from zonemta_py.pipeline.jobs import compact
 from zonemta_py.pipeline.jobs.report_page import page
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.rules.warmup import WarmupSchedule
+from zonemta_py.pipeline.spark.damage import QUARANTINE, Damage, write_quarantine
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -27,7 +28,7 @@ from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalie
 from zonemta_py.pipeline.transforms.replies import failure_replies
 
 PAGE = "report.html"  # written last
-PARTS = ("attempts", "rates", "hours", "days", "replies", "anomalies", "warmup", PAGE)
+PARTS = ("attempts", "rates", "hours", "days", "replies", "anomalies", "warmup", QUARANTINE, PAGE)
 NEXT = "_next"  # the tables and page that will replace those of OUTPUT
 
 
@@ -45,6 +46,7 @@ class ReportRequest:
     warmups: Sequence[WarmupSchedule] = ()
     thresholds: AnomalyThresholds = AnomalyThresholds()
     overwrite: bool = False
+    damage: Sequence[Damage] = ()
 
 
 def make_report(spark: SparkSession, request: ReportRequest, progress: Progress) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def update_report(
     if is_url(request.output):
         raise LocalError(f"{request.output}: a report that is kept up to date is in a local directory")
     output = Path(request.output)
-    stream = compact.CompactRequest(request.events, f"{request.output}/lake", every_s)
+    stream = compact.CompactRequest(request.events, f"{request.output}/lake", every_s, request.damage)
     sums: dict[str, Any] = {}
 
     def render() -> None:
@@ -78,6 +80,8 @@ def update_report(
                 shutil.rmtree(old)
             new.replace(old)
         (output / NEXT).rmdir()
+        if not request.damage:
+            remove(spark, str(output / QUARANTINE))
 
     compact.compact(spark, stream, progress, render)
     if not sums:
@@ -93,7 +97,7 @@ def _write(
 ) -> dict[str, Any]:
     progress("reading the event log")
     with spark_errors(events):
-        rows = read_events(spark, events).transform(
+        rows = read_events(spark, events, request.damage).transform(
             rates.attempt_rows(campaigns_of(spark, request.plans))
         )
         rows.write.parquet(f"{output}/attempts")
@@ -116,7 +120,9 @@ def _write(
     sums = _sums(spark, output, request)
     written = {name: spark.read.parquet(f"{output}/{name}") for name in tables}
     all_attempts = written["rates"].where("dimension = 'all'").collect()[0]
-    write_text(spark, f"{output}/{PAGE}", page(request.events, all_attempts, written))
+    write_quarantine(spark, output, request.damage)
+    text = page(request.events, all_attempts, written, list(map(str, request.damage)))
+    write_text(spark, f"{output}/{PAGE}", text)
     return sums
 
 

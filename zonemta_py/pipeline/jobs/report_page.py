@@ -1,5 +1,7 @@
 """The HTML page of a report, from its tables."""
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
@@ -16,13 +18,24 @@ HEAD = (
 )  # fmt: skip
 
 
-def page(events: str, sums: Row, tables: dict[str, DataFrame]) -> str:
+def page(events: str, sums: Row, tables: dict[str, DataFrame], damage: Sequence[str]) -> str:
     """The complete file; ``sums``: the row of ``rates`` for all attempts."""
     sections = [_figures(sums), _chart(tables["hours"]), *_by_dimension(tables["rates"])]
+    if damage:
+        sections.insert(0, _damage(damage))
     if "warmup" in tables:
         sections.append(_warmup(tables["warmup"]))
     sections += [_anomalies(tables["anomalies"]), *_replies(tables["replies"])]
     return html.page("Delivery report", f"from {events}", sections)
+
+
+def _damage(damage: Sequence[str]) -> str:
+    return html.table(
+        "The event log is damaged",
+        f"{len(damage)} damaged segments or gaps; the sums are without the records that cannot be read",
+        ("what",),
+        [(text,) for text in damage[:ROWS_MAX]],
+    )
 
 
 def _figures(sums: Row) -> str:

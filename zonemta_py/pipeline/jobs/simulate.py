@@ -26,6 +26,7 @@ from zonemta_py.pipeline.rules.prediction import LIMITS, SHARES, PeerModel, Simu
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.rules.simulation import simulate
 from zonemta_py.pipeline.spark import tables
+from zonemta_py.pipeline.spark.damage import Damage
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -57,13 +58,14 @@ class SimulateRequest:
     relay_limit_per_s: float | None = None
     output: str | None = None
     seed: int = 0
+    damage: Sequence[Damage] = ()
 
 
 def simulate_scenarios(
     spark: SparkSession, request: SimulateRequest, progress: Progress
 ) -> list[dict[str, Any]]:
     """A row of PREDICTION for each zone of each scenario. Raises LocalError."""
-    events = read_events(spark, request.events)
+    events = read_events(spark, request.events, request.damage)
     with spark_errors(request.events):
         progress("computing the model of the peers")
         default_peer, peers = _peers(events, request.events)

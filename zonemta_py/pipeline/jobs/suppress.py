@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from zonemta_py.core import clock
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.rules.suppression import COLUMNS
+from zonemta_py.pipeline.spark.damage import Damage
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -37,6 +38,7 @@ class SuppressRequest:
     times: int = 1
     reports: Sequence[str] = ()
     complaint_days: int = 3650
+    damage: Sequence[Damage] = ()
 
 
 def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Progress) -> int:
@@ -44,7 +46,7 @@ def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Pr
     progress("searching for hard bounces and complaints")
     now_ms = clock.now_ms()
     since_ms = now_ms - request.days * DAY_MS
-    outcomes = delivery_outcomes(read_events(spark, request.events))
+    outcomes = delivery_outcomes(read_events(spark, request.events, request.damage))
     mail = None
     for path in request.reports:
         reports = read_matched_reports(spark, path)
