@@ -16,7 +16,16 @@ HOSTILE = (
     "{{ 7 * 7 }} {% raw %} &lt;b&gt; &amp;",
     "a-very-long-name-without-any-place-to-break-it." * 5 + "example",
 )
-PROVIDERS = ("google", "microsoft", "yahoo", "icloud", "gmx", "webde", "orange.example", "libero.example")
+PROVIDERS = (
+    "google",
+    "microsoft",
+    "yahoo",
+    "icloud",
+    "gmx",
+    "webde",
+    "orange.example",
+    "libero.example",
+)
 _COUNTS = ("delivered", "deferred", "bounced", "expired")
 
 

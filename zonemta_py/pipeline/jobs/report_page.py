@@ -62,8 +62,9 @@ def _rates(table: DataFrame, complaints: Sequence[Mapping[str, Any]]) -> Rows:
         values = [row["value"] for row in complaints if row["dimension"] == dimension]
         if values:
             is_shown |= (F.col("dimension") == dimension) & F.col("value").isin(values)
-    # The empty value, such as mail without a campaign, is ranked behind all others.
-    ranked = _ranked("dimension", F.col("value") == "", F.desc("attempts"), "value")
+    # Mail without a value, such as a campaign, is ranked behind all others.
+    is_empty = F.coalesce("value", F.lit("")) == ""
+    ranked = _ranked("dimension", is_empty, F.desc("attempts"), "value")
     return _collected(table.transform(ranked).where(is_shown))
 
 

@@ -87,14 +87,14 @@ def bar_chart(sums: Sequence[AttemptCounts], period: TimeRange, unit: timedelta)
 
 def _parts(counts: AttemptCounts, end: int) -> Iterator[tuple[str, int, int]]:
     """Name, top and height of each part, from below. Every part that is not zero is at least a pixel high."""
+    values = {name: getattr(counts, name) for name in ("delivered", "deferred", "failed")}
+    heights = {name: max(1, round(value / end * HEIGHT)) for name, value in values.items() if value}
+    tallest = max(heights, key=lambda name: heights[name])
+    heights[tallest] -= max(0, sum(heights.values()) - HEIGHT)  # what small parts gained
     base = HEIGHT
-    for name in ("delivered", "deferred", "failed"):
-        value = getattr(counts, name)
-        if value:
-            tall = max(1, round(value / end * HEIGHT))
-            top = max(0, base - tall)
-            yield name, top, base - top
-            base = top
+    for name, tall in heights.items():
+        base -= tall
+        yield name, base, tall
 
 
 def _text(counts: AttemptCounts, label: str) -> str:

@@ -11,6 +11,14 @@ def number(value: int | None) -> str:
     return MISSING if value is None else f"{value:,}"
 
 
+def rounded(value: int) -> str:
+    """Of at most nine characters; exact below ten million."""
+    for letter, unit in (("G", 1_000_000_000), ("M", 1_000_000)):
+        if value >= 10 * unit:
+            return f"{value / unit:,.1f}{letter}"
+    return number(value)
+
+
 def short_number(value: int) -> str:
     """For an axis: 950, 20k, 1.5M. Exact for the values of ``axis.value_ticks``."""
     for letter, unit in (("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)):

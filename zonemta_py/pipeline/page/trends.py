@@ -8,7 +8,7 @@ from datetime import timedelta
 from zonemta_py.pipeline.page.axis import round_up
 from zonemta_py.pipeline.page.bars import unit_name
 from zonemta_py.pipeline.page.buckets import AttemptCounts, Counted, TimeRange, summed
-from zonemta_py.pipeline.page.formats import number, percent, short_number
+from zonemta_py.pipeline.page.formats import percent, rounded, short_number
 
 HEIGHT = 32  # of a chart, in pixels
 POINT = 4  # units of the width for each day or week; a point is in its middle
@@ -86,7 +86,7 @@ def _attempts(sums: Sequence[AttemptCounts], total: AttemptCounts) -> Sparkline:
         if each.attempts
     )
     return Sparkline(
-        "attempts", "attempts", number(total.attempts), "0", short_number(high), path, is_area=True
+        "attempts", "attempts", rounded(total.attempts), "0", short_number(high), path, is_area=True
     )
 
 
@@ -99,7 +99,7 @@ def _ends(rates: Iterable[float | None], *, from_above: bool) -> tuple[float, fl
 
 
 def _line(rates: Sequence[float | None], low: float, high: float) -> str:
-    """A line through the days with a rate; where one has none the line is interrupted, a lone day is a dot."""
+    """A line through the days with a rate; where one has none the line is interrupted, a lone day is a short line."""
     path, before = [], False
     for index, rate in enumerate(rates):
         if rate is None:
@@ -108,7 +108,7 @@ def _line(rates: Sequence[float | None], low: float, high: float) -> str:
         y = HEIGHT - round((rate - low) / (high - low) * HEIGHT)
         x = POINT * index + POINT // 2
         is_alone = not before and (index + 1 == len(rates) or rates[index + 1] is None)
-        path.append(f"{'L' if before else 'M'}{x} {y}" + ("h0" if is_alone else ""))
+        path.append(f"M{x - 1} {y}h2" if is_alone else f"{'L' if before else 'M'}{x} {y}")
         before = True
     return "".join(path)
 
