@@ -98,6 +98,13 @@ def test_all_tables() -> None:
     ]  # fmt: skip
 
 
+def test_a_note_says_when_a_table_is_limited() -> None:
+    rows = report_rows(7)
+    assert "The 25 with most attempts." in page(rows)
+    few = [row for row in rows.rates if row["dimension"] in ("all", "provider")]
+    assert "The 25 with most attempts." not in page(replace(rows, rates=few))
+
+
 def test_a_report_without_rows() -> None:
     text = page(PageRows((), (), (), (), (), ()))
     assert text.count("Nothing to show.") == 3

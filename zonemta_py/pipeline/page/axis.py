@@ -29,15 +29,19 @@ class AxisTick:
 
 def value_ticks(most: int) -> list[AxisTick]:
     """From 0 to a round number that is at least ``most``; the steps are 1, 2 or 5 times a power of ten."""
-    step = round_up(-(-max(most, 1) // VALUE_TICKS_MAX))
-    count = -(-max(most, 1) // step)
+    step = _value_step(most)
+    count = axis_end(most) // step
     return [AxisTick(n / count, short_number(n * step)) for n in range(count + 1)]
 
 
 def axis_end(most: int) -> int:
     """The value at the end of the axis of ``value_ticks``."""
-    step = round_up(-(-max(most, 1) // VALUE_TICKS_MAX))
+    step = _value_step(most)
     return -(-max(most, 1) // step) * step
+
+
+def _value_step(most: int) -> int:
+    return round_up(-(-max(most, 1) // VALUE_TICKS_MAX))
 
 
 def round_up(value: int) -> int:

@@ -20,8 +20,7 @@ RATES_HEAD = (
     "delivered", "deferred", "bounced", "expired", "delivery", "bounce", "deferral", "tries", "p50", "p95", "p99",
 )  # fmt: skip
 RATES_NOTE = (
-    f"The {ROWS_MAX} with most attempts. Tries: attempts for each recipient with a final outcome. "
-    "p50 to p99: time from 250 to delivery."
+    "Tries: attempts for each recipient with a final outcome. p50 to p99: time from 250 to delivery."
 )
 COMPLAINED = {
     "provider": ("Complaints by provider", "provider", "no provider"),
@@ -65,11 +64,20 @@ def rates_tables(rows: Iterable[Row]) -> list[PageTable]:
     for row in rows:
         if row["dimension"] in found and row["value"]:
             found[row["dimension"]].append(row)
-    return [
-        PageTable(title, RATES_NOTE, (first, *RATES_HEAD), [_rates(row) for row in busiest(rows_of)])
-        for rows_of, (title, first) in zip(found.values(), DIMENSIONS.values(), strict=True)
-        if rows_of
-    ]
+    tables = []
+    for dimension, (title, first) in DIMENSIONS.items():
+        rows_shown = busiest(found[dimension])
+        note = _first_of("attempts", rows_shown) + RATES_NOTE
+        if rows_shown:
+            tables.append(
+                PageTable(title, note, (first, *RATES_HEAD), [_rates(row) for row in rows_shown])
+            )
+    return tables
+
+
+def _first_of(what: str, rows: Sequence[object]) -> str:
+    """What a note says where there may be more rows than are shown."""
+    return f"The {ROWS_MAX} with most {what}. " if len(rows) == ROWS_MAX else ""
 
 
 def busiest(rows: Iterable[Row]) -> list[Row]:
