@@ -61,7 +61,7 @@ def ledger_of(spark: "SparkSession", directory: Path) -> str:
     from zonemta_py.pipeline.spark import tables
 
     manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
-    of_version_1 = tables.StructType(tables.MANIFEST.fields[:-2])
+    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
     spark.createDataFrame([manifest], of_version_1).write.parquet(f"{directory}/manifest")
     rows = [
         ("june", key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, 1)
