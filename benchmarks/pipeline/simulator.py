@@ -20,6 +20,7 @@ from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.pipeline.envelope import PlannedEnvelope, SubmitOptions
 from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
+from zonemta_py.pipeline.spark.event_log import open_log
 from zonemta_py.pipeline.spark.session import open_session
 from zonemta_py.pipeline.submission import EnvelopeSubmitter
 from zonemta_py.sink.nameserver import NameServer
@@ -126,7 +127,7 @@ def main() -> None:
             real_s = asyncio.run(deliver(directory / str(number), text))
             config = parse_config(f"zones: {{default: {{{zone_of(text)}}}}}", Path("zonemta.yaml"))
             request = SimulateRequest(
-                str(directory / "recorded" / "events"), [ConfigScenario(0, (), config)]
+                open_log(spark, str(directory / "recorded" / "events")), [ConfigScenario(0, (), config)]
             )
             predicted_s = simulate_scenarios(spark, request, lambda text: None)[0]["completed_s"]
             error = predicted_s / real_s - 1

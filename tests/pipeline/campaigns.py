@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from zonemta_py.pipeline.jobs.plan import PlanManifest
+    from zonemta_py.pipeline.jobs.report import ReportRequest
     from zonemta_py.pipeline.jobs.send import SendCounts
+    from zonemta_py.pipeline.spark.event_log import EventLog
 
 
 LETTER = b"From: n@example.com\r\nSubject: hi\r\n\r\nhello\r\n"
@@ -72,6 +74,20 @@ def send(spark: "SparkSession", directory: Path, options: SubmitOptions) -> "Sen
     from zonemta_py.pipeline.jobs.send import send_plan
 
     return send_plan(spark, str(directory), options, no_progress)
+
+
+def open_log(spark: "SparkSession", path: Path | str) -> "EventLog":
+    """An event log, verified."""
+    from zonemta_py.pipeline.spark import event_log
+
+    return event_log.open_log(spark, str(path))
+
+
+def report(spark: "SparkSession", request: "ReportRequest") -> dict[str, Any]:
+    """Make a report; returns the sums."""
+    from zonemta_py.pipeline.jobs.report import make_report
+
+    return make_report(spark, request, open_log(spark, request.events), no_progress)
 
 
 class RelayAndSinks:

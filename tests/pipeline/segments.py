@@ -8,6 +8,7 @@ from typing import Any
 from zonemta_py.core.codec import to_json
 from zonemta_py.events.segments import Segment
 
+SUFFIX = ".jsonl.zst"
 HOUR_MS = 3_600_000
 HOUR_BEGINS_MS = 1_799_978_400_000  # 02:00 UTC
 
@@ -25,17 +26,17 @@ def delivered(seq: int, **changes: Any) -> dict[str, Any]:
 
 
 def write_segment(directory: Path, name: str, events: list[dict[str, Any]]) -> Path:
-    """A sealed segment of two frames by the relay's own writer, under another name."""
+    """A sealed segment of two frames by the relay's own writer, under its name and ``name``."""
     hour_directory = directory / "date=2026-11-21" / "hour=09"
     hour_directory.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as elsewhere:
-        segment = Segment(Path(elsewhere), "abcdef", 1)
+        segment = Segment(Path(elsewhere), "abcdef", events[0]["seq"])
         for part in (events[: len(events) // 2], events[len(events) // 2 :]):
             if part:
                 segment.append(b"".join(to_json(each) + b"\n" for each in part), part[-1]["seq"])
         path = segment.seal(HOUR_BEGINS_MS)
         assert path is not None
-        return Path(shutil.move(path, hour_directory / f"{name}.jsonl.zst"))
+        return Path(shutil.move(path, hour_directory / f"{path.name[: -len(SUFFIX)]}-{name}{SUFFIX}"))
 
 
 def accepted(seq: int, recipients: list[str], **changes: Any) -> dict[str, Any]:

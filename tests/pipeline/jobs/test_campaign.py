@@ -12,7 +12,9 @@ from tests.kit.relay import relaying, staged
 from tests.pipeline.campaigns import (
     LETTER,
     no_progress,
+    open_log,
     plan,
+    report,
     send,
     submit_options,
     suppressed,
@@ -78,10 +80,10 @@ async def test_a_campaign(spark: "SparkSession", directory: Path) -> None:
 
 
 def _report(spark: "SparkSession", found: dict[str, Any], directory: Path) -> None:
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+    from zonemta_py.pipeline.jobs.report import ReportRequest
 
     output = directory / "report"
-    sums = make_report(spark, ReportRequest(found["events"], [found["plan"]], str(output)), no_progress)
+    sums = report(spark, ReportRequest(found["events"], [found["plan"]], str(output)))
     gone, later = COUNT // 6, COUNT // 6
     campaigns = {
         r["value"]: r
@@ -103,17 +105,19 @@ def _report(spark: "SparkSession", found: dict[str, Any], directory: Path) -> No
     assert "http://" not in page
     assert "https://" not in page
     with pytest.raises(LocalError, match="exists; choose another directory, or replace it"):
-        make_report(spark, ReportRequest(found["events"], [], str(output)), no_progress)
+        report(spark, ReportRequest(found["events"], [], str(output)))
     (output / "report.html").write_text("old")
     again = ReportRequest(found["events"], [found["plan"]], f"file://{output}", overwrite=True)
-    assert make_report(spark, again, no_progress) == sums, "on a file system of Hadoop"
+    assert report(spark, again) == sums, "on a file system of Hadoop"
     assert "Delivery report" in (output / "report.html").read_text()
 
 
 def _reconcile(spark: "SparkSession", found: dict[str, Any], directory: Path) -> None:
     from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
 
-    request = ReconcileRequest(found["plan"], found["events"], str(directory / "outcomes"))
+    request = ReconcileRequest(
+        found["plan"], open_log(spark, found["events"]), str(directory / "outcomes")
+    )
     counts = reconcile(spark, request, no_progress)
     assert counts["delivered"] == COUNT * 5 // 6
     assert counts["bounced"] == COUNT // 6
@@ -125,7 +129,7 @@ def _reconcile(spark: "SparkSession", found: dict[str, Any], directory: Path) ->
     assert all("5.1.1" in r["detail"] for r in rows if r["outcome"] == "bounced")
     empty = directory / "no-events"
     empty.mkdir()
-    counts = reconcile(spark, ReconcileRequest(found["plan"], str(empty)), no_progress)
+    counts = reconcile(spark, ReconcileRequest(found["plan"], open_log(spark, str(empty))), no_progress)
     assert counts["waiting"] == COUNT
 
 
@@ -133,11 +137,21 @@ def _suppress(spark: "SparkSession", found: dict[str, Any], directory: Path) -> 
     from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
 
     path = directory / "bounced.txt"
-    assert make_suppression(spark, SuppressRequest(found["events"], path), no_progress) == COUNT // 6
+    assert (
+        make_suppression(
+            spark, SuppressRequest(open_log(spark, found["events"]), str(path)), no_progress
+        )
+        == COUNT // 6
+    )
     entries = suppressed(path)
     assert all(address.startswith("gone") for address in entries)
     assert all(row["reason"].startswith("bounced 5.1.1 on 20") for row in entries.values())
     listed = write_list(directory / "again.csv", found["rows"], head=("email",))
     manifest = plan(spark, listed, directory / "second", suppress=[str(path)], message=LETTER)
     assert (manifest.planned, manifest.suppressed) == (COUNT * 5 // 6, COUNT // 6)
-    assert make_suppression(spark, SuppressRequest(found["events"], path, times=2), no_progress) == 0
+    assert (
+        make_suppression(
+            spark, SuppressRequest(open_log(spark, found["events"]), str(path), times=2), no_progress
+        )
+        == 0
+    )

@@ -1,13 +1,13 @@
-"""New, repeated and late segments, through Structured Streaming."""
+"""New, repeated, late and damaged segments."""
 
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress
+from tests.pipeline.campaigns import no_progress, open_log
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
 from zonemta_py.core.errors import LocalError
 
@@ -21,9 +21,9 @@ def compacted(spark: "SparkSession", events: Path, output: Path) -> tuple[int, l
     from zonemta_py.pipeline.spark.events import read_events
 
     request = CompactRequest(str(events), str(output))
-    written = compact(spark, request, no_progress)
+    written = compact(spark, request, no_progress).records
     found = spark.read.parquet(request.lake)
-    assert found.count() == read_events(spark, request.lake).count()
+    assert found.count() == read_events(spark, open_log(spark, request.lake)).count()
     return written, sorted(row["seq"] for row in found.select("seq").collect())
 
 
@@ -54,17 +54,51 @@ def test_no_segments(spark: "SparkSession", tmp_path: Path) -> None:
         compact(spark, CompactRequest(str(tmp_path / "missing"), str(tmp_path / "out")), no_progress)
 
 
-def test_a_truncated_segment(spark: "SparkSession", tmp_path: Path) -> None:
-    """Nothing of the batch is written; when the file is complete, the next run writes all."""
+def test_a_damaged_segment(spark: "SparkSession", tmp_path: Path) -> None:
+    """Its whole frames are written once; when it is complete, the next run writes the rest."""
     events, output = tmp_path / "events", tmp_path / "lake"
     path = write_segment(events, "a", [delivered(n) for n in range(2000)])
     complete = path.read_bytes()
-    path.write_bytes(complete[:400])  # in the first frame
-    with pytest.raises(LocalError, match=r"a.jsonl.zst cannot be read"):
-        compacted(spark, events, output)
+    path.write_bytes(complete[:-100])  # into the second frame
+    assert compacted(spark, events, output) == (1000, list(range(1000)))
+    assert compacted(spark, events, output) == (0, list(range(1000)))
     path.write_bytes(complete)
-    written, found = compacted(spark, events, output)
-    assert (written, len(found)) == (2000, 2000)
+    assert compacted(spark, events, output) == (1000, list(range(2000)))
+
+
+@pytest.mark.parametrize("moment", ["moving.json", "state.json", "first file"])
+def test_a_run_that_is_killed(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before, at and after the moment from which the run counts: nothing is lost, nothing is there twice."""
+    from zonemta_py.pipeline.jobs import compact as module
+
+    events, output = tmp_path / "events", tmp_path / "lake"
+    write_segment(events, "a", [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(5)])
+    assert compacted(spark, events, output)[0] == 5
+    write_segment(events, "b", [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(5, 9)])
+    original = module.move
+
+    class Killed(BaseException):
+        pass
+
+    def fail(session: Any, path: str, *rest: str) -> None:
+        if path.endswith(moment) or moment == "first file":
+            raise Killed
+        (original if rest and path != rest[0] and "/staging/" in path else write_text)(
+            session, path, *rest
+        )
+
+    from zonemta_py.pipeline.spark.storage import write_text
+
+    monkeypatch.setattr(module, "write_text" if moment == "moving.json" else "move", fail)
+    with pytest.raises(Killed):
+        compacted(spark, events, output)
+    monkeypatch.undo()
+    _, found = compacted(spark, events, output)
+    assert found == list(range(9))
+    assert compacted(spark, events, output) == (0, list(range(9)))
+    assert sorted(each.name for each in output.iterdir()) == ["events", "read"]
 
 
 def test_sigint_stops_it_after_the_batch(spark: "SparkSession", tmp_path: Path) -> None:
@@ -75,7 +109,7 @@ def test_sigint_stops_it_after_the_batch(spark: "SparkSession", tmp_path: Path) 
     write_segment(events, "a", [delivered(n) for n in range(10)])
     before = signal.getsignal(signal.SIGINT)
     request = CompactRequest(str(events), str(tmp_path / "lake"), 0.2)
-    written = compact(spark, request, no_progress, lambda: os.kill(os.getpid(), signal.SIGINT))
+    written = compact(spark, request, no_progress, lambda: os.kill(os.getpid(), signal.SIGINT)).records
     assert written == 10
     assert signal.getsignal(signal.SIGINT) is before
     assert spark.read.parquet(request.lake).count() == 10

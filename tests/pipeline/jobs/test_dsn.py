@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, suppressed
+from tests.pipeline.campaigns import no_progress, open_log, suppressed
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import to_json
@@ -177,13 +177,19 @@ def test_suppressed_addresses(spark: "SparkSession", tmp_path: Path) -> None:
     plan, reports = ledger_of(spark, tmp_path / "plan"), str(tmp_path / "reports")
     read_reports(spark, DsnRequest([str(as_table(tmp_path))], [plan], reports), no_progress)
     path = tmp_path / "suppressed.txt"
-    request = SuppressRequest(str(tmp_path / "events"), path, reports=[reports], days=30)
+    request = SuppressRequest(
+        open_log(spark, str(tmp_path / "events")), str(path), reports=[reports], days=30
+    )
     assert make_suppression(spark, request, no_progress) == 4
     found = suppressed(path)
     assert set(found) == {"hard@x.example", "a@x.example", "b@x.example", "c@x.example"}
     assert found["c@x.example"]["reason"].startswith("complained on 20")
     assert found["a@x.example"]["reason"].startswith("bounced 5.1.1 on 20")
     assert (
-        make_suppression(spark, SuppressRequest(str(tmp_path / "events"), path, days=300), no_progress)
+        make_suppression(
+            spark,
+            SuppressRequest(open_log(spark, str(tmp_path / "events")), str(path), days=300),
+            no_progress,
+        )
         == 2
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.pipeline.campaigns import no_progress
+from tests.pipeline.campaigns import no_progress, open_log
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.config.load import parse_config
 
@@ -51,7 +51,9 @@ def test_from_events(spark: "SparkSession", tmp_path: Path) -> None:
     records += [{**record, "position": 1, "index": 1, "recipient": "b" + record["recipient"]} for record in records]  # fmt: skip
     write_segment(tmp_path / "events", "a", records)
     path = tmp_path / "r.yaml"
-    found = recommend(spark, RecommendRequest(str(tmp_path / "events"), path), no_progress)
+    found = recommend(
+        spark, RecommendRequest(open_log(spark, str(tmp_path / "events")), str(path)), no_progress
+    )
     values = {provider: {line.key: line.value for line in lines} for provider, lines in found.items()}
     assert values == {
         "fast.example": {"rate": "100/m"},

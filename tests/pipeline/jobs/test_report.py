@@ -1,12 +1,11 @@
 """Reports from segments: complete ones, and those that are kept up to date."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress
+from tests.pipeline.campaigns import no_progress, open_log, report
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.core.errors import LocalError
 
@@ -15,51 +14,77 @@ if TYPE_CHECKING:
 
 
 def test_a_torn_segment(spark: "SparkSession", tmp_path: Path) -> None:
-    """An error that names the file, not a report with smaller sums."""
-    from tests.pipeline.segments import delivered, write_segment
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+    """What is behind the tear is missing from the sums, and that is said; nothing readable is left to a report of nothing."""
+    from zonemta_py.pipeline.jobs.report import NoAttempts, ReportRequest
 
     path = write_segment(tmp_path / "events", "a", [delivered(seq) for seq in range(2000)])
     path.write_bytes(path.read_bytes()[:400])  # in the first frame
-    with pytest.raises(LocalError, match=r"a.jsonl.zst cannot be read: Truncated source"):
-        make_report(
-            spark, ReportRequest(str(tmp_path / "events"), [], str(tmp_path / "out")), no_progress
-        )
+    assert "a.jsonl.zst: damaged at byte 0" in str(open_log(spark, tmp_path / "events").damage[0])
+    with pytest.raises(NoAttempts):
+        report(spark, ReportRequest(str(tmp_path / "events"), [], str(tmp_path / "out")))
 
 
 def test_no_events(spark: "SparkSession", tmp_path: Path) -> None:
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+    from zonemta_py.pipeline.jobs.report import ReportRequest
 
     for path, problem in (
         (tmp_path / "missing", "no event log here"),
         (tmp_path, "no delivery was attempted"),
     ):
         with pytest.raises(LocalError, match=problem):
-            make_report(
-                spark, ReportRequest(str(path), [], str(tmp_path / f"out-{problem[:3]}")), no_progress
-            )
+            report(spark, ReportRequest(str(path), [], str(tmp_path / f"out-{problem[:3]}")))
 
 
 def test_an_update_equals_a_complete_report(spark: "SparkSession", tmp_path: Path) -> None:
-    """An update reads only new segments; its sums are those of a complete report."""
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report, update_report
+    """An update reads only new segments; its tables are those of a complete report."""
+    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
 
     events, output = tmp_path / "events", tmp_path / "report"
     request = ReportRequest(str(events), (), str(output))
-    write_segment(events, "a", [delivered(n) for n in range(10)])
-    assert update_report(spark, request, None, no_progress)["delivered"] == 10
+
+    def update() -> tuple[dict[str, Any], int]:
+        sums, log = update_report(spark, request, None, no_progress)
+        return sums, len(log.segments)
+
+    write_segment(events, "a", [delivered(n, duration_ms=n) for n in range(10)])
+    sums, segments = update()
+    assert (sums["delivered"], segments) == (10, 1)
     write_segment(events, "b", [delivered(n) for n in range(8, 25)])
-    sums = update_report(spark, request, None, no_progress)
-    assert sums["delivered"] == 25
-    assert update_report(spark, request, None, no_progress) == sums
-    assert ">25</b>recipients delivered" in (output / "report.html").read_text()
+    write_segment(events, "c", [delivered(n, event="bounced", code=550, status="5.1.1", reply=f"no user {n}") for n in range(25, 30)])  # fmt: skip
+    sums, segments = update()
+    assert (sums["delivered"], sums["bounced"], segments) == (25, 5, 2)
+    assert update() == (sums, 0)
+    page = (output / "report.html").read_text()
+    assert "25" in page
     assert sorted(each.name for each in output.iterdir()) == [
-        "anomalies", "attempts", "days", "hours", "lake", "rates", "replies", "report.html",
+        "anomalies", "days", "hours", "rates", "read", "replies", "report.html", "sums",
     ]  # fmt: skip
-    complete = make_report(
-        spark, ReportRequest(str(events), (), str(tmp_path / "complete")), no_progress
-    )
-    assert complete == sums
+    complete = ReportRequest(str(events), (), str(tmp_path / "complete"))
+    assert report(spark, complete) == sums
+    for name in ("rates", "hours", "days", "replies"):
+        one, other = (spark.read.parquet(f"{path}/{name}") for path in (output, tmp_path / "complete"))
+        assert one.exceptAll(other).count() == other.exceptAll(one).count() == 0, name
+
+
+def test_a_segment_that_is_restored(spark: "SparkSession", tmp_path: Path) -> None:
+    """An update counts what can be read of a damaged segment once, and the rest when it is restored."""
+    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+
+    events = tmp_path / "events"
+    request = ReportRequest(str(events), (), str(tmp_path / "report"))
+    write_segment(events, "a", [delivered(n) for n in range(10)])
+    path = write_segment(events, "b", [delivered(n) for n in range(10, 30)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-150])  # into the second of two frames
+    for _ in range(2):
+        sums, log = update_report(spark, request, None, no_progress)
+        assert (sums["delivered"], len(log.damaged)) == (20, 1)
+        assert "damage" in (tmp_path / "report" / "report.html").read_text()
+        assert (tmp_path / "report" / "quarantine").is_dir()
+    path.write_bytes(whole)
+    sums, log = update_report(spark, request, None, no_progress)
+    assert (sums["delivered"], log.damage) == (30, [])
+    assert not (tmp_path / "report" / "quarantine").exists()
 
 
 def test_it_updates_until_it_is_interrupted(
@@ -84,7 +109,24 @@ def test_it_updates_until_it_is_interrupted(
 
     monkeypatch.setattr(report, "_write", write)
     request = report.ReportRequest(str(events), (), str(output))
-    sums = report.update_report(spark, request, 0.2, no_progress)
+    sums, _ = report.update_report(spark, request, 0.2, no_progress)
     assert seen == [10, 15]
     assert sums["delivered"] == 10
-    shutil.rmtree(output / "_next")
+    monkeypatch.setattr(report, "_write", original)
+    sums, _ = report.update_report(spark, request, None, no_progress)
+    assert sums["delivered"] == 15
+    assert not (output / "_next").exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_an_update_on_a_file_system_of_spark(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
+    from zonemta_py.pipeline.jobs.report import ReportRequest, update_report
+
+    request = ReportRequest(f"{scheme}{tmp_path}/events", (), f"{scheme}{tmp_path}/report")
+    for count in (1, 2):
+        write_segment(
+            tmp_path / "events", str(count), [delivered(n) for n in range(10 * count - 10, 10 * count)]
+        )
+        sums, _ = update_report(spark, request, None, no_progress)
+        assert sums["delivered"] == 10 * count
+    assert (tmp_path / "report" / "report.html").exists()

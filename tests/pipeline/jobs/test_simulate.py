@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress, plan, write_list
+from tests.pipeline.campaigns import no_progress, open_log, plan, write_list
 from tests.pipeline.segments import accepted, delivered, write_segment
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.scenarios import scenarios
@@ -31,7 +31,9 @@ def test_accepted_mail_is_simulated(spark: "SparkSession", tmp_path: Path) -> No
         ["zones.default.connections_per_domain=1,100"],
     )
     rows = simulate_scenarios(
-        spark, SimulateRequest(str(tmp_path), combinations, output=str(tmp_path / "out")), no_progress
+        spark,
+        SimulateRequest(open_log(spark, str(tmp_path)), combinations, output=str(tmp_path / "out")),
+        no_progress,
     )
     assert [row["settings"] for row in rows] == [f"zones.default.connections_per_domain={n}" for n in (1, 100)]  # fmt: skip
     assert [row["delivered"] for row in rows] == [100, 100]
@@ -52,12 +54,14 @@ def test_a_plan_is_simulated(spark: "SparkSession", tmp_path: Path) -> None:
     write_segment(tmp_path / "events", "a", [delivered(n, duration_ms=10) for n in range(10)])
     [combinations] = [scenarios("{}", Path("z.yaml"), [])]
     request = SimulateRequest(
-        str(tmp_path / "events"), combinations, plan=str(tmp_path / "plan"), per_s=3.0
+        open_log(spark, tmp_path / "events"), combinations, plan=str(tmp_path / "plan"), per_s=3.0
     )
     [row] = simulate_scenarios(spark, request, no_progress)
     assert row["delivered"] == 300
     assert 80 < row["completed_s"] < 101
-    request = SimulateRequest(str(tmp_path / "events"), combinations, plan=str(tmp_path / "plan"))
+    request = SimulateRequest(
+        open_log(spark, str(tmp_path / "events")), combinations, plan=str(tmp_path / "plan")
+    )
     [row] = simulate_scenarios(spark, request, no_progress)
     assert row["completed_s"] < 1
     assert row["backlog_peak"] == 300
@@ -69,7 +73,11 @@ def test_no_load_and_no_peers(spark: "SparkSession", tmp_path: Path) -> None:
     combinations = scenarios("{}", Path("z.yaml"), [])
     write_segment(tmp_path / "a", "a", [delivered(1)])
     with pytest.raises(LocalError, match="there is no mail to simulate"):
-        simulate_scenarios(spark, SimulateRequest(str(tmp_path / "a"), combinations), no_progress)
+        simulate_scenarios(
+            spark, SimulateRequest(open_log(spark, str(tmp_path / "a")), combinations), no_progress
+        )
     write_segment(tmp_path / "b", "a", [accepted(1, ["u@x.example"])])
     with pytest.raises(LocalError, match="no model of the peers"):
-        simulate_scenarios(spark, SimulateRequest(str(tmp_path / "b"), combinations), no_progress)
+        simulate_scenarios(
+            spark, SimulateRequest(open_log(spark, str(tmp_path / "b")), combinations), no_progress
+        )

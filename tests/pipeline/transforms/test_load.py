@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.campaigns import open_log
 from tests.pipeline.segments import accepted, delivered, write_segment
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def test_recorded_load(spark: "SparkSession", tmp_path: Path) -> None:
     from zonemta_py.pipeline.transforms.load import recorded_load
 
     write_segment(tmp_path, "a", [accepted(1, ["a@x.example", "b@x.example", "c@y.example"], time_ms=5)])
-    rows = read_events(spark, str(tmp_path)).transform(recorded_load).collect()
+    rows = read_events(spark, open_log(spark, str(tmp_path))).transform(recorded_load).collect()
     assert {(r["zone"], r["arrival_ms"], r["destination"], r["recipients"]) for r in rows} == {
         ("default", 5, "x.example", 2),
         ("default", 5, "y.example", 1),
@@ -55,7 +56,10 @@ def test_peer_models(spark: "SparkSession", tmp_path: Path) -> None:
     events += [delivered(10, event="deferred", code=451, duration_ms=2000)]
     events += [delivered(11, event="bounced", code=550, attempt=2, domain="y.example")]
     write_segment(tmp_path, "a", events)
-    rows = [row.asDict() for row in read_events(spark, str(tmp_path)).transform(peer_answers).collect()]
+    rows = [
+        row.asDict()
+        for row in read_events(spark, open_log(spark, str(tmp_path))).transform(peer_answers).collect()
+    ]
     assert [row["domain"] for row in rows] == [None, "x.example", "y.example"]
     model = peer_model(rows[1])
     assert model.deferred == [0.25] * ATTEMPTS_MAX

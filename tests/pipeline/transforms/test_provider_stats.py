@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pipeline.campaigns import open_log
 from tests.pipeline.segments import HOUR_BEGINS_MS, delivered, write_segment
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def test_clean_and_limited_minutes(spark: "SparkSession", tmp_path: Path) -> Non
     refused = {"event": "deferred", "code": 450, "status": "4.7.1", "reply": "Greylisted"}
     events += [attempt(30, 0, **grey, **refused), attempt(31, 2, **grey, attempt=2)]
     write_segment(tmp_path, "a", events)
-    rows = read_events(spark, str(tmp_path)).transform(attempt_rows(None))
+    rows = read_events(spark, open_log(spark, str(tmp_path))).transform(attempt_rows(None))
     [found] = rows.transform(provider_stats).collect()
     assert (found["provider"], found["domains"], found["zones"]) == ("x.example", ["x.example"], ["default"])  # fmt: skip
     assert (found["transactions"], found["limited"], found["limited_sessions"]) == (12, 1, 1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.campaigns import open_log
 from tests.pipeline.segments import delivered, write_segment
 
 if TYPE_CHECKING:
@@ -16,15 +17,14 @@ def test_warmup_compliance(spark: "SparkSession") -> None:
     from zonemta_py.pipeline.transforms.rates import ALLOWANCE, warmup_compliance
 
     first, second = date(2026, 11, 1), date(2026, 11, 2)
-    attempts = spark.createDataFrame(
-        [("2026-11-01 10:00:00", "a", p) for p in ("google", "google", "yahoo")]
-        + [("2026-11-02 00:00:00", "b", "google")],
-        "time string, address string, provider string",
-    ).selectExpr("to_timestamp(time) AS time", "address", "provider")
+    days = spark.createDataFrame(
+        [(first, "a", "google", 1, 1), (first, "a", "yahoo", 1, 0), (second, "b", "google", 0, 1)],
+        "day date, address string, provider string, delivered long, deferred long",
+    ).selectExpr("*", "0L AS bounced", "0L AS expired")
     allowances = spark.createDataFrame(
         [(first, "a", "google", 1), (first, "a", "", 3), (second, "a", "google", 5)], ALLOWANCE
     )
-    rows = attempts.transform(warmup_compliance(allowances)).collect()
+    rows = days.transform(warmup_compliance(allowances)).collect()
     assert {(r["day"], r["provider"]): (r["sent"], r["over"], r["kept"]) for r in rows} == {
         (first, "google"): (2, 1, False),
         (first, ""): (3, 0, True),
@@ -34,8 +34,8 @@ def test_warmup_compliance(spark: "SparkSession") -> None:
 
 def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     """One row for all attempts and one for each value; rates are of final outcomes or of attempts."""
-    from zonemta_py.pipeline.spark.events import read_events
-    from zonemta_py.pipeline.transforms.rates import attempt_rows, rates_by_dimension
+    from zonemta_py.pipeline.spark.attempts import added, attempt_sums
+    from zonemta_py.pipeline.transforms.rates import rates_of
 
     labels = {"tenant": "acme", "campaign": "spring", "tags": ["sale", "shoes"]}
     events = [delivered(n, domain="gmail.com", **labels) for n in range(3)]
@@ -43,9 +43,9 @@ def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     events += [delivered(4, domain="y.example", event="bounced", code=550, reply="no")]
     write_segment(tmp_path, "a", events)
     campaigns = spark.createDataFrame([(f"{0:024x}", "june")], "message string, campaign string")
-    rows = read_events(spark, str(tmp_path)).transform(attempt_rows(campaigns)).cache()
-    assert {row["kind"] for row in rows.collect()} == {None, "later <n>", "no"}
-    found = {(r["dimension"], r["value"]): r for r in rows.transform(rates_by_dimension()).collect()}
+    sums = attempt_sums(spark, open_log(spark, tmp_path), campaigns).transform(added)
+    rates = sums.where("part = 'rates'").transform(rates_of)
+    found = {(r["dimension"], r["value"]): r for r in rates.collect()}
     total = found["all", ""]
     assert (total["attempts"], total["delivered"], total["deferred"], total["bounced"]) == (5, 3, 1, 1)
     assert total["delivery_rate"] == pytest.approx(0.75)

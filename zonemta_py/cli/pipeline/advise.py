@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
-from zonemta_py.cli.options import FILE, ConfigValue
+from zonemta_py.cli.options import ConfigValue
 from zonemta_py.cli.pipeline.spark import (
     SparkOptions,
     relay_config_option,
@@ -59,7 +59,7 @@ def anomaly(
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
     with spark.job(events) as (session, progress):
-        request = AnomalyRequest(events, AnomalyThresholds(**thresholds), output, spark.damage)
+        request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output)
         rows = [row.asDict(recursive=True) for row in find_anomalies(session, request, progress)]
     for row in rows:
         if as_json:
@@ -77,13 +77,18 @@ def anomaly(
 
 @click.command()
 @click.argument("events", metavar="EVENTS")
-@click.option("--output", type=FILE, required=True, help="The YAML file to write.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    required=True,
+    help="The YAML file to write, also on a file system of Spark (s3a://…).",
+)
 @relay_config_option
 @spark_options
 @json_option
 @reports_errors
 def recommend(
-    *, events: str, output: Path, config_path: Path | None, spark: SparkOptions, as_json: bool
+    *, events: str, output: str, config_path: Path | None, spark: SparkOptions, as_json: bool
 ) -> None:
     """Recommend settings for zones of single providers.
 
@@ -99,7 +104,7 @@ def recommend(
 
     config = read_config(config_path) if config_path else None
     with spark.job(events) as (session, progress):
-        request = RecommendRequest(events, output, config, spark.damage)
+        request = RecommendRequest(spark.log, output, config)
         found = run(session, request, progress)
     for provider, settings in found.items():
         for each in settings:
@@ -180,8 +185,8 @@ def simulate(
         raise ConfigError("--rate needs --plan: the accepted mail in the events has its own times")
     text = config_path.read_text(encoding="utf-8") if config_path else "{}"
     combinations = scenarios(text, config_path or Path("zonemta.yaml"), changes)
-    with spark.job(options["events"]) as (session, progress):
-        request = SimulateRequest(scenarios=combinations, **options, damage=spark.damage)
+    with spark.job(options.pop("events")) as (session, progress):
+        request = SimulateRequest(log=spark.log, scenarios=combinations, **options)
         rows = simulate_scenarios(session, request, progress)
     for row in rows:
         if as_json:

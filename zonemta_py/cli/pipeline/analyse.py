@@ -25,6 +25,12 @@ from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_
     required=True,
     help="The directory of the report, also on a file system of Spark (s3a://…).",
 )
+@click.option(
+    "--reports",
+    metavar="DIRECTORY",
+    multiple=True,
+    help="The output of zonemta pipeline dsn, for complaints; repeatable.",
+)
 @overwrite_option
 @click.option("--warmup", type=EXISTING_FILE, help="A warm-up schedule to compare with what was sent.")
 @click.option(
@@ -62,17 +68,17 @@ def report(
     """
     from zonemta_py.pipeline.jobs.report import ReportRequest, make_report, update_report
     from zonemta_py.pipeline.rules.warmup import read_warmups
-    from zonemta_py.pipeline.spark.damage import damage_counts
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
-    warmups = read_warmups(warmup) if warmup else ()
-    with spark.job(options["events"]) as (session, progress):
-        request = ReportRequest(**options, warmups=warmups, damage=spark.damage)
-        if update or every_s is not None:
-            sums = update_report(session, request, every_s, progress)
+    request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
+    keeps_state = update or every_s is not None
+    with spark.job(None if keeps_state else request.events) as (session, progress):
+        if keeps_state:
+            sums, spark.log = update_report(session, request, every_s, progress)
         else:
-            sums = make_report(session, request, progress)
+            sums = make_report(session, request, spark.log, progress)
     if as_json:
-        print_json({**sums, **damage_counts(spark.damage)})
+        print_json({**sums, **damage_counts(spark.log)})
         return
     for name in ("delivered", "deferred", "bounced", "expired"):
         click.echo(f"{sums[name]:>12,} {name}")
@@ -108,15 +114,16 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """
     from zonemta_py.pipeline.jobs.compact import CompactRequest
     from zonemta_py.pipeline.jobs.compact import compact as run
-    from zonemta_py.pipeline.spark.damage import damage_counts
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
-    with spark.job(options["events"]) as (session, progress):
-        request = CompactRequest(**options, damage=spark.damage)
-        count = run(session, request, progress)
+    request = CompactRequest(**options)
+    with spark.job() as (session, progress):
+        result = run(session, request, progress)
+        spark.log = result.log
     if as_json:
-        print_json({"records": count, **damage_counts(spark.damage)})
+        print_json({"records": result.records, **damage_counts(result.log)})
     else:
-        click.echo(f"{count:>12,} events, in {request.lake}")
+        click.echo(f"{result.records:>12,} events, in {request.lake}")
 
 
 @click.command()
@@ -130,7 +137,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 @spark_options
 @json_option
 @reports_errors
-def reconcile(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+def reconcile(*, spark: SparkOptions, as_json: bool, events: str, **options: Any) -> None:
     """Count the recipients of a plan by outcome.
 
     Matches the plan, its ledger and the events of the relay. A recipient without a final outcome is waiting at the
@@ -142,13 +149,13 @@ def reconcile(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """
     from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest
     from zonemta_py.pipeline.jobs.reconcile import reconcile as run
-    from zonemta_py.pipeline.spark.damage import damage_counts
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
-    with spark.job(options["events"]) as (session, progress):
-        request = ReconcileRequest(**options, damage=spark.damage)
+    with spark.job(events) as (session, progress):
+        request = ReconcileRequest(log=spark.log, **options)
         counts = run(session, request, progress)
     if as_json:
-        print_json({**counts, **damage_counts(spark.damage)})
+        print_json({**counts, **damage_counts(spark.log)})
         return
     for name, count in counts.items():
         click.echo(f"{count:>12,} {name}")

@@ -169,12 +169,14 @@ class _Campaign:
     def _analyse(self, manifest: "PlanManifest") -> dict[str, int]:
         from zonemta_py.pipeline.jobs.reconcile import ReconcileRequest, reconcile
         from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+        from zonemta_py.pipeline.spark.event_log import open_log
 
         plan, events = str(self.directory / manifest.campaign), str(self.directory / "events")
         self.progress("making the report")
         request = ReportRequest(events, [plan], str(self.directory / "report"))
-        sums = make_report(self.spark, request, self.progress)
-        counts = reconcile(self.spark, ReconcileRequest(plan, events), self.progress)
+        log = open_log(self.spark, events)
+        sums = make_report(self.spark, request, log, self.progress)
+        counts = reconcile(self.spark, ReconcileRequest(plan, log), self.progress)
         self._show("delivered", counts["delivered"])
         self._show("bounced", counts["bounced"])
         _check(
@@ -186,9 +188,11 @@ class _Campaign:
 
     def _suppress(self) -> Path:
         from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
+        from zonemta_py.pipeline.spark.event_log import open_log
 
         path = self.directory / "bounced.txt"
-        request = SuppressRequest(str(self.directory / "events"), path)
+        log = open_log(self.spark, str(self.directory / "events"))
+        request = SuppressRequest(log, str(path))
         self._show("in the suppression file", make_suppression(self.spark, request, self.progress))
         return path
 

@@ -3,9 +3,9 @@
 pyspark is imported only when a job runs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from zonemta_py.cli.progress import step_shower
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from zonemta_py.pipeline.spark.damage import Damage
+    from zonemta_py.pipeline.spark.event_log import Damage, EventLog
     from zonemta_py.pipeline.spark.progress import Progress
 
 R = TypeVar("R")
@@ -51,14 +51,29 @@ def named_values(
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SparkOptions:
-    """Where a job runs and with which settings. ``damage``: what is wrong with the events that it has read."""
+    """Where a job runs and with which settings. ``log``: the events that it has read."""
 
     master: str | None
     heap: str | None
     settings: dict[str, str]
-    damage: "list[Damage]" = field(default_factory=list)
+    _log: "EventLog | None" = None
+
+    @property
+    def log(self) -> "EventLog":
+        """The event log that ``job`` has opened."""
+        assert self._log is not None
+        return self._log
+
+    @log.setter
+    def log(self, log: "EventLog") -> None:
+        self._log = log
+
+    @property
+    def damage(self) -> "Sequence[Damage]":
+        """What is wrong with the events that were read."""
+        return self._log.damage if self._log else ()
 
     @contextmanager
     def job(self, events: str | None = None) -> "Iterator[tuple[SparkSession, Progress]]":
@@ -66,7 +81,7 @@ class SparkOptions:
 
         The event log ``events`` is verified first. Raises LocalError when Spark does not start.
         """
-        from zonemta_py.pipeline.spark.damage import log_damage
+        from zonemta_py.pipeline.spark.event_log import open_log
         from zonemta_py.pipeline.spark.session import open_session
 
         with step_shower() as progress:
@@ -75,7 +90,7 @@ class SparkOptions:
             try:
                 if events is not None:
                     progress("verifying the event log")
-                    self.damage.extend(log_damage(session, events))
+                    self._log = open_log(session, events)
                 yield session, progress
             finally:
                 session.stop()

@@ -6,7 +6,6 @@ from typing import Any
 import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
-from zonemta_py.cli.options import FILE
 from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_options
 
 
@@ -66,7 +65,12 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("events", metavar="EVENTS")
-@click.option("--output", type=FILE, required=True, help="The suppression file to write.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    required=True,
+    help="The suppression file to write, also on a file system of Spark (s3a://…).",
+)
 @click.option(
     "--reports",
     metavar="DIRECTORY",
@@ -97,7 +101,7 @@ def dsn(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
 @spark_options
 @json_option
 @reports_errors
-def suppress(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
+def suppress(*, spark: SparkOptions, as_json: bool, events: str, **options: Any) -> None:
     """List the addresses that should get no more mail: hard bounces and complaints.
 
     Writes a file for ``zonemta pipeline plan --suppress``; each line has the last day on which it applies. An
@@ -108,12 +112,12 @@ def suppress(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
       zonemta pipeline suppress events --reports reports/june-mail --output bounced.txt
     """
     from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
-    from zonemta_py.pipeline.spark.damage import damage_counts
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
-    with spark.job(options["events"]) as (session, progress):
-        request = SuppressRequest(**options, damage=spark.damage)
+    with spark.job(events) as (session, progress):
+        request = SuppressRequest(log=spark.log, **options)
         count = make_suppression(session, request, progress)
     if as_json:
-        print_json({"entries": count, **damage_counts(spark.damage)})
+        print_json({"entries": count, **damage_counts(spark.log)})
     else:
         click.echo(f"{count:>12,} addresses, in {request.output}")

@@ -1,44 +1,52 @@
-"""Converts sealed event segments to Parquet by the hour of the event, with Structured Streaming.
+"""Converts sealed event segments to Parquet by the hour of the event.
 
-Each segment is read once; OUTPUT/checkpoint has the progress. An event that is in two segments is written
-once. The watermark is on the time when an event is *read*, not on its own time: events of a node that was
-disconnected for days must not be dropped as late (decision 43).
+    OUTPUT/events/date=…/hour=…/RUN-…parquet      the table
+    OUTPUT/read                                   what has been read (``spark.read_state``)
+    OUTPUT/staging/RUN                            what a run writes; moved into the table when it is complete
+    OUTPUT/moving.json                            the run whose files are being moved
+
+A run that is killed before ``moving.json`` is there has written nothing to the table, and is done again; one that is killed later is
+finished by the next. So a file of the table is never of half a run, and none is there twice.
 """
 
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.listener import StreamingQueryProgress
-from pyspark.sql.streaming.query import StreamingQuery
 
-from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.damage import Damage
-from zonemta_py.pipeline.spark.events import IDENTITY, event_schema
-from zonemta_py.pipeline.spark.exceptions import error_line, spark_errors
+from zonemta_py.pipeline.spark.event_log import EventLog
+from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.read_state import (
+    STATE,
+    open_unread,
+    read_state,
+    write_names,
+    write_state,
+)
+from zonemta_py.pipeline.spark.storage import (
+    make_directory,
+    move,
+    names_in,
+    read_text,
+    remove,
+    write_text,
+)
 
-FILES_PER_BATCH = 2000
-REPEATS_KNOWN_FOR = "7 days"  # a later repeat of an event is written again
-POLL_S = 1
+READ, MOVING, STAGING = "read", "moving.json", "staging"
 
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """``every_s``: the interval of the batches; None: compact the present segments, then end.
-
-    ``damage``: what ``log_damage`` found.
-    """
+    """``every_s``: the interval of the runs; None: compact the present segments, then end."""
 
     events: str
     output: str
     every_s: float | None = None
-    damage: Sequence[Damage] = ()
 
     @property
     def lake(self) -> str:
@@ -46,120 +54,86 @@ class CompactRequest:
         return f"{self.output}/events"
 
 
+@dataclass(slots=True)
+class CompactResult:
+    """``records``: the events written. ``log``: the event log, as it was read last."""
+
+    log: EventLog
+    records: int = 0
+
+
 def compact(
     spark: SparkSession,
     request: CompactRequest,
     progress: Progress,
-    on_batch: Callable[[], None] = lambda: None,
-) -> int:
-    """The number of events written. ``on_batch`` is called after each batch with events.
+    on_run: Callable[[], None] = lambda: None,
+) -> CompactResult:
+    """Convert what is new; ``on_run`` is called after each run that has written something.
 
-    With ``every_s`` it runs until SIGINT. Raises LocalError, also when a segment is damaged: the stream would count it as read,
-    and the records behind the damage would be missing for good.
+    Of damaged segments what can be read is written; they are verified again by each run, and once they are restored the rest is
+    written. With ``every_s`` it runs until SIGINT. Raises LocalError.
     """
-    damaged = next((each for each in request.damage if each.path), None)
-    if damaged is not None:
-        raise LocalError(
-            f"{damaged.reason}; nothing was written: restore the file, or move it out of {request.events} until it is restored"
-        )
-    progress("reading new segments")
-    written, last_batch = 0, -1
-    with spark_errors(request.events), _interrupted() as interrupted:
-        query = _start(spark, request)
-        try:
-            while not interrupted.is_set():
-                ended = query.awaitTermination(POLL_S)
-                for batch in query.recentProgress:
-                    if batch.batchId <= last_batch or not batch.numInputRows:
-                        continue
-                    last_batch = batch.batchId
-                    written += _events_of(batch)
-                    progress(f"{written:,} events in {request.lake}")
-                    on_batch()
-                if ended:
-                    break
-        except KeyboardInterrupt:
-            return written
-        finally:
-            _stop(query)
+    result = CompactResult(EventLog(request.events))
+
+    def run() -> None:
+        written = _run(spark, request, result, progress)
+        if written:
+            result.records += written
+            progress(f"{result.records:,} events in {request.lake}")
+            on_run()
+
+    repeat_until_interrupted(run, request.every_s)
+    return result
+
+
+def _run(spark: SparkSession, request: CompactRequest, result: CompactResult, progress: Progress) -> int:
+    output = request.output
+    _finish_moving(spark, output)
+    state = read_state(spark, f"{output}/{READ}")
+    progress("looking for new segments")
+    result.log = log = open_unread(spark, request.events, f"{output}/{READ}", state)
+    if not log.segments:
+        return 0
+    state = state.after(log)
+    run = state.run
+    staged = f"{output}/{STAGING}/{run}"
+    remove(spark, f"{output}/{STAGING}")  # of a run that was killed
+    progress(f"converting {len(log.segments):,} new segments")
+    with spark_errors(request.events):
+        rows = read_events(spark, log).transform(with_hour_of_event)
+        rows.write.partitionBy("date", "hour").parquet(staged)
+        written = spark.read.parquet(staged).count()
+    write_names(spark, f"{output}/{READ}", run, log)
+    write_state(spark, f"{output}/{STAGING}/{STATE}", state)
+    write_text(spark, f"{output}/{MOVING}", json.dumps({"run": run}) + "\n")
+    _finish_moving(spark, output)
     return written
 
 
-@contextlib.contextmanager
-def _interrupted() -> Iterator[threading.Event]:
-    """An event that SIGINT sets; a second SIGINT raises KeyboardInterrupt.
-
-    Spark's own handler calls into Java in the middle of another call to it, and both fail.
-    """
-    interrupted = threading.Event()
-
-    def on_signal(*_: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
+def _finish_moving(spark: SparkSession, output: str) -> None:
+    """Move the files of a complete run into the table, and make its state that of OUTPUT. May be done again at any point."""
+    text = read_text(spark, f"{output}/{MOVING}")
+    if text is None:
         return
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _start(spark: SparkSession, request: CompactRequest) -> StreamingQuery:
-    try:
-        segments = (
-            spark.readStream.schema(event_schema())
-            .option("pathGlobFilter", "*.jsonl.zst")
-            .option("recursiveFileLookup", "false")
-            .option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .option("maxFileAge", "36500d")  # a segment that arrives late must be read, too
-            .json(request.events)
-        )
-    except AnalysisException as exc:
-        raise LocalError(f"{request.events}: no event log here: {error_line(str(exc))}") from exc
-    writer = (
-        segments.transform(without_repeats)
-        .transform(with_hour_of_event)
-        .writeStream.format("parquet")
-        .partitionBy("date", "hour")
-        .option("checkpointLocation", f"{request.output}/checkpoint")
-        .option("path", request.lake)
-    )
-    if request.every_s is None:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{request.every_s} seconds").start()
-
-
-def without_repeats(events: DataFrame) -> DataFrame:
-    """A stream of events, each once, by the columns IDENTITY."""
-    columns = [F.col(name) for name in events.columns]
-    return (
-        events.select("*", F.current_timestamp().alias("seen"))
-        .withWatermark("seen", REPEATS_KNOWN_FOR)
-        .dropDuplicatesWithinWatermark(list(IDENTITY))
-        .select(*columns)
-    )
+    run = json.loads(text)["run"]
+    staged, table = f"{output}/{STAGING}/{run}", f"{output}/events"
+    for date in sorted(names_in(spark, staged) or ()):
+        if not date.startswith("date="):
+            continue
+        for hour in sorted(names_in(spark, f"{staged}/{date}") or ()):
+            make_directory(spark, f"{table}/{date}/{hour}")
+            for name in sorted(names_in(spark, f"{staged}/{date}/{hour}") or ()):
+                if name.endswith(".parquet"):
+                    move(spark, f"{staged}/{date}/{hour}/{name}", f"{table}/{date}/{hour}/{run}-{name}")
+    if read_text(spark, f"{output}/{STAGING}/{STATE}") is not None:
+        remove(spark, f"{output}/{READ}/{STATE}")
+        move(spark, f"{output}/{STAGING}/{STATE}", f"{output}/{READ}/{STATE}")
+    remove(spark, f"{output}/{MOVING}")
+    remove(spark, f"{output}/{STAGING}")
 
 
 def with_hour_of_event(events: DataFrame) -> DataFrame:
-    """Events with ``date`` and ``hour`` of their own time instead of the segment's; one partition for each hour."""
+    """Events with ``date`` and ``hour`` of their own time instead of the segment's."""
     time = F.timestamp_millis("time_ms")
     own = [F.col(name) for name in events.columns if name not in ("date", "hour")]
-    dated = events.select(*own, F.to_date(time).alias("date"), F.hour(time).alias("hour"))
-    return dated.repartition("date", "hour")
-
-
-def _events_of(batch: StreamingQueryProgress) -> int:
-    """The number of rows that a batch has written: those read, without repeats."""
-    return sum(operator.numRowsUpdated for operator in batch.stateOperators)
-
-
-def _stop(query: StreamingQuery) -> None:
-    """Stop after the current batch: interrupting it makes Spark's thread fail."""
-    if query.isActive:
-        with contextlib.suppress(PySparkException):
-            query.processAllAvailable()
-        query.stop()
+    return events.select(*own, F.to_date(time).alias("date"), F.hour(time).alias("hour"))

@@ -1,6 +1,5 @@
 """Recommends settings for zones of single providers, as YAML with evidence; nothing is applied."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -11,10 +10,11 @@ from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.pipeline.rules.advice import ProviderStats, Recommendation, advise, as_yaml
-from zonemta_py.pipeline.spark.damage import Damage
+from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import write_text
 from zonemta_py.pipeline.transforms.provider_stats import provider_stats
 from zonemta_py.pipeline.transforms.rates import attempt_rows
 
@@ -25,10 +25,9 @@ PROVIDERS_MAX = 200  # the ones with most transactions
 class RecommendRequest:
     """``output``: the YAML file. ``config``: the configuration that was in force, or None."""
 
-    events: str
-    output: Path
+    log: EventLog
+    output: str
     config: Config | None = None
-    damage: Sequence[Damage] = ()
 
 
 def recommend(
@@ -36,9 +35,9 @@ def recommend(
 ) -> dict[str, list[Recommendation]]:
     """Write the file; returns the recommendations for each provider. Raises LocalError."""
     progress("computing statistics of providers")
-    with spark_errors(request.events):
+    with spark_errors(request.log.path):
         rows = (
-            read_events(spark, request.events, request.damage)
+            read_events(spark, request.log)
             .transform(attempt_rows(None))
             .transform(provider_stats)
             .limit(PROVIDERS_MAX)
@@ -51,10 +50,10 @@ def recommend(
         for stats in providers
         if (found := advise(stats, _zone_of(stats, request.config)))
     ]
-    title = f"made by zonemta pipeline recommend from {request.events}, {clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC"
+    title = f"made by zonemta pipeline recommend from {request.log.path}, {clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC"
     text = as_yaml(advice, title)
-    parse_config(text, request.output)  # the relay must accept it
-    request.output.write_text(text, encoding="utf-8")
+    parse_config(text, Path(request.output))  # the relay must accept it
+    write_text(spark, request.output, text)
     return {stats.provider: found for stats, found in advice}
 
 

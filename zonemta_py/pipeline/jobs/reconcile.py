@@ -1,6 +1,5 @@
 """Reconciles plan, ledger and events: one outcome of every recipient of a campaign, and the counts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -9,7 +8,7 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.plan import read_manifest
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.damage import Damage
+from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -21,15 +20,14 @@ class ReconcileRequest:
     """``output``: a directory for one row for each recipient as Parquet, or None."""
 
     plan: str
-    events: str
+    log: EventLog
     output: str | None = None
-    damage: Sequence[Damage] = ()
 
 
 def reconcile(spark: SparkSession, request: ReconcileRequest, progress: Progress) -> dict[str, int]:
     """The number of recipients by outcome. Raises LocalError, also when the counts do not add up to the plan."""
-    plan, events = request.plan, request.events
-    log = read_events(spark, events, request.damage)
+    plan, events = request.plan, request.log.path
+    log = read_events(spark, request.log)
     manifest = read_manifest(spark, plan)
     progress("matching plan, ledger and events")
     found = (

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from zonemta_py.pipeline.page.content import PageHeader, PageRows, busiest_providers, page_content
 from zonemta_py.pipeline.page.page_tables import COMPLAINED, ROWS_MAX
 from zonemta_py.pipeline.page.rendering import render
-from zonemta_py.pipeline.transforms import rates
+from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
 
 __all__ = ["PageHeader", "page"]
 
@@ -89,7 +89,7 @@ def _by_time(table: DataFrame, time: str, *keys: str) -> Rows:
     """
     seconds = F.unix_seconds(F.col(time).cast("timestamp"))
     summed = table.groupBy(seconds.alias("seconds"), *keys).agg(
-        *(F.sum(name).alias(name) for name in rates.ATTEMPTS)
+        *(F.sum(name).alias(name) for name in ATTEMPTS)
     )
     return [{**row, "begins": _utc(row["seconds"])} for row in _collected(summed)]
 

@@ -26,7 +26,7 @@ from zonemta_py.pipeline.rules.prediction import LIMITS, SHARES, PeerModel, Simu
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.rules.simulation import simulate
 from zonemta_py.pipeline.spark import tables
-from zonemta_py.pipeline.spark.damage import Damage
+from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
@@ -51,24 +51,23 @@ class SimulateRequest:
     maximum of transactions per second that the relay itself can do, or None. ``output``: a directory, or None.
     """
 
-    events: str
+    log: EventLog
     scenarios: Sequence[ConfigScenario]
     plan: str | None = None
     per_s: float | None = None
     relay_limit_per_s: float | None = None
     output: str | None = None
     seed: int = 0
-    damage: Sequence[Damage] = ()
 
 
 def simulate_scenarios(
     spark: SparkSession, request: SimulateRequest, progress: Progress
 ) -> list[dict[str, Any]]:
     """A row of PREDICTION for each zone of each scenario. Raises LocalError."""
-    events = read_events(spark, request.events, request.damage)
-    with spark_errors(request.events):
+    events = read_events(spark, request.log)
+    with spark_errors(request.log.path):
         progress("computing the model of the peers")
-        default_peer, peers = _peers(events, request.events)
+        default_peer, peers = _peers(events, request.log.path)
         progress(f"simulating {len(request.scenarios)} scenarios")
         load = _load(spark, request, events)
         numbers = spark.createDataFrame([(each.number,) for each in request.scenarios], "scenario int")
@@ -82,7 +81,7 @@ def simulate_scenarios(
             rows = spark.read.parquet(request.output)
         found = [row.asDict() for row in rows.orderBy("scenario", "zone").collect()]
     if not found:
-        raise LocalError(f"{request.plan or request.events}: there is no mail to simulate")
+        raise LocalError(f"{request.plan or request.log.path}: there is no mail to simulate")
     return found
 
 

@@ -1,9 +1,9 @@
 """Writes a suppression file from events and reports; ``zonemta pipeline plan --suppress`` reads it."""
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -11,10 +11,11 @@ from pyspark.sql import functions as F
 from zonemta_py.core import clock
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.rules.suppression import COLUMNS
-from zonemta_py.pipeline.spark.damage import Damage
+from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import text_file
 from zonemta_py.pipeline.transforms.bounces import (
     complaints,
     delivery_outcomes,
@@ -23,6 +24,7 @@ from zonemta_py.pipeline.transforms.bounces import (
 )
 
 DAY_MS = 86_400_000
+BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,12 @@ class SuppressRequest:
     ``reports``: directories that ``zonemta pipeline dsn`` wrote.
     """
 
-    events: str
-    output: Path
+    log: EventLog
+    output: str
     days: int = 180
     times: int = 1
     reports: Sequence[str] = ()
     complaint_days: int = 3650
-    damage: Sequence[Damage] = ()
 
 
 def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Progress) -> int:
@@ -46,7 +47,7 @@ def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Pr
     progress("searching for hard bounces and complaints")
     now_ms = clock.now_ms()
     since_ms = now_ms - request.days * DAY_MS
-    outcomes = delivery_outcomes(read_events(spark, request.events, request.damage))
+    outcomes = delivery_outcomes(read_events(spark, request.log))
     mail = None
     for path in request.reports:
         reports = read_matched_reports(spark, path)
@@ -61,19 +62,24 @@ def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Pr
             F.max_by("reason", "until").alias("reason"), F.max("until").alias("until")
         )
     count = 0
-    temporary = request.output.with_name(f".{request.output.name}.part")
-    try:
-        with spark_errors(request.events), temporary.open("w", encoding="utf-8") as file:
-            file.write(f"# made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC\n")
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer = csv.writer(
-                file, lineterminator="\n", quoting=csv.QUOTE_ALL
-            )  # an entry may begin with #
-            for row in found.orderBy("entry").toLocalIterator():
-                writer.writerow([row["entry"], row["reason"], row["until"]])
-                count += 1
-        temporary.replace(request.output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with spark_errors(request.log.path), text_file(spark, request.output) as write:
+        write(f"# made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC\n")
+        write(",".join(COLUMNS) + "\n")
+        line = io.StringIO()
+        quoted = csv.writer(
+            line, lineterminator="\n", quoting=csv.QUOTE_ALL
+        )  # an entry may begin with #
+        for row in found.orderBy("entry").toLocalIterator():
+            quoted.writerow([row["entry"], row["reason"], row["until"]])
+            count += 1
+            if line.tell() > BUFFER_BYTES:
+                write(_taken(line))
+        write(_taken(line))
     return count
+
+
+def _taken(text: io.StringIO) -> str:
+    found = text.getvalue()
+    text.seek(0)
+    text.truncate()
+    return found

@@ -5,7 +5,8 @@ the driver is elsewhere: only local directories can be looked at there.
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +67,81 @@ def remove(spark: SparkSession, path: str) -> None:
         system.delete(at, True)
 
 
-def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a file, or replace it. Raises LocalError."""
+def read_text(spark: SparkSession, path: str) -> str | None:
+    """The text of a file; None if there is none. Raises LocalError."""
     if not is_url(path):
-        file = Path(path)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_name(f".{file.name}.part")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(file)
+            return Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+    system, at = _reachable(spark, path)
+    with spark_errors(path):
+        if not system.exists(at):
+            return None
+        rows = spark.read.text(path, wholetext=True).collect()
+        return str(rows[0]["value"]) if rows else ""
+
+
+def move(spark: SparkSession, source: str, target: str) -> None:
+    """Give a file or directory another name on the same file system; nothing has it. Raises LocalError."""
+    if not is_url(source):
+        try:
+            Path(source).replace(target)
+        except OSError as exc:
+            raise LocalError(f"{source}: {exc.strerror}") from exc
+        return
+    system, at = _reachable(spark, source)
+    with spark_errors(source):
+        if not system.rename(at, _reachable(spark, target)[1]):
+            raise LocalError(f"{source}: cannot be renamed to {target}")
+
+
+def make_directory(spark: SparkSession, path: str) -> None:
+    """Make a directory and its parents, unless it is there. Raises LocalError."""
+    if not is_url(path):
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise LocalError(f"{path}: {exc.strerror}") from exc
         return
     system, at = _reachable(spark, path)
     with spark_errors(path):
+        system.mkdirs(at)
+
+
+@contextmanager
+def text_file(spark: SparkSession, path: str) -> Iterator[Callable[[str], object]]:
+    """A function that writes text to a file, which has its name when all is written. Raises LocalError."""
+    if not is_url(path):
+        file = Path(path)
+        partial = file.with_name(f".{file.name}.part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with partial.open("w", encoding="utf-8") as stream:
+                    yield stream.write
+                partial.replace(file)
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+        return
+    system, at = _reachable(spark, path)
+    with spark_errors(path):
+        # A stream of an object store makes the object when it is closed.
         stream = system.create(at, True)
         try:
-            stream.write(bytearray(text.encode()))
+            yield lambda text: stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write a file, or replace it. Raises LocalError."""
+    with text_file(spark, path) as write:
+        write(text)
 
 
 def is_url(path: str) -> bool:

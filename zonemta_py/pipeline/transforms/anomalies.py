@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
 from zonemta_py.pipeline.transforms.replies import with_reasons, with_templates
 
 MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
@@ -34,14 +35,17 @@ class AnomalyThresholds:
     history_max: int = 168
 
 
-def anomalies(thresholds: AnomalyThresholds) -> Transform:
-    """``provider``, ``hour``, ``measure``, ``rate``, ``usual``, ``score``, ``attempts``, ``replies`` of each anomaly."""
+def anomalies(thresholds: AnomalyThresholds, replies: DataFrame) -> Transform:
+    """``provider``, ``hour``, ``measure``, ``rate``, ``usual``, ``score``, ``attempts``, ``replies`` of each anomaly.
 
-    def transform(attempts: DataFrame) -> DataFrame:
-        found = attempts.transform(hourly_rates(thresholds.attempts)).transform(with_scores(thresholds))
-        unusual = found.where(F.abs("score") >= thresholds.score)
+    Of rows of the part ``provider_hours`` of the sums; ``replies``: those of the part ``replies``.
+    """
+
+    def transform(hours: DataFrame) -> DataFrame:
+        found = hours.transform(hourly_rates(thresholds.attempts)).transform(with_scores(thresholds))
+        unusual = found.where(F.abs("score") >= thresholds.score).persist()
         return unusual.join(
-            attempts.transform(_explanations(unusual)), ["provider", "hour", "measure"], "left"
+            replies.transform(_explanations(unusual)), ["provider", "hour", "measure"], "left"
         ).select(
             "provider", "hour", "measure", "rate", "usual", "score", "attempts", "replies"
         )  # fmt: skip
@@ -52,19 +56,19 @@ def anomalies(thresholds: AnomalyThresholds) -> Transform:
 def hourly_rates(attempts_min: int) -> Transform:
     """``provider``, ``hour``, ``measure``, ``attempts`` and ``rate`` of hours with enough attempts."""
 
-    def transform(rows: DataFrame) -> DataFrame:
+    def transform(hours: DataFrame) -> DataFrame:
+        attempts = sum((F.col(name) for name in ATTEMPTS), F.lit(0))
         measures = [
             F.struct(
                 F.lit(name).alias("measure"),
-                (F.count_if(F.col("event").isin(*events)) / F.count("*")).alias("rate"),
+                (sum((F.col(event) for event in events), F.lit(0)) / F.col("attempts")).alias("rate"),
             )
             for name, events in MEASURES.items()
         ]
         return (
-            rows.groupBy("provider", F.date_trunc("hour", "time").alias("hour"))
-            .agg(F.count("*").alias("attempts"), F.array(*measures).alias("measures"))
+            hours.withColumns({"attempts": attempts, "hour": F.timestamp_millis("at_ms")})
             .where(F.col("attempts") >= attempts_min)
-            .select("provider", "hour", "attempts", F.inline("measures"))
+            .select("provider", "hour", "attempts", F.inline(F.array(*measures)))
         )
 
     return transform
@@ -103,19 +107,18 @@ def _median(values: Column) -> Column:
 def _explanations(unusual: DataFrame) -> Transform:
     """``replies`` of each unusual hour: its most frequent templates, an array of count, reason and template."""
 
-    def transform(attempts: DataFrame) -> DataFrame:
+    def transform(replies: DataFrame) -> DataFrame:
         measure = F.coalesce(
             *(F.when(F.col("event").isin(*events), F.lit(name)) for name, events in MEASURES.items())
         )
         counted = (
-            attempts.where(F.col("event") != "delivered")
-            .select(
-                "provider", F.date_trunc("hour", "time").alias("hour"), measure.alias("measure"), "code", "status",
-                "kind",
+            replies.select(
+                "provider", F.timestamp_millis("at_ms").alias("hour"), measure.alias("measure"), "code", "status", "kind",
+                "count",
             )
-            .join(unusual.select("provider", "hour", "measure"), ["provider", "hour", "measure"], "left_semi")
+            .join(F.broadcast(unusual.select("provider", "hour", "measure")), ["provider", "hour", "measure"], "left_semi")
             .groupBy("provider", "hour", "measure", "code", "status", "kind")
-            .agg(F.count("*").alias("count"))
+            .agg(F.sum("count").alias("count"))
             .transform(with_reasons())
             .transform(with_templates("count"))
         )  # fmt: skip

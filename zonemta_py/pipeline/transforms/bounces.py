@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.rules.reasons import Reason
+from zonemta_py.pipeline.transforms.rates import provider
 from zonemta_py.pipeline.transforms.replies import mask_reply, with_reasons
 from zonemta_py.smtp.reports import COMPLAINT
 
@@ -95,6 +96,15 @@ def complaints(since_ms: int, days: int) -> Transform:
         )
 
     return transform
+
+
+def complaint_counts(reports: DataFrame) -> DataFrame:
+    """``day``, ``provider``, ``campaign`` and ``complaints``, from reports received by mail; only those that match a ledger."""
+    rows = reports.where((F.col("kind") == COMPLAINT) & (F.col("address") != ""))
+    domain = rows.withColumn("domain", F.substring_index("address", "@", -1))
+    return domain.groupBy(
+        F.to_date(F.timestamp_millis("time_ms")).alias("day"), provider("domain").alias("provider"), "campaign"
+    ).agg(F.count("*").alias("complaints"))  # fmt: skip
 
 
 def _day(time_ms: str) -> Column:

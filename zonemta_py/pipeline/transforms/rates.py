@@ -3,19 +3,18 @@
 A *failure* is an attempt that ended deferred, bounced or expired.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.pipeline.rules.provider import PROVIDERS
+from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS, quantiles_ms
 from zonemta_py.pipeline.transforms.replies import mask_reply
 
-ATTEMPTS = ("delivered", "deferred", "bounced", "expired")
-DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
-TAG = "tag"  # a dimension, too: an attempt counts for each of its tags
 QUANTILES = (0.5, 0.95, 0.99)
-ACCURACY = 10_000  # of quantiles: an error of 1/ACCURACY of the rank
+QUANTILE_NAMES = tuple(f"p{round(100 * share)}_ms" for share in QUANTILES)
 ALLOWANCE = "day date, address string, provider string, allowed long"
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -69,43 +68,40 @@ def provider(domain: str) -> Column:
     return F.coalesce(F.try_element_at(table, F.col(domain)), F.col(domain))
 
 
-def rates_by_dimension(dimensions: Sequence[str] = DIMENSIONS) -> Transform:
-    """For each value of each dimension, for each tag, and for ``all``: counts, rates, and quantiles of the time to delivery."""
+def rates_of(sums: DataFrame) -> DataFrame:
+    """For each value of each dimension, for each tag, and for ``all``: counts, rates, and quantiles of the time to delivery.
 
-    def transform(rows: DataFrame) -> DataFrame:
-        keys = [F.struct(F.lit("all").alias("dimension"), F.lit("").alias("value"))]
-        keys += [
-            F.struct(F.lit(name).alias("dimension"), F.col(name).alias("value")) for name in dimensions
-        ]
-        tags = F.transform(
-            "tags", lambda tag: F.struct(F.lit(TAG).alias("dimension"), tag.alias("value"))
-        )
-        counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
-        delivered_age = F.when(F.col("event") == "delivered", F.col("age_ms"))
-        grouped = (
-            rows.select(
-                "event", "age_ms", "attempt", F.explode(F.concat(F.array(*keys), tags)).alias("by")
-            )
-            .groupBy("by.dimension", "by.value")
-            .agg(
-                *counted,
-                F.count("*").alias("attempts"),
-                F.percentile_approx(delivered_age, list(QUANTILES), ACCURACY).alias("ages"),
-            )
-        )
-        finals = F.col("delivered") + F.col("bounced") + F.col("expired")
-        return grouped.select(
-            "dimension",
-            "value",
-            *ATTEMPTS,
-            "attempts",
-            _share(F.col("delivered"), finals).alias("delivery_rate"),
-            _share(F.col("bounced") + F.col("expired"), finals).alias("bounce_rate"),
-            _share(F.col("deferred"), F.col("attempts")).alias("deferral_rate"),
-            *(F.get("ages", i).alias(f"p{round(100 * share)}_ms") for i, share in enumerate(QUANTILES)),
-        )
+    ``sums``: rows of the part ``rates``, one for each dimension and value.
+    """
+    finals = F.col("delivered") + F.col("bounced") + F.col("expired")
+    attempts = finals + F.col("deferred")
+    quantiles = sums.select("dimension", "value", *ATTEMPTS, "ages", "age_counts").mapInArrow(
+        _with_quantiles, f"dimension string, value string, {_longs(ATTEMPTS)}, {_longs(QUANTILE_NAMES)}"
+    )
+    return quantiles.select(
+        "dimension",
+        "value",
+        *ATTEMPTS,
+        attempts.alias("attempts"),
+        _share(F.col("delivered"), finals).alias("delivery_rate"),
+        _share(F.col("bounced") + F.col("expired"), finals).alias("bounce_rate"),
+        _share(F.col("deferred"), attempts).alias("deferral_rate"),
+        *QUANTILE_NAMES,
+    )
 
-    return transform
+
+def _longs(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} long" for name in names)
+
+
+def _with_quantiles(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        columns = [rows.column(name).combine_chunks() for name in ("dimension", "value", *ATTEMPTS)]
+        yield pa.RecordBatch.from_arrays(
+            [*columns, *quantiles_ms(rows, QUANTILES)],
+            names=["dimension", "value", *ATTEMPTS, *QUANTILE_NAMES],
+        )
 
 
 def _share(part: Column, whole: Column) -> Column:
@@ -113,30 +109,13 @@ def _share(part: Column, whole: Column) -> Column:
     return F.when(whole > 0, part / whole)
 
 
-def counts_by_hour() -> Transform:
-    """Attempts by result for each hour and zone."""
+def with_time(name: str) -> Transform:
+    """``at_ms`` as the column ``hour`` (a timestamp) or ``day`` (a date)."""
+    time = F.timestamp_millis("at_ms")
 
     def transform(rows: DataFrame) -> DataFrame:
-        counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
-        return (
-            rows.groupBy(F.date_trunc("hour", "time").alias("hour"), "zone")
-            .agg(*counted)
-            .select("hour", "zone", *ATTEMPTS)
-        )
-
-    return transform
-
-
-def counts_by_day() -> Transform:
-    """Attempts by result for each day, sending address and provider."""
-
-    def transform(rows: DataFrame) -> DataFrame:
-        counted = [F.count_if(F.col("event") == name).alias(name) for name in ATTEMPTS]
-        return (
-            rows.groupBy(F.to_date("time").alias("day"), "address", "provider")
-            .agg(*counted)
-            .select("day", "address", "provider", *ATTEMPTS)
-        )
+        others = [column for column in rows.columns if column != "at_ms"]
+        return rows.select((F.to_date(time) if name == "day" else time).alias(name), *others)
 
     return transform
 
@@ -144,13 +123,12 @@ def counts_by_day() -> Transform:
 def warmup_compliance(allowances: DataFrame) -> Transform:
     """``day``, ``address``, ``provider`` (empty: all), ``allowed``, ``sent``, ``over`` and ``kept`` of each allowance.
 
-    ``allowances`` has the columns ALLOWANCE. Every attempt counts, because peers count them all.
+    ``allowances`` has the columns ALLOWANCE; the rows are those of the table ``days``. Every attempt counts, because peers count them all.
     """
 
-    def transform(attempts: DataFrame) -> DataFrame:
-        of_day = attempts.groupBy(F.to_date("time").alias("day"), "address", "provider").agg(
-            F.count("*").alias("sent")
-        )
+    def transform(days: DataFrame) -> DataFrame:
+        sent_of_day = sum((F.col(name) for name in ATTEMPTS), F.lit(0))
+        of_day = days.select("day", "address", "provider", sent_of_day.alias("sent"))
         per_provider = of_day.select("day", "address", "provider", "sent")
         together = of_day.groupBy("day", "address").agg(F.sum("sent").alias("sent")).select(
             "day", "address", F.lit("").alias("provider"), "sent"

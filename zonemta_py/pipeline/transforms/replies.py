@@ -10,8 +10,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from zonemta_py.pipeline.rules.reasons import reason_of
 from zonemta_py.pipeline.rules.templates import MASKS, mine_templates
 from zonemta_py.pipeline.spark.tables import record_batch
+from zonemta_py.pipeline.transforms.attempt_sums import KIND_MAX
 
-KIND_MAX = 200  # characters of a masked reply
 REPLY = ("code", "status", "kind")  # what determines a reason
 
 _REASONS = StructType([StructField(name, StringType()) for name in (*REPLY, "reason")])
@@ -20,21 +20,16 @@ _TEMPLATES = StructType([StructField(name, StringType()) for name in ("kind", "t
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def failure_replies() -> Transform:
-    """One row for each kind of reply to an attempt that failed, with an example."""
-
-    def transform(rows: DataFrame) -> DataFrame:
-        failed = rows.where(F.col("event") != "delivered")
-        counted = failed.groupBy("provider", "event", "phase", *REPLY).agg(
-            F.count("*").alias("count"), F.min("reply").alias("example")
-        )
-        return (
-            counted.transform(with_reasons())
-            .transform(with_templates("count"))
-            .select("provider", "event", "phase", *REPLY, "reason", "template", "count", "example")
-        )
-
-    return transform
+def failure_replies(replies: DataFrame) -> DataFrame:
+    """One row for each kind of reply to an attempt that failed, with an example, from rows of the part ``replies`` of the sums."""
+    counted = replies.groupBy("provider", "event", "phase", *REPLY).agg(
+        F.sum("count").alias("count"), F.min("example").alias("example")
+    )
+    return (
+        counted.transform(with_reasons())
+        .transform(with_templates("count"))
+        .select("provider", "event", "phase", F.col("code").cast("long").alias("code"), "status", "kind", "reason", "template", "count", "example")
+    )  # fmt: skip
 
 
 def with_reasons() -> Transform:

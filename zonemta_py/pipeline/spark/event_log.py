@@ -1,0 +1,242 @@
+"""Opens an event log for a job: which segments are there, which are damaged, and what of each is to be read.
+
+Spark's own reader ends at a cut frame without an error, and fails at a frame with a wrong checksum. So each segment is verified
+first, by tasks, and the damaged ones are read frame by frame, also behind the damage.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+from zonemta_py.core.codec import from_json
+from zonemta_py.core.errors import LocalError, SegmentDamaged
+from zonemta_py.events.log import missing_between
+from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
+from zonemta_py.pipeline.rules.coverage import Coverage, Range
+from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
+from zonemta_py.pipeline.spark.storage import remove, write_text
+from zonemta_py.pipeline.spark.tables import record_batch
+
+QUARANTINE = "quarantine"  # in the output of a job: which segments are damaged, and where
+GLOB = "*.jsonl.zst"
+PATHS_MAX = 1000  # that are named to Spark one by one; else it lists the directory and filters
+
+_NAME = re.compile(r"([^-.]+)-([0-9a-f]{16})(?=[-.])")
+_NUMBERS = ("at", "records", "previous", "first", "last")
+_SEGMENT = StructType(
+    [StructField(name, StringType()) for name in ("path", "problem", "node")]
+    + [StructField(name, LongType()) for name in _NUMBERS]
+    + [StructField("frames", ArrayType(LongType()))]  # first and last SEQ of each, of a damaged segment
+)
+_LINE = StructType([StructField(name, StringType()) for name in ("path", "line")])
+
+
+class Damage(NamedTuple):
+    """A damaged segment, or a place where segments are missing: then ``path`` is empty.
+
+    ``offset``: the byte at which the damage begins. ``readable``: the records that are in the sums all the same.
+    """
+
+    reason: str
+    path: str = ""
+    offset: int = 0
+    readable: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.readable:,} of its records are read" if self.path else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class EventLog:
+    """What a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
+
+    ``read``: what is read when this is. ``known``: how many other segments there are, with nothing new. ``names``: those that were
+    verified now (``name_of``), but for the damaged ones. ``is_parquet``: the output of ``compact``; then there are no segments.
+    """
+
+    path: str
+    segments: Sequence[str] = ()
+    parts: Mapping[str, Sequence[Range]] | None = None
+    read: Coverage | None = None
+    damage: Sequence[Damage] = ()
+    records: int = 0
+    known: int = 0
+    names: Sequence[str] = ()
+    is_parquet: bool = False
+
+    @property
+    def damaged(self) -> list[str]:
+        """The paths of the damaged segments."""
+        return [each.path for each in self.damage if each.path]
+
+    def contents(self, spark: SparkSession) -> DataFrame:
+        """``path`` and ``content`` (bytes) of the segments."""
+        reader = spark.read.format("binaryFile").option("pathGlobFilter", GLOB)
+        if len(self.segments) <= PATHS_MAX and self.known:
+            return reader.load(list(self.segments)).select("path", "content")
+        files = reader.load(self.path)
+        if self.known:
+            wanted = spark.createDataFrame([(path,) for path in self.segments], "path string")
+            files = files.join(wanted, "path", "left_semi")
+        return files.select("path", "content")
+
+
+def open_log(
+    spark: SparkSession, path: str, known: Coverage | None = None, names: Collection[str] = ()
+) -> EventLog:
+    """Verify the segments below ``path`` but for those in ``names``. ``known``: the events that were read before.
+
+    Raises LocalError when there is no event log.
+    """
+    known = known or Coverage()
+    read = Coverage(known.ranges)
+    reader = spark.read.format("binaryFile").option("pathGlobFilter", GLOB)
+    with spark_errors(path):
+        try:
+            if is_parquet(spark, path):
+                return EventLog(path, is_parquet=True)
+            files = analysed(reader.load(path)).select("path", "length").collect()
+        except AnalysisException as exc:
+            raise LocalError(f"{path}: no event log here: {error_line(str(exc))}") from exc
+        found = {row["path"]: name_of(row["path"], row["length"]) for row in files}
+        new = [each for each, name in found.items() if name not in names]
+        listed = EventLog(path, new, known=len(found) - len(new))
+        rows = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
+    damage: list[Damage] = []
+    nodes: defaultdict[str, list[tuple[Trailer, Path]]] = defaultdict(list)
+    parts: dict[str, Sequence[Range]] = {}
+    records = 0
+    for row in sorted(rows, key=lambda row: (row["first"], row["path"])):
+        node = row["node"]
+        if row["problem"]:
+            damage.append(Damage(row["problem"], row["path"], row["at"], row["records"]))
+            ranges = list(zip(row["frames"][::2], row["frames"][1::2], strict=True))
+        else:
+            trailer = Trailer(row["records"], row["previous"], row["first"], row["last"])
+            nodes[node].append((trailer, Path(row["path"])))
+            ranges = [(row["first"], row["last"])]
+        missing = [part for first, last in ranges for part in read.missing(node, first, last)]
+        if missing != ranges or row["problem"]:
+            parts[row["path"]] = missing
+        if missing:
+            records += row["records"]
+        for first, last in ranges:
+            # There are no events between the segment before and this one.
+            read.add(node, min(first, row["previous"] + 1) if row["previous"] else first, last)
+    for node, trailers in sorted(nodes.items()):
+        ranges_known = [(Trailer(0, 0, a, b), Path(path)) for a, b in known.ranges.get(node, ())]
+        damage += map(Damage, missing_between(node, [*trailers, *ranges_known]))
+    damage.sort(key=lambda each: (not each.path, each.path))
+    segments = [row["path"] for row in rows if parts.get(row["path"], True)]
+    whole = [found[row["path"]] for row in rows if not row["problem"]]
+    return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
+
+
+def is_parquet(spark: SparkSession, path: str) -> bool:
+    """Whether there is a Parquet file in ``path``; reads one footer."""
+    try:
+        analysed(spark.read.option("pathGlobFilter", "*.parquet").parquet(path))
+    except AnalysisException:
+        return False
+    return True
+
+
+def name_of(path: str, length: int) -> str:
+    """What distinguishes a segment from others, and from itself before it was restored."""
+    return f"{path.rpartition('/')[2]} {length}"
+
+
+def _verified(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        files = zip(batch.column("path"), batch.column("content"), strict=True)
+        yield record_batch([_row(path.as_py(), content.as_py()) for path, content in files], _SEGMENT)
+
+
+def _row(path: str, content: bytes) -> tuple[object, ...]:
+    name = _NAME.match(Path(path).name)
+    node = name[1] if name else _node_in(content, path)
+    try:
+        trailer = verify_segment(content, Path(path))
+    except SegmentDamaged as exc:
+        frames = list(whole_frames(content, Path(path)))
+        readable = sum(frame.lines.count(b"\n") for frame in frames)
+        ends = [end for frame in frames for end in (frame.first, frame.last)]
+        return (
+            path,
+            str(exc),
+            node,
+            exc.at,
+            readable,
+            0,
+            *((ends[0], ends[-1]) if ends else (0, 0)),
+            ends,
+        )
+    return path, "", node, 0, trailer.records, trailer.previous, trailer.first, trailer.last, []
+
+
+def _node_in(content: bytes, path: str) -> str:
+    """The node of the first record, for a segment that was renamed; empty when nothing can be read."""
+    frame = next(whole_frames(content, Path(path)), None)
+    return str(from_json(frame.lines.splitlines()[0])["node"]) if frame else ""
+
+
+def lines_of(content: bytes, path: str, parts: Mapping[str, Sequence[Range]]) -> Iterator[bytes]:
+    """The JSON lines of each whole frame of a segment, without those outside its ``parts``."""
+    wanted = parts.get(path)
+    for frame in whole_frames(content, Path(path)):
+        if wanted is None or any(a <= frame.first and frame.last <= b for a, b in wanted):
+            yield frame.lines
+        else:
+            lines = frame.lines.splitlines(keepends=True)
+            yield b"".join(line for line in lines if _is_in(from_json(line)["seq"], wanted))
+
+
+def _is_in(seq: int, ranges: Sequence[Range]) -> bool:
+    return any(first <= seq <= last for first, last in ranges)
+
+
+def part_lines(spark: SparkSession, log: EventLog) -> DataFrame:
+    """``path`` and ``line`` of the events in the segments of which only parts are read."""
+    parts = {path: ranges for path, ranges in (log.parts or {}).items() if ranges}
+    segments = spark.read.format("binaryFile").load(sorted(parts)).select("path", "content")
+    return segments.mapInArrow(partial(_part_lines, parts), _LINE)
+
+
+def _part_lines(
+    parts: Mapping[str, Sequence[Range]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
+            name = path.as_py()
+            for block in lines_of(content.as_py(), name, parts):
+                lines = block.decode(errors="replace").splitlines()
+                yield record_batch([(name, line) for line in lines], _LINE)
+
+
+def damage_counts(log: EventLog) -> dict[str, int]:
+    """What the ``--json`` of a job says: the number of damaged segments, and of gaps between segments."""
+    return {"damaged_segments": len(log.damaged), "gaps": len(log.damage) - len(log.damaged)}
+
+
+def write_quarantine(spark: SparkSession, output: str, log: EventLog) -> None:
+    """Write OUTPUT/quarantine/segments.jsonl, a line for each damage; without any, remove it."""
+    if not log.damage:
+        remove(spark, f"{output}/{QUARANTINE}")
+        return
+    lines = (
+        json.dumps(
+            {"file": each.path or None, "offset": each.offset, "reason": each.reason, "readable": each.readable}
+        )
+        for each in log.damage
+    )  # fmt: skip
+    write_text(spark, f"{output}/{QUARANTINE}/segments.jsonl", "".join(f"{line}\n" for line in lines))

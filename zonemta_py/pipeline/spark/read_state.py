@@ -1,0 +1,76 @@
+"""What a job that is run again has read of an event log.
+
+DIRECTORY/state.json             the number of complete runs, the ranges of SEQ, and counts; replaced by each run
+DIRECTORY/segments-N.txt         the segments that run N has read; without meaning if state.json has a lower number
+"""
+
+import json
+from dataclasses import dataclass, field
+
+from pyspark.sql import SparkSession
+
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.coverage import Coverage
+from zonemta_py.pipeline.spark.event_log import EventLog, open_log
+from zonemta_py.pipeline.spark.storage import names_in, read_text, write_text
+
+FORMAT = 1
+STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """``run``: the number of the last complete run; 0: none. ``records`` and ``segments``: how many were read."""
+
+    run: int = 0
+    coverage: Coverage = field(default_factory=Coverage)
+    records: int = 0
+    segments: int = 0
+
+    def after(self, log: EventLog) -> "ReadState":
+        """The state when ``log`` is read, by the next run."""
+        coverage = log.read or self.coverage
+        records, segments = self.records + log.records, self.segments + len(log.segments)
+        return ReadState(self.run + 1, coverage, records, segments)
+
+
+def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
+    """The event log with what the runs before have not read; damaged segments are verified again. Raises LocalError."""
+    names: set[str] = set()
+    for name in names_in(spark, directory) or ():
+        number = name.removeprefix("segments-").removesuffix(".txt")
+        if number.isdecimal() and int(number) <= state.run:
+            names.update((read_text(spark, f"{directory}/{name}") or "").splitlines())
+    return open_log(spark, events, state.coverage, names)
+
+
+def read_state(spark: SparkSession, directory: str) -> ReadState:
+    """The state; that before the first run if there is none. Raises LocalError for one that is not of this version."""
+    path = f"{directory}/{STATE}"
+    text = read_text(spark, path)
+    if text is None:
+        return ReadState()
+    try:
+        found = json.loads(text)
+        if found["format"] != FORMAT:
+            raise LocalError(f"{path}: written by another version; begin again in another directory")
+        return ReadState(found["run"], Coverage(found["ranges"]), found["records"], found["segments"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise LocalError(f"{path}: not a state of the pipeline: {exc}") from exc
+
+
+def write_names(spark: SparkSession, directory: str, run: int, log: EventLog) -> None:
+    """Write which segments ``run`` has read. Raises LocalError."""
+    write_text(spark, f"{directory}/segments-{run}.txt", "".join(f"{name}\n" for name in log.names))
+
+
+def write_state(spark: SparkSession, path: str, state: ReadState) -> None:
+    """Write the file ``path``, or replace it. Raises LocalError."""
+    document = {
+        "format": FORMAT,
+        "run": state.run,
+        "records": state.records,
+        "segments": state.segments,
+        "ranges": state.coverage.ranges,
+    }
+    write_text(spark, path, json.dumps(document) + "\n")
