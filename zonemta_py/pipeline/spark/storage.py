@@ -5,7 +5,7 @@ the driver is elsewhere: only local directories can be looked at there.
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+
+BLOCK_CHARACTERS = 1 << 20
 
 
 def prepare_output(
@@ -68,12 +70,18 @@ def remove(spark: SparkSession, path: str) -> None:
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Write a file, or replace it. Raises LocalError."""
+    write_lines(spark, path, [text])
+
+
+def write_lines(spark: SparkSession, path: str, lines: Iterable[str]) -> None:
+    """As ``write_text``, for a text that need not be in memory as a whole. Raises LocalError."""
     if not is_url(path):
         file = Path(path)
+        partial = file.with_name(f".{file.name}.part")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_name(f".{file.name}.part")
-            partial.write_text(text, encoding="utf-8")
+            with partial.open("w", encoding="utf-8", newline="") as text:
+                text.writelines(lines)
             partial.replace(file)
         except OSError as exc:
             raise LocalError(f"{path}: {exc.strerror}") from exc
@@ -82,9 +90,23 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
     with spark_errors(path):
         stream = system.create(at, True)
         try:
-            stream.write(bytearray(text.encode()))
+            for block in _blocks(lines):
+                stream.write(bytearray(block.encode()))
         finally:
             stream.close()
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
+    """The same text in larger pieces: each is a call to Java."""
+    pending: list[str] = []
+    size = 0
+    for line in lines:
+        pending.append(line)
+        size += len(line)
+        if size >= BLOCK_CHARACTERS:
+            yield "".join(pending)
+            pending, size = [], 0
+    yield "".join(pending)
 
 
 def is_url(path: str) -> bool:
