@@ -67,7 +67,7 @@ def test_times_of_every_type(
 
 
 def segment_of(spark: "SparkSession", days: int | None, joined_days: int | None = None) -> str:
-    """The segment of an address that was active and joined so many days before the end of the day."""
+    """The segment of an address that was active ``days`` and joined ``joined_days`` before the end of the day."""
     end = POLICY.ends_ms
     listed = spark.createDataFrame(
         [(0, "a@x.example", None if joined_days is None else str(end - joined_days * DAY_MS))],

@@ -61,21 +61,21 @@ DAYS = click.IntRange(1, 36500)
     multiple=True,
     default=ACTIVE_DAYS,
     show_default=True,
-    help="A segment active_N of the addresses that were active within so many days; repeatable.",
+    help="A segment active_N of the addresses that were active within N days; repeatable.",
 )
 @click.option(
     "--sunset-days",
     type=DAYS,
     default=SUNSET_DAYS,
     show_default=True,
-    help="Addresses that were not active within so many days are in the segment sunset.",
+    help="Addresses that were not active within N days are in the segment sunset.",
 )
 @click.option(
     "--new-days",
     type=DAYS,
     default=NEW_DAYS,
     show_default=True,
-    help="An address that was never active is new for so many days.",
+    help="An address that was never active is new for N days.",
 )
 @click.option(
     "--as-of",
