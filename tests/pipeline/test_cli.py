@@ -11,6 +11,7 @@ from zonemta_py.cli.main import main
 from zonemta_py.cli.pipeline.advise import PER_SECOND
 from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.pipeline.send import _submit_values, send
+from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
 from zonemta_py.config.units import host_port
 
 COMMANDS = sorted(pipeline.commands)
@@ -34,6 +35,35 @@ def test_output_says_what_it_is(name: str) -> None:
             if option.name == "output":
                 metavar = option.make_metavar(click.Context(command))
                 assert metavar == ("FILE" if name in ("recommend", "suppress") else "DIRECTORY")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_paths_are_absolute_over_spark_connect(name: str) -> None:
+    """Every parameter that names a list, a plan, events or a directory of Spark is in PATHS."""
+    named = {
+        each.name
+        for each in pipeline.commands[name].params
+        if each.metavar in ("LIST", "PLAN", "EVENTS", "MAIL...", "ENGAGEMENT", "DIRECTORY")
+        and not isinstance(each.type, click.Path)
+    }
+    assert named <= set(PATHS)
+
+
+def test_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "source": "table:people",
+        "plans": ("a", "/b", "s3a://c"),
+        "output": Path("x"),
+        "reports": (),
+        "campaign": "june",
+    }
+    assert _with_absolute_paths("local[*]", values) is values
+    assert _with_absolute_paths("sc://host", values) == {
+        **values,
+        "plans": (f"{tmp_path}/a", "/b", "s3a://c"),
+    }
 
 
 def submit_values(**changes: Any) -> dict[str, Any]:

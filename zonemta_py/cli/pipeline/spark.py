@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+# Parameters that Spark reads from or writes to; those of type Path are files of this process.
+PATHS = ("source", "engagement", "events", "plan", "plan_path", "plans", "output", "reports", "mail")
 EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
 MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
 
@@ -81,6 +84,26 @@ class SparkOptions:
                 session.stop()
 
 
+def _with_absolute_paths(master: str | None, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a command's parameters: over Spark Connect a relative path would be one of the server."""
+    from zonemta_py.pipeline.spark.session import is_connect
+
+    if not is_connect(master):
+        return values
+    found = {name: values[name] for name in PATHS if values.get(name)}
+    for name, value in found.items():
+        if isinstance(value, str):
+            found[name] = _absolute(value)
+        elif isinstance(value, tuple):
+            found[name] = tuple(map(_absolute, value))
+    return {**values, **found}
+
+
+def _absolute(path: str) -> str:
+    is_url = "://" in path or path.startswith(("file:", "jdbc:", "table:"))
+    return path if is_url else str(Path.cwd() / path)
+
+
 def spark_options(command: Callable[..., R]) -> Callable[..., R]:
     """Adds the options of a Spark job; the command gets them as ``spark``, a ``SparkOptions``."""
     for option in (
@@ -112,6 +135,7 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(MISSING_SPARK)
         options = SparkOptions(master, heap, conf)
+        kwargs = _with_absolute_paths(master, kwargs)
         try:
             result = command(*args, spark=options, **kwargs)
         finally:

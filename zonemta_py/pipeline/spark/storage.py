@@ -25,13 +25,17 @@ def prepare_output(
     ``parts``: the names that the job writes there; ``last``: the file that is written last. Raises LocalError when the
     output is complete and not to be replaced, and when there is anything else in the directory.
     """
+    directory, _, name = last.rpartition("/")
+    if is_url(output) and not directory:
+        _reachable(
+            spark, output
+        )  # a single file is not written by Spark: better an error now than after the tables
     found = names_in(spark, output) or set()
     others = sorted(name for name in found - set(parts) if not name.startswith(("_", ".")))
     if others:
         raise LocalError(
             f"{output}: contains {others[0]}, which is not of this job; choose another directory"
         )
-    directory, _, name = last.rpartition("/")
     complete = name in (names_in(spark, f"{output}/{directory}" if directory else output) or ())
     if complete and not overwrite:
         raise LocalError(f"{output}: exists; choose another directory, or replace it with --overwrite")

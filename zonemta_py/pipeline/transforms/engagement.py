@@ -4,6 +4,7 @@ Added columns begin with ``#``, as that of ``read_list`` does, because a list ma
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
@@ -22,10 +23,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from zonemta_py.config.load import parse_config
 from zonemta_py.pipeline.rules.engagement import LAPSED, NEW, SUNSET, EngagementPolicy
 from zonemta_py.pipeline.spark.lists import POSITION
 from zonemta_py.pipeline.transforms.classify import DUPLICATE, REJECTED
-from zonemta_py.pipeline.transforms.normalise import normalised
+from zonemta_py.pipeline.transforms.normalise import AddressChecker
+from zonemta_py.routing import make_router
 from zonemta_py.submit.recipients import BLANKS
 
 SEGMENTED = "segmented"  # the kind of a row that is neither rejected nor a duplicate
@@ -78,8 +81,10 @@ def time_ms(column: str, kind: DataType) -> Column:
 def _checked(email: str) -> Transform:
     """Adds ``#given``, and ``#checked``: the normalised address, or the reason why there is none."""
 
+    router = make_router(parse_config("{}", Path("zonemta.yaml")))
+
     def check(texts: pa.Array) -> pa.Array:
-        _, addresses, reasons = normalised(texts)
+        _, addresses, _, _, reasons = AddressChecker(router, "").check(texts)
         return pa.StructArray.from_arrays([addresses, reasons], CHECKED.names)
 
     def transform(rows: DataFrame) -> DataFrame:

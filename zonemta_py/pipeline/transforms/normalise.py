@@ -88,9 +88,26 @@ class AddressChecker:
     _domains: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def check(self, given: pa.StringArray, missing: pa.StringArray | None = None) -> list[pa.Array]:
-        """The columns CHECKED of ``given``, as ``normalised`` with providers and zones."""
-        given, addresses, reasons = normalised(given, missing)
-        return [given, addresses, *self._providers_and_zones(addresses), reasons]
+        """The columns CHECKED of ``given``, whose own is null where it equals the address.
+
+        ``missing``: for each row the name of a merge field without a value, or null.
+        """
+        is_plain = pc.and_(
+            pc.match_substring_regex(given, PLAIN), pc.less_equal(pc.utf8_length(given), PLAIN_MAX)
+        )
+        if missing is not None:
+            is_plain = pc.and_(is_plain, pc.is_null(missing))
+        is_other = pc.invert(is_plain)
+        names = None if missing is None else missing.filter(is_other).to_pylist()
+        texts, found, reasons = _checked(given.filter(is_other).to_pylist(), names)
+        addresses = pc.replace_with_mask(given, is_other, pa.array(found, pa.string()))
+        nulls = pa.nulls(len(given), pa.string())
+        return [
+            pc.replace_with_mask(nulls, is_other, pa.array(texts, pa.string())),
+            addresses,
+            *self._providers_and_zones(addresses),
+            pc.replace_with_mask(nulls, is_other, pa.array(reasons, pa.string())),
+        ]
 
     def _providers_and_zones(self, addresses: pa.StringArray) -> list[pa.Array]:
         """Provider and zone of each address, from Python once for each domain."""
@@ -107,30 +124,6 @@ class AddressChecker:
             found = provider_of(domain), self.router.route(domain, self.sender_domain, "", {})
             self._domains[domain] = found
         return found
-
-
-def normalised(
-    given: pa.StringArray, missing: pa.StringArray | None = None
-) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Three columns: each text, or null if it is the address; the address, or null; the reason, or null.
-
-    ``missing``: for each row the name of a merge field without a value, or null.
-    """
-    is_plain = pc.and_(
-        pc.match_substring_regex(given, PLAIN), pc.less_equal(pc.utf8_length(given), PLAIN_MAX)
-    )
-    if missing is not None:
-        is_plain = pc.and_(is_plain, pc.is_null(missing))
-    is_other = pc.invert(is_plain)
-    names = None if missing is None else missing.filter(is_other).to_pylist()
-    texts, found, reasons = _checked(given.filter(is_other).to_pylist(), names)
-    addresses = pc.replace_with_mask(given, is_other, pa.array(found, pa.string()))
-    nulls = pa.nulls(len(given), pa.string())
-    return (
-        pc.replace_with_mask(nulls, is_other, pa.array(texts, pa.string())),
-        addresses,
-        pc.replace_with_mask(nulls, is_other, pa.array(reasons, pa.string())),
-    )
 
 
 def _checked(
