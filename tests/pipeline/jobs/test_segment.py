@@ -131,7 +131,11 @@ def test_tables(spark: "SparkSession", tmp_path: Path) -> None:
     )
     opens.write.partitionBy("day").parquet(str(tmp_path / "opens"))
     run(spark, tmp_path)
-    changes = {"source": f"{tmp_path}/out/segments", "engagement": f"{tmp_path}/opens"}
+    changes = {
+        "source": f"{tmp_path}/out/segments",
+        "engagement": f"{tmp_path}/opens",
+        "email_column": "recipient",
+    }
     counts = run(spark, tmp_path, **changes, output=str(tmp_path / "next"), time_column="opened")
     assert counts.segments == {
         "active_30": 0,
@@ -161,6 +165,28 @@ def test_what_is_refused(
     with pytest.raises(LocalError, match=problem):
         run(spark, tmp_path, **changes)
     assert not (tmp_path / "out" / "sunset.csv").exists()
+
+
+def test_columns_of_any_name(spark: "SparkSession", tmp_path: Path) -> None:
+    """They are kept as they are; the address column may have another name in each table."""
+    head = ("#id", "user.mail", "first name, (given)", "a`b", "Segment")
+    listed = write_list(tmp_path / "list.csv", [["7", "a@x.example", "A", "q", "old"]], head)
+    write_list(tmp_path / "opens.csv", [["a@x.example", "2026-11-20"]], ("who", "when.at"))
+    changes = {"source": str(listed), "joined_column": None, "time_column": "when.at"}
+    with pytest.raises(LocalError, match=r"opens.csv: no column email or address or recipient"):
+        run(spark, tmp_path, **changes, email_column="user.mail")
+    write_list(tmp_path / "opens.csv", [["a@x.example", "2026-11-20"]], ("email", "when.at"))
+    output = f"file://{tmp_path}/url"
+    counts = run(spark, tmp_path, **changes, email_column="user.mail", output=output)
+    assert counts.segments["active_30"] == 1
+    table = spark.read.parquet(f"{output}/segments")
+    assert table.columns == ["address", "last_active_ms", *head[:-1], "segment"]
+    assert tuple(table.collect()[0])[2:] == ("7", "a@x.example", "A", "q", "active_30")
+    assert "entry,reason,until\n" in (tmp_path / "url" / "sunset.csv").read_text(), "written by Hadoop"
+    assert (
+        run(spark, tmp_path, **changes, email_column="user.mail", output=output, overwrite=True)
+        == counts
+    )
 
 
 def test_a_list_without_addresses(spark: "SparkSession", tmp_path: Path) -> None:
@@ -205,6 +231,8 @@ def test_the_command(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.
     assert result.exit_code == 0
     assert "           1 active_7\n" in result.stdout
     assert "ignored: 1 opens and clicks without a time that can be read" in result.stderr
+    result = CliRunner().invoke(main, [*arguments[:2], str(tmp_path / "none.csv"), *arguments[3:]])
+    assert (result.exit_code, "none.csv: no such file" in result.stderr) == (2, True)
     result = CliRunner().invoke(main, [*arguments, "--sunset-days", "90"])
     assert result.exit_code == 2
     assert "sunset after 90 days, but 180 days are active" in result.stderr

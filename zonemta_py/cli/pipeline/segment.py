@@ -12,6 +12,7 @@ from zonemta_py.cli.pipeline.spark import (
     SparkOptions,
     named_values,
     overwrite_option,
+    require_list,
     spark_options,
 )
 from zonemta_py.core import clock
@@ -126,6 +127,8 @@ def segment(
 
     day = clock.utc(clock.now_ms()).date() if as_of is None else as_of.date()
     policy = EngagementPolicy(day, active_days, sunset_days, new_days)
+    for path in (options["engagement"], options["source"]):
+        require_list(path)
     with spark.job() as (session, progress):
         counts = make_segments(session, SegmentRequest(policy=policy, **options), progress)
     if as_json:

@@ -16,6 +16,7 @@ import click
 from zonemta_py.cli.common import fail
 from zonemta_py.cli.options import EXISTING_FILE
 from zonemta_py.cli.progress import step_shower
+from zonemta_py.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,8 +101,17 @@ def _with_absolute_paths(master: str | None, values: dict[str, Any]) -> dict[str
 
 
 def _absolute(path: str) -> str:
-    is_url = "://" in path or path.startswith(("file:", "jdbc:", "table:"))
-    return path if is_url else str(Path.cwd() / path)
+    return str(Path.cwd() / path) if _is_local(path) else path
+
+
+def _is_local(path: str) -> bool:
+    return "://" not in path and not path.startswith(("file:", "jdbc:", "table:"))
+
+
+def require_list(path: str) -> None:
+    """Raise ConfigError for a local file that is not there: wrong usage is found before Spark starts."""
+    if _is_local(path) and not Path(path).exists():
+        raise ConfigError(f"{path}: no such file")
 
 
 def spark_options(command: Callable[..., R]) -> Callable[..., R]:

@@ -33,6 +33,7 @@ from zonemta_py.submit.recipients import BLANKS
 
 SEGMENTED = "segmented"  # the kind of a row that is neither rejected nor a duplicate
 ADDRESS, GIVEN, KIND, WHY, LAST, JOINED = "#address", "#given", "#kind", "#why", "#last", "#joined"
+STORED = (ADDRESS, GIVEN, KIND, WHY, JOINED)  # what ``classify_list`` adds to a list
 
 EARLIEST_MS = (
     631_152_000_000  # 1990: an earlier time of an open or click is an error, such as 0 for "never"
@@ -163,7 +164,7 @@ def with_segment(engagement: DataFrame, policy: EngagementPolicy) -> Transform:
         others = [
             F.col(quoted(name))
             for name in classified.columns
-            if not name.startswith("#") and name.lower() not in (*ours, "segment")
+            if name not in STORED and name.lower() not in (*ours, "segment")
         ]
         return (
             classified.where(F.col(f"`{KIND}`") == SEGMENTED)
