@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tests.kit.relay import Stage, relaying, staged
 from zonemta_py.config.load import parse_config
-from zonemta_py.pipeline.rules.suppression import SuppressionList
 from zonemta_py.pipeline.submission import SubmitOptions
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule
@@ -39,16 +38,23 @@ def write_list(path: Path, rows: list[list[str]], head: tuple[str, ...] = ("emai
     return path
 
 
+def suppressed(path: Path) -> dict[str, dict[str, str]]:
+    """The rows of a suppression file that the product wrote, by entry."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return {row["entry"]: row for row in rows}
+
+
 def plan(spark: "SparkSession", source: Path, output: Path | str, **changes: Any) -> "PlanManifest":
     """Plan ``source`` with settings of the tests."""
     from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
 
     settings: dict[str, Any] = {
         "campaign": "june", "sender": "n@example.com", "message": LETTER, "slots": 4,
-        "config": parse_config("{}", Path("z.yaml")), "suppression": SuppressionList(), **changes,
+        "config": parse_config("{}", Path("z.yaml")), **changes,
     }  # fmt: skip
     request = PlanRequest(source=str(source), output=str(output), **settings)
-    return make_plan(spark, request, no_progress)
+    return make_plan(spark, request, no_progress).manifest
 
 
 def submit_options(*targets: str, **changes: Any) -> SubmitOptions:

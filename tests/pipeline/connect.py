@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -55,7 +56,8 @@ async def connect_server(directory: Path) -> AsyncIterator[str]:
 
     def started() -> bool:
         assert server.poll() is None, log.read_text(errors="replace")[-3000:]
-        return "Spark Connect server started" in log.read_text(errors="replace")
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, port)) == 0
 
     try:
         await until(started, "a Spark Connect server", START_S)

@@ -43,7 +43,7 @@ def test_paths_are_absolute_over_spark_connect(name: str) -> None:
     named = {
         each.name
         for each in pipeline.commands[name].params
-        if each.metavar in ("LIST", "PLAN", "EVENTS", "MAIL...", "ENGAGEMENT", "DIRECTORY")
+        if each.metavar in ("LIST", "SOURCE", "PLAN", "EVENTS", "MAIL...", "ENGAGEMENT", "DIRECTORY")
         and not isinstance(each.type, click.Path)
     }
     assert named <= set(PATHS)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pipeline.campaigns import no_progress
+from tests.pipeline.campaigns import no_progress, suppressed
 from tests.pipeline.segments import delivered, write_segment
 from zonemta_py.core.clock import now_ms
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.rules.suppression import read_suppression
 from zonemta_py.smtp.dsn import RecipientReport, ReportedMessage, ReportHead, status_report
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def ledger_of(spark: "SparkSession", directory: Path) -> str:
     from zonemta_py.pipeline.spark import tables
 
     manifest = (1, "june", SENDER, False, 1, 0, 3, 3, 0, 0, 0, 2)
-    of_version_1 = tables.StructType(tables.MANIFEST.fields[:-2])
+    of_version_1 = tables.StructType(tables.MANIFEST.fields[: len(manifest)])
     spark.createDataFrame([manifest], of_version_1).write.parquet(f"{directory}/manifest")
     rows = [
         ("june", key, "r:25", f"{name}@x.example", "accepted", 250, "", ["m"], False, 1)
@@ -180,11 +179,10 @@ def test_suppressed_addresses(spark: "SparkSession", tmp_path: Path) -> None:
     path = tmp_path / "suppressed.txt"
     request = SuppressRequest(str(tmp_path / "events"), path, reports=[reports], days=30)
     assert make_suppression(spark, request, no_progress) == 4
-    found = read_suppression([path])
-    assert set(found.entries) == {"hard@x.example", "a@x.example", "b@x.example", "c@x.example"}
-    assert found.entries["c@x.example"].startswith("complained on 20")
-    assert found.entries["a@x.example"].startswith("bounced 5.1.1 on 20")
-    assert (found.bad, found.expired) == (0, 0)
+    found = suppressed(path)
+    assert set(found) == {"hard@x.example", "a@x.example", "b@x.example", "c@x.example"}
+    assert found["c@x.example"]["reason"].startswith("complained on 20")
+    assert found["a@x.example"]["reason"].startswith("bounced 5.1.1 on 20")
     assert (
         make_suppression(spark, SuppressRequest(str(tmp_path / "events"), path, days=300), no_progress)
         == 2

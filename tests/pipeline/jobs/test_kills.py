@@ -69,7 +69,7 @@ def plan_arguments(directory: Path, letter: bytes) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", ["_judged", "message"])
+@pytest.mark.parametrize("moment", ["envelopes", "message"])
 async def test_a_plan(spark: "SparkSession", directory: Path, moment: str) -> None:
     arguments = plan_arguments(directory, LETTER)
     await Job(directory, *arguments).kill_when((directory / "plan" / moment).exists, moment)

@@ -13,7 +13,6 @@ from tests.pipeline.campaigns import PERSONAL, plan, write_list
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.rules.submission_keys import submission_key
-from zonemta_py.pipeline.rules.suppression import SuppressionList
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,11 +36,9 @@ def test_every_row_is_planned_or_left_out(spark: "SparkSession", tmp_path: Path)
         ["t@suppressed.example", "G"], ['"quoted, comma"@x.example', "H"], ["l" * 70 + "@x.example", "I"],
         ["n@x.example", "a\nline and a \"quote\", a comma"], ["bad\ufffd@x.example", "J"], ["y" * 300_000, "K"],
     ]  # fmt: skip
-    suppression = SuppressionList()
-    suppression.add("s@gone.example, bounced", "s:1")
-    suppression.add("@suppressed.example", "s:2")
+    (tmp_path / "s.txt").write_text("s@gone.example, bounced\n@suppressed.example\n")
     listed = write_list(tmp_path / "list.csv", rows)
-    manifest = plan(spark, listed, tmp_path / "plan", suppression=suppression)
+    manifest = plan(spark, listed, tmp_path / "plan", suppress=[str(tmp_path / "s.txt")])
     assert (manifest.input, manifest.planned) == (14, 5)
     assert (manifest.rejected, manifest.duplicate, manifest.suppressed) == (5, 2, 2)
     planned = {r["address"] for e in envelopes(spark, tmp_path / "plan") for r in e["recipients"]}
@@ -204,7 +201,7 @@ def test_what_a_killed_run_left_is_replaced(spark: "SparkSession", tmp_path: Pat
     listed = write_list(tmp_path / "list.csv", [["a@x.example", ""]])
     plan(spark, listed, tmp_path / "plan")
     shutil.rmtree(tmp_path / "plan" / "manifest")
-    (tmp_path / "plan" / "_judged").mkdir()
+    (tmp_path / "plan" / "left_out" / "_temporary").mkdir()
     assert plan(spark, listed, tmp_path / "plan").planned == 1
 
 

@@ -12,7 +12,6 @@ from tests.pipeline.campaigns import PERSONAL, no_progress, plan, write_list
 from zonemta_py.cli.main import main
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.rules.engagement import EngagementPolicy
-from zonemta_py.pipeline.rules.suppression import read_suppression
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,9 +98,8 @@ def test_plan_takes_segments_and_the_sunset_file(spark: "SparkSession", tmp_path
     assert (manifest.input, manifest.planned) == (1, 1)
     envelope = spark.read.parquet(f"{tmp_path}/plan/envelopes").collect()[0]
     assert envelope["recipients"][0].asDict() == {"address": "one@x.example", "fields": {"name": "One"}}
-    suppression = read_suppression([tmp_path / "out" / "sunset.csv"])
-    assert (suppression.bad, suppression.expired) == (0, 0)
-    manifest = plan(spark, listed, tmp_path / "whole", suppression=suppression)
+    suppress = [f"{tmp_path}/out/sunset.csv"]
+    manifest = plan(spark, listed, tmp_path / "whole", suppress=suppress)
     assert (manifest.planned, manifest.suppressed, manifest.rejected, manifest.duplicate) == (5, 2, 1, 1)
     reasons = spark.read.parquet(f"{tmp_path}/whole/left_out").where("kind = 'suppressed'").collect()
     assert {row["reason"] for row in reasons} == {"sunset: never active", "sunset: last active 2025-01-01"}  # fmt: skip

@@ -1,79 +1,101 @@
 """Envelopes: recipients, keys, slots and turns."""
 
+from collections import Counter
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from zonemta_py.config.load import parse_config
 from zonemta_py.pipeline.rules.submission_keys import submission_key
+from zonemta_py.routing import make_router
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+np = pytest.importorskip("numpy")
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pack = pytest.importorskip("zonemta_py.pipeline.transforms.pack")
 
-def packed(spark: "SparkSession", rows: list[tuple[str, str]], per_envelope: int | None) -> list[Any]:
-    """Envelopes of rows of address and provider, in two slots."""
-    from zonemta_py.pipeline.transforms.pack import Packing, pack_envelopes
-
-    planned = spark.createDataFrame(
-        [(address, "default", provider, {"name": "x"}) for address, provider in rows],
-        "address string, zone string, provider string, fields map<string,string>",
-    )
-    sizes = planned.groupBy("provider").count().withColumnRenamed("count", "size")
-    packing = Packing("june", 2, per_envelope)
-    small = sum(row["size"] for row in sizes.collect() if row["size"] < packing.small_max)
-    return planned.transform(pack_envelopes(packing, sizes, small)).collect()
+CONFIG = "zones: {default: {}, news: {}}\nrouting: [{recipient_domain: n.example, zone: news}]\n"
+PACKING = pack.Packing(make_router(parse_config(CONFIG, Path("z.yaml"))), "example.com", 3)
 
 
-def test_one_envelope_for_each_recipient(spark: "SparkSession") -> None:
-    found = packed(spark, [(f"u{n}@x.example", "x.example") for n in range(5)], None)
-    assert sorted(row["recipients"][0]["address"] for row in found) == [
-        f"u{n}@x.example" for n in range(5)
-    ]
-    assert all(row["recipients"][0]["fields"] == {"name": "x"} for row in found)
-    assert all(row["key"] == submission_key("june", [row["recipients"][0]["address"]]) for row in found)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 1)), max_size=120),
+    st.integers(1, 4),
+)
+def test_groups(rows: list[tuple[int, int, int]], per_envelope: int) -> None:
+    """Each row is in one envelope; an envelope has one zone and time, and one provider unless it is shared.
+
+    Rows of a zone and time fill their envelopes, but for one of each large provider and a shared one.
+    """
+    groups = np.array([(zone << 32) + provider for zone, provider, _ in rows], dtype=np.int64)
+    times = np.array([time for _, _, time in rows], dtype=np.int64)
+    order, offsets, shared = pack.pack_groups(groups, per_envelope, times)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    partial: Counter[tuple[int, int, int | None]] = Counter()
+    for number, is_shared in enumerate(shared.tolist()):
+        members = [rows[at] for at in order[offsets[number] : offsets[number + 1]].tolist()]
+        assert 1 <= len(members) <= per_envelope
+        assert len({(zone, time) for zone, _, time in members}) == 1
+        assert is_shared or len({provider for _, provider, _ in members}) == 1
+        if len(members) < per_envelope:
+            zone, provider, time = members[0]
+            partial[(zone, time, None if is_shared else provider)] += 1
+    assert all(count == 1 for count in partial.values())
 
 
-def test_small_providers_share_envelopes(spark: "SparkSession") -> None:
-    """``SMALL_ENVELOPES`` envelopes of one provider are enough for envelopes of its own."""
-    from zonemta_py.pipeline.transforms.pack import SHARED, SMALL_ENVELOPES, TURNS
-
-    large = [(f"u{n}@big.example", "big.example") for n in range(2 * SMALL_ENVELOPES)]
-    small = [(f"u@d{n}.example", f"d{n}.example") for n in range(2 * SMALL_ENVELOPES - 1)]
-    found = packed(spark, large + small, 2)
-    members = {"big.example": 0, SHARED: 0}
-    for row in found:
-        addresses = [each["address"] for each in row["recipients"]]
-        assert 1 <= len(addresses) <= 2
-        assert {address.endswith("@big.example") for address in addresses} == {
-            row["provider"] == "big.example"
+def block_of(addresses: list[str], kinds: list[str] | None = None) -> Any:
+    count = len(addresses)
+    return pa.table(
+        {
+            "given": pa.nulls(count, pa.string()),
+            "address": pa.array(addresses, pa.string()),
+            "kind": pa.array(kinds or ["planned"] * count, pa.string()),
+            "why": pa.array([None if kind == "planned" else "x" for kind in kinds or ["planned"] * count], pa.string()),
         }
-        assert row["key"] == submission_key("june", addresses)
-        assert row["slot"] in (0, 1)
-        assert 0 <= row["turn"] < TURNS
-        members[row["provider"]] += len(addresses)
-    assert members == {"big.example": len(large), SHARED: len(small)}
-    assert len(found) == 2 * SMALL_ENVELOPES, "all but one are full"
+    )  # fmt: skip
 
 
-def test_a_provider_of_many_groups(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each group has one envelope that is not full at most; every recipient is in one."""
-    from zonemta_py.pipeline.transforms import pack
+def packed(block: Any) -> list[dict[str, Any]]:
+    from pyspark.sql.pandas.types import to_arrow_schema
 
-    monkeypatch.setattr(pack, "GROUP_ROWS", 100)
-    found = packed(spark, [(f"u{n}@big.example", "big.example") for n in range(1000)], 7)
-    members = [each["address"] for row in found for each in row["recipients"]]
-    assert sorted(members) == sorted(f"u{n}@big.example" for n in range(1000))
-    assert 143 <= len(found) <= 143 + 10
+    packer = pack.BlockPacker(PACKING, to_arrow_schema(pack.PACKED))
+    return [row for batch in packer.pack(block) for row in batch.to_pylist()]
+
+
+def test_small_providers_share_envelopes() -> None:
+    """A provider with many envelopes has its own; the others fill shared ones; zones are apart."""
+    large = [f"u{n}@gmail.com" for n in range(3 * pack.SMALL_ENVELOPES + 1)]
+    small = [f"u{n}@d{n}.example" for n in range(4)]
+    found = packed(block_of([*large, *small, "a@n.example", "wrong@x.example"], ["planned"] * (len(large) + 5) + ["suppressed"]))  # fmt: skip
+    assert [
+        (row["kind"], row["address"], row["reason"]) for row in found if row["kind"] != "planned"
+    ] == [("suppressed", "wrong@x.example", "x")]
+    envelopes = [row for row in found if row["kind"] == "planned"]
+    google = [row["addresses"] for row in envelopes if row["provider"] == "google"]
+    assert sorted(chain.from_iterable(google)) == sorted(large)
+    assert sorted(map(len, google)) == [1, *[3] * pack.SMALL_ENVELOPES]
+    others = [(row["zone"], row["provider"], len(row["addresses"])) for row in envelopes if row["provider"] != "google"]  # fmt: skip
+    assert sorted(others) == [("default", "", 1), ("default", "", 3), ("news", "", 1)]
+
+
+def test_quoted_local_parts_have_a_domain() -> None:
+    found = pack.domains_of(pa.array(['"a@b"@x.example', "c@y.example"]))
+    assert found.to_pylist() == ["x.example", "y.example"]
 
 
 @given(st.lists(st.text("ab@.é\0 ", min_size=1, max_size=5), min_size=1, max_size=4, unique=True))
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_key_in_spark_is_that_of_python(spark: "SparkSession", addresses: list[str]) -> None:
-    from zonemta_py.pipeline.transforms.pack import Packing, pack_envelopes
-
-    rows = spark.createDataFrame([(each, "default", "p") for each in addresses], "address string, zone string, provider string")  # fmt: skip
-    sizes = rows.groupBy("provider").count().withColumnRenamed("count", "size")
-    [row] = rows.transform(pack_envelopes(Packing("ü", 1, 10), sizes, len(addresses))).collect()
+    rows = spark.createDataFrame([(addresses, "default", "p")], "addresses array<string>, zone string, provider string")  # fmt: skip
+    [row] = rows.transform(pack.with_keys("ü", 3)).collect()
     assert row["key"] == submission_key("ü", addresses)
+    assert [each["address"] for each in row["recipients"]] == sorted(addresses)
+    assert 0 <= row["slot"] < 3
+    assert 0 <= row["turn"] < pack.TURNS

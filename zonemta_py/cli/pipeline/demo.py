@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from zonemta_py.pipeline.jobs.plan import PlanManifest
-    from zonemta_py.pipeline.rules.suppression import SuppressionList
     from zonemta_py.pipeline.spark.progress import Progress
 
 DRAIN_TIMEOUT_S = 600.0
@@ -109,10 +108,8 @@ class _Campaign:
     began_s: float
 
     def run(self, bad_rows: int) -> None:
-        from zonemta_py.pipeline.rules.suppression import SuppressionList
-
         with self._relay() as (address, relay):
-            june = self._plan("june", SuppressionList())
+            june = self._plan("june", ())
             self._show("planned", june.planned, f" in {june.envelopes:,} messages")
             _check("every bad row was rejected", june.rejected == bad_rows)
             self._send(june, address)
@@ -120,7 +117,7 @@ class _Campaign:
             wait_empty(self.directory / "queue", DRAIN_TIMEOUT_S)
             relay.stop()  # seals the last segment of the event log
         counts = self._analyse(june)
-        july = self._plan("july", self._suppress())
+        july = self._plan("july", (str(self._suppress()),))
         self._show("planned for the next campaign", july.planned)
         _check(
             "the next plan lacks the bounced recipients",
@@ -145,7 +142,7 @@ class _Campaign:
             relay.kill()
             sink.kill()
 
-    def _plan(self, campaign: str, suppression: "SuppressionList") -> "PlanManifest":
+    def _plan(self, campaign: str, suppress: tuple[str, ...]) -> "PlanManifest":
         from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
 
         request = PlanRequest(
@@ -155,9 +152,9 @@ class _Campaign:
             sender=SENDER,
             message=LETTER,
             config=load_config(self.directory / "zonemta.yaml"),
-            suppression=suppression,
+            suppress=suppress,
         )
-        return make_plan(self.spark, request, self.progress)
+        return make_plan(self.spark, request, self.progress).manifest
 
     def _send(self, manifest: "PlanManifest", address: str) -> None:
         from zonemta_py.pipeline.jobs.send import send_plan
@@ -189,14 +186,13 @@ class _Campaign:
         _check("the report counts the same bounces", sums["bounced"] == counts["bounced"])
         return counts
 
-    def _suppress(self) -> "SuppressionList":
+    def _suppress(self) -> Path:
         from zonemta_py.pipeline.jobs.suppress import SuppressRequest, make_suppression
-        from zonemta_py.pipeline.rules.suppression import read_suppression
 
         path = self.directory / "bounced.txt"
         request = SuppressRequest(str(self.directory / "events"), path)
         self._show("in the suppression file", make_suppression(self.spark, request, self.progress))
-        return read_suppression([path])
+        return path
 
     def _show(self, what: str, count: int, more: str = "") -> None:
         if self.as_json:

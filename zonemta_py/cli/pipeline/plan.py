@@ -1,5 +1,6 @@
 """``zonemta pipeline plan``."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,43 @@ from zonemta_py.cli.options import (
 from zonemta_py.cli.pipeline.spark import SparkOptions, named_values, spark_options
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_variants
 from zonemta_py.smtp.address import AddressError, normalise
 
 if TYPE_CHECKING:
     from zonemta_py.pipeline.jobs.plan import PlanManifest, PlanRequest
-    from zonemta_py.pipeline.rules.suppression import SuppressionList
+    from zonemta_py.pipeline.spark.suppression import Suppression
+
+
+class _Parsed(click.ParamType[Any]):
+    """A value that a function of ``rules.selection`` parses."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The parsed value; fails with what is expected."""
+        try:
+            return self._parse(value)
+        except ValueError as exc:
+            self.fail(f"found '{value}', expected {exc}", param, ctx)
+
+
+SHARE = _Parsed("share", parse_share)
+VARIANTS = _Parsed("variants", parse_variants)
+
+
+def named_counts(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, int]:
+    """The values of a repeatable option ``NAME=N``. Raises click.BadParameter."""
+    found = {}
+    for name, text in named_values(context, parameter, texts).items():
+        if not text.isdecimal():
+            raise click.BadParameter(f"'{name}={text}': expected a number", context, parameter)
+        found[name] = int(text)
+    return found
 
 
 @click.command()
@@ -43,10 +76,45 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--suppress",
-    "suppression_paths",
-    type=EXISTING_FILE,
+    metavar="SOURCE",
     multiple=True,
-    help="Leave out the addresses and domains in this file, CSV or one on each line; repeatable.",
+    help="Leave out the addresses and domains in this file, directory or table (table:NAME, jdbc:…): CSV, one on each line, "
+    "or columns entry, reason, until and scope; repeatable.",
+)
+@click.option(
+    "--scope",
+    "scopes",
+    metavar="NAME",
+    multiple=True,
+    help="Suppression entries of this scope apply, besides those without a scope; repeatable.",
+)
+@click.option(
+    "--sample",
+    type=SHARE,
+    metavar="PERCENT",
+    help="Plan only a part of the recipients, such as 5%: always the same ones in one campaign.",
+)
+@click.option(
+    "--split",
+    "variants",
+    type=VARIANTS,
+    metavar="NAME=PERCENT,…",
+    help="Variants of a test, such as a=45,b=45,holdout=10. A recipient is in the same one in every plan of the campaign.",
+)
+@click.option("--variant", metavar="NAME", help="Plan only the recipients of this variant of --split.")
+@click.option(
+    "--cap-per-day",
+    "caps",
+    multiple=True,
+    metavar="PROVIDER=N",
+    callback=named_counts,
+    help="At most N recipients of this provider (google, microsoft, or a domain); the others are in OUTPUT/postponed, the "
+    "LIST of tomorrow's plan; repeatable.",
+)
+@click.option(
+    "--send-at-column",
+    metavar="NAME",
+    help="The column with the time from which a recipient's message is sent; where it is empty, at once.",
 )
 @click.option(
     "--output",
@@ -91,24 +159,29 @@ def plan(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """Decide which recipients get the message, and store the plan.
 
     LIST is a .csv, .tsv, .jsonl, .parquet or .orc file, a directory of such files, table:NAME, or jdbc:… with
-    --option dbtable=…. Each row is
-    planned, or left out as rejected, duplicate or suppressed, with a reason; the sums are checked. Nothing is sent.
+    --option dbtable=…. Each row is planned, or left out as rejected, duplicate, suppressed, not sampled, of another
+    variant or postponed, with a reason; the sums are checked. Nothing is sent.
 
     \b
-    Example:
+    Examples:
       zonemta pipeline plan list.csv --message letter.eml --from news@example.com \\
           --campaign june --suppress bounced.txt --output plans/june
+      zonemta pipeline plan list.csv --message b.eml --from news@example.com --campaign june \\
+          --split a=45,b=45,holdout=10 --variant b --output plans/june-b
     """
     from zonemta_py.pipeline.jobs.plan import make_plan
 
     request = _request(**options)
     with spark.job() as (session, progress):
-        manifest = make_plan(session, request, progress)
+        result = make_plan(session, request, progress)
+    found = result.suppression
     if as_json:
-        print_json({**asdict(manifest), "bad_suppression_lines": request.suppression.bad})
+        manifest = asdict(result.manifest)
+        print_json({**manifest, "bad_suppression_lines": found.bad if found else 0})
         return
-    _print(manifest, request.output)
-    _print_bad_lines(request.suppression)
+    _print(result.manifest, request.output)
+    if found:
+        _print_bad_rows(found)
 
 
 def _request(
@@ -117,37 +190,54 @@ def _request(
     sender: str,
     message_path: Path,
     config_path: Path | None,
-    suppression_paths: tuple[Path, ...],
     **options: Any,
 ) -> "PlanRequest":
     """The request from the options of the command. Raises ConfigError and LocalError."""
     from zonemta_py.pipeline.jobs.plan import PlanRequest
-    from zonemta_py.pipeline.rules.suppression import read_suppression
 
     try:
         sender = normalise(sender) if sender else ""
     except AddressError as exc:
         raise ConfigError(f"--from '{sender}': {exc}") from exc
-    suppression = read_suppression(suppression_paths)
+    selection = _selection(options)
     config = read_config(config_path) if config_path else parse_config("{}", Path("zonemta.yaml"))
     message = message_path.read_bytes()
-    if "://" not in source and not source.startswith(("jdbc:", "table:")) and not Path(source).exists():
-        raise ConfigError(f"{source}: no such file")
+    for each in (source, *options["suppress"]):
+        if "://" not in each and not each.startswith(("jdbc:", "table:")) and not Path(each).exists():
+            raise ConfigError(f"{each}: no such file")
     return PlanRequest(
-        source=source, sender=sender, message=message, config=config, suppression=suppression, **options
+        source=source, sender=sender, message=message, config=config, selection=selection, **options
     )
+
+
+def _selection(options: dict[str, Any]) -> Selection:
+    """Takes its options out of ``options``. Raises ConfigError."""
+    sample, variants, variant, caps = (
+        options.pop(name) for name in ("sample", "variants", "variant", "caps")
+    )
+    names = [name for name, _ in variants or ()]
+    if variant is not None and variant not in names:
+        raise ConfigError(
+            f"--variant {variant}: expected one of --split: {', '.join(names) or 'none given'}"
+        )
+    if variants and variant is None:
+        raise ConfigError("--split needs --variant: a plan is for one of the variants")
+    return Selection(options["campaign"], sample or 1.0, variants or (), variant, caps or None)
 
 
 def _print(manifest: "PlanManifest", output: str) -> None:
     click.echo(f"{manifest.input:>12,} rows in the list")
     for name in ("planned", "rejected", "duplicate", "suppressed"):
         click.echo(f"{getattr(manifest, name):>12,} {name}")
+    for name in ("not_sampled", "other_variant", "postponed"):
+        if getattr(manifest, name):
+            click.echo(f"{getattr(manifest, name):>12,} {name.replace('_', ' ')}")
     click.echo(f"{manifest.envelopes:>12,} messages, in {output}")
 
 
-def _print_bad_lines(suppression: "SuppressionList") -> None:
-    for line in suppression.bad_lines:
-        click.secho(f"ignored: {line}", fg="yellow", err=True)
-    more = suppression.bad - len(suppression.bad_lines)
+def _print_bad_rows(suppression: "Suppression") -> None:
+    for row in suppression.bad_rows:
+        click.secho(f"ignored: {row}", fg="yellow", err=True)
+    more = suppression.bad - len(suppression.bad_rows)
     if more > 0:
-        click.echo(f"… and {more} more lines", err=True)
+        click.echo(f"… and {more} more rows", err=True)

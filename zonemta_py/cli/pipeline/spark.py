@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 # Parameters that Spark reads from or writes to; those of type Path are files of this process.
-PATHS = ("source", "engagement", "events", "plan", "plan_path", "plans", "output", "reports", "mail")
+PATHS = (
+    "source", "suppress", "engagement", "events", "plan", "plan_path", "plans", "output", "reports", "mail",
+)  # fmt: skip
 EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
 MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
 

@@ -1,14 +1,15 @@
 """Makes a plan from a list: the recipients of a message, packed into envelopes, in the order of sending.
 
-The list is classified once and stored, and everything else is derived from that: a second evaluation
-could see another order of rows, or a changed list.
+The list is read, classified and packed in one pass, whose result is kept on disk while the plan is written: a second evaluation
+could see a changed list.
 """
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -17,41 +18,35 @@ from pyspark.sql.types import StructType
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.rules.suppression import SuppressionList
+from zonemta_py.pipeline.rules.selection import Selection
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.storage import is_url, names_in, prepare_output, remove
-from zonemta_py.pipeline.transforms.classify import (
-    DUPLICATE,
-    PLANNED,
-    REJECTED,
-    SUPPRESSED,
-    classify_rows,
-)
+from zonemta_py.pipeline.spark.storage import names_in, prepare_output
+from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
+from zonemta_py.pipeline.transforms.classify import KINDS, PLANNED, POSTPONED, arrange_rows
 from zonemta_py.pipeline.transforms.normalise import normalise_rows
-from zonemta_py.pipeline.transforms.pack import Packing, pack_envelopes
+from zonemta_py.pipeline.transforms.pack import Packing, pack_rows, with_keys
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.submit.merge import Template
 
-VERSION = 2
-READ_VERSIONS = (1, VERSION)  # a plan of version 1 has no id; its keys are in its envelopes
+VERSION = 3
+READ_VERSIONS = (1, 2, VERSION)  # a plan of version 1 has no id; its keys are in its envelopes
 ID_BYTES = 16
 PLAN, CAMPAIGN = "plan", "campaign"  # what a recipient gets the message once per
 SLOT_ROWS_MIN = 1000  # recipients; a smaller list has fewer slots
-BROADCAST_MAX = 1_000_000  # entries of a suppression list that every task keeps in memory
-CLASSIFIED = "_judged"  # deleted at the end, where OUTPUT is a local directory
-PARTS = frozenset((CLASSIFIED, "envelopes", "left_out", "message", "manifest", "ledger"))
+PARTS = frozenset(("_judged", "envelopes", "left_out", "postponed", "message", "manifest", "ledger"))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """``source``: the list. ``output``: a directory without a plan, or with one that ``overwrite`` replaces.
 
-    ``once_per``: PLAN, or CAMPAIGN: then no other plan of that campaign sends to the same recipient either.
-    ``case_sensitive``: addresses that differ in case only are planned, each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
+    ``suppress``: sources of entries (``spark.suppression``); ``scopes``: of those that apply. ``once_per``: PLAN, or CAMPAIGN: then no
+    other plan of that campaign sends to the same recipient either. ``case_sensitive``: addresses that differ in case only are planned,
+    each. ``recipients_per_message`` applies to a message without merge fields. ``reader_options``: of Spark's reader.
     """
 
     source: str
@@ -60,8 +55,11 @@ class PlanRequest:
     sender: str
     message: bytes
     config: Config
-    suppression: SuppressionList
+    suppress: Sequence[str] = ()
+    scopes: Sequence[str] = ()
+    selection: Selection | None = None
     email_column: str | None = None
+    send_at_column: str | None = None
     recipients_per_message: int = 50
     slots: int = 16
     case_sensitive: bool = False
@@ -88,6 +86,17 @@ class PlanManifest:
     envelopes: int
     id: str | None = None
     once_per: str | None = None
+    not_sampled: int | None = 0
+    other_variant: int | None = 0
+    postponed: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan that was made. ``suppression``: what was read of the suppression lists, or None without."""
+
+    manifest: PlanManifest
+    suppression: Suppression | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,48 +108,44 @@ class _RecipientList:
     merge_fields: Sequence[str]
 
 
-def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> PlanManifest:
+def make_plan(spark: SparkSession, request: PlanRequest, progress: Progress) -> PlanResult:
     """Make the plan and write it. Raises LocalError; there is no plan then."""
     _prepare(spark, request)
     template = Template(request.message)
     listed = _open_list(spark, request, template)
-    progress("reading and checking the list")
-    classified, rows_read = _classify(spark, request, listed)
+    if request.suppress:
+        progress("reading the suppression lists")
+    today = clock.utc(clock.now_ms()).date()
+    suppression = read_suppression(spark, request.suppress, request.scopes, today)
+    progress("reading, checking and packing the list")
+    packed, counts, rows_read = _pack(request, listed, suppression, personal=template.personal)
+    progress("writing the plan")
     id_ = secrets.token_hex(ID_BYTES)
     scope = request.campaign if request.once_per == CAMPAIGN else id_
-    shared = (
-        None if template.personal or request.once_per == CAMPAIGN else request.recipients_per_message
-    )
-    packing = Packing(scope, request.slots, shared)
-    sizes = classified.groupBy("kind", "provider").agg(F.count("*").alias("size")).persist()
-    counts, small_rows = _counts(sizes, packing)
-    if rows_read != sum(counts.values()):
-        rows_read = listed.rows.count()  # a stage that ran twice was counted twice
-    packing = replace(packing, slots=min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN)))
-    progress("packing envelopes")
-    envelopes = _write_envelopes(spark, request, classified, sizes, (packing, small_rows))
-    sizes.unpersist()
-    progress("writing the rows that are left out")
-    _write_left_out(request, classified)
+    slots = min(request.slots, max(1, counts[PLANNED] // SLOT_ROWS_MIN))
+    written = _write_parts(spark, request, packed, (scope, slots))
+    if counts[POSTPONED]:
+        _write_postponed(request, listed, packed)
     manifest = PlanManifest(
         version=VERSION,
         campaign=request.campaign,
         sender=request.sender,
         personal=template.personal,
-        slots=packing.slots,
+        slots=slots,
         made_ms=clock.now_ms(),
         input=rows_read,
-        envelopes=_count_envelopes(envelopes, rows_read, counts),
+        envelopes=_count_envelopes(written, rows_read, counts),
         id=id_,
         once_per=request.once_per,
         **counts,
     )
-    if not is_url(request.output):
-        remove(spark, f"{request.output}/{CLASSIFIED}")
+    packed.unpersist()
+    if suppression is not None:
+        suppression.release()
     _write_row(spark, f"{request.output}/message", (request.message,), tables.MESSAGE)
     values = tuple(getattr(manifest, name) for name in tables.MANIFEST.names)
     _write_row(spark, f"{request.output}/manifest", values, tables.MANIFEST)
-    return manifest
+    return PlanResult(manifest, suppression)
 
 
 def _prepare(spark: SparkSession, request: PlanRequest) -> None:
@@ -150,17 +155,6 @@ def _prepare(spark: SparkSession, request: PlanRequest) -> None:
             f"{request.output}: mail of this plan was sent, and its ledger is here; choose another directory"
         )
     prepare_output(spark, request.output, PARTS, "manifest/_SUCCESS", overwrite=request.overwrite)
-
-
-def _counts(sizes: DataFrame, packing: Packing) -> tuple[dict[str, int], int]:
-    """Rows by kind, and the planned ones of small providers."""
-    is_small = (F.col("kind") == PLANNED) & (F.col("size") < packing.small_max)
-    rows = sizes.groupBy("kind").agg(
-        F.sum("size").alias("size"), F.coalesce(F.sum(F.when(is_small, F.col("size"))), F.lit(0)).alias("small")
-    ).collect()  # fmt: skip
-    counts = dict.fromkeys((PLANNED, REJECTED, DUPLICATE, SUPPRESSED), 0)
-    counts.update({row["kind"]: row["size"] for row in rows})
-    return counts, sum(row["small"] for row in rows)
 
 
 def _open_list(spark: SparkSession, request: PlanRequest, template: Template) -> _RecipientList:
@@ -175,61 +169,72 @@ def _open_list(spark: SparkSession, request: PlanRequest, template: Template) ->
             f"{request.source}: the message needs the column {', '.join(missing)}; "
             f"columns: {', '.join(columns)}"
         )
+    if request.send_at_column not in (None, *columns):
+        raise LocalError(
+            f"{request.source}: no column {request.send_at_column}; columns: {', '.join(columns)}"
+        )
     if rows.isEmpty():
         raise LocalError(f"{request.source}: the list is empty")
     return _RecipientList(rows, email, merge_fields)
 
 
-def _classify(
-    spark: SparkSession, request: PlanRequest, listed: _RecipientList
-) -> tuple[DataFrame, int]:
-    """Every row with its kind, stored; and the number of rows read."""
-    observation = Observation("list")
-    suppression = None
-    if request.suppression.entries:
-        entries = list(request.suppression.entries.items())
-        suppression = spark.createDataFrame(entries, "entry string, reason string")
-        if len(entries) <= BROADCAST_MAX:
-            suppression = F.broadcast(suppression)
-    router = make_router(request.config)
-    path = f"{request.output}/{CLASSIFIED}"
-    with spark_errors(request.source):
-        (
-            listed.rows.observe(observation, F.count(F.lit(1)).alias("rows"))
-            .transform(
-                normalise_rows(listed.email, listed.merge_fields, router, domain_of(request.sender))
-            )
-            .transform(classify_rows(suppression, request.case_sensitive))
-            .write.option("compression", "lz4")
-            .option("parquet.enable.dictionary#address", "false")  # all are different
-            .parquet(path)
-        )
-    return spark.read.parquet(path), int(observation.get["rows"])
-
-
-def _write_envelopes(
-    spark: SparkSession,
-    request: PlanRequest,
-    classified: DataFrame,
-    sizes: DataFrame,
-    packing: tuple[Packing, int],
-) -> DataFrame:
-    providers = sizes.where(F.col("kind") == PLANNED).select("provider", "size")
-    path = f"{request.output}/envelopes"
-    (
-        classified.where(F.col("kind") == PLANNED)
-        .transform(pack_envelopes(packing[0], providers, packing[1]))
-        .repartition(packing[0].slots, "slot")
-        .sortWithinPartitions("slot", "turn")
-        .write.parquet(path)
+def _pack(
+    request: PlanRequest, listed: _RecipientList, suppression: Suppression | None, *, personal: bool
+) -> tuple[DataFrame, dict[str, int], int]:
+    """The rows of ``pack_rows``, stored; the rows of the list by kind; and the number of rows read."""
+    read = Observation("list")
+    selection = request.selection or Selection(request.campaign)
+    alone = personal or request.once_per == CAMPAIGN
+    packing = Packing(
+        make_router(request.config),
+        domain_of(request.sender),
+        None if alone else request.recipients_per_message,
+        request.case_sensitive,
     )
+    with spark_errors(request.source):
+        packed = (
+            listed.rows.observe(read, F.count(F.lit(1)).alias("rows"))
+            .transform(normalise_rows(listed.email, listed.merge_fields, request.send_at_column))
+            .transform(arrange_rows(suppression, selection, request.case_sensitive))
+            .transform(pack_rows(packing, selection.caps))
+            .persist(StorageLevel.DISK_ONLY)
+        )
+        rows = packed.groupBy("kind").agg(F.sum(F.coalesce(F.size("addresses"), F.lit(1))).alias("size"))
+        counts = dict.fromkeys(KINDS, 0)
+        counts.update({row["kind"]: int(row["size"]) for row in rows.collect()})
+        rows_read = int(read.get["rows"])
+        if rows_read != sum(counts.values()):
+            rows_read = listed.rows.count()  # a stage that ran twice was counted twice
+    return packed, counts, rows_read
+
+
+def _write_parts(
+    spark: SparkSession, request: PlanRequest, packed: DataFrame, keys: tuple[str, int]
+) -> DataFrame:
+    """Write envelopes, with keys of that scope in so many slots, and what is left out; returns the envelopes as written."""
+    path = f"{request.output}/envelopes"
+    planned = F.col("kind") == PLANNED
+    with spark_errors(request.output):
+        packed.where(planned).transform(with_keys(*keys)).sortWithinPartitions(
+            "slot", "turn"
+        ).write.parquet(path)
+        packed.where(~planned).select("kind", "address", "reason").write.parquet(
+            f"{request.output}/left_out"
+        )
     return spark.read.schema(tables.ENVELOPE).parquet(path)
 
 
-def _write_left_out(request: PlanRequest, classified: DataFrame) -> None:
-    classified.where(F.col("kind") != PLANNED).select(
-        "kind", F.coalesce("given", "address").alias("address"), F.col("why").alias("reason")
-    ).write.parquet(f"{request.output}/left_out")
+def _write_postponed(request: PlanRequest, listed: _RecipientList, packed: DataFrame) -> None:
+    """Write the recipients over the caps as a list for another plan."""
+    columns = [F.col("address").alias(listed.email)]
+    columns += [
+        F.col("fields")[name].alias(name) for name in listed.merge_fields if name != listed.email
+    ]
+    if request.send_at_column:
+        columns.append(F.timestamp_millis("send_at_ms").alias(request.send_at_column))
+    packed.where(F.col("kind") == POSTPONED).select(*columns).write.parquet(
+        f"{request.output}/postponed"
+    )
 
 
 def _count_envelopes(envelopes: DataFrame, rows_read: int, counts: Mapping[str, int]) -> int:

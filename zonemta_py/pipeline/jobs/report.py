@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs import compact
-from zonemta_py.pipeline.jobs.report_page import page
+from zonemta_py.pipeline.jobs.report_page import PageHeader, page
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.rules.warmup import WarmupSchedule
 from zonemta_py.pipeline.spark.damage import QUARANTINE, Damage, write_quarantine
@@ -119,9 +119,9 @@ def _write(
     progress("writing the page")
     sums = _sums(spark, output, request)
     written = {name: spark.read.parquet(f"{output}/{name}") for name in tables}
-    all_attempts = written["rates"].where("dimension = 'all'").collect()[0]
     write_quarantine(spark, output, request.damage)
-    text = page(request.events, all_attempts, written, list(map(str, request.damage)))
+    about = PageHeader(request.events, None, None, list(map(str, request.damage)))
+    text = page(about, written)
     write_text(spark, f"{output}/{PAGE}", text)
     return sums
 

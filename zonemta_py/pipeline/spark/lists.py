@@ -56,9 +56,9 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
 
 def _kind(spark: SparkSession, source: str) -> str:
     """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
-    found = _suffix(source.rstrip("/"))
+    found = suffix_of(source.rstrip("/"))
     if found not in KINDS:
-        kinds = {_suffix(name) for name in _files_in(spark, source)}
+        kinds = {suffix_of(name) for name in _files_in(spark, source)}
         if len(kinds) > 1:
             raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
         found = kinds.pop() if kinds else found
@@ -77,7 +77,8 @@ def _files_in(spark: SparkSession, directory: str) -> list[str]:
     return names
 
 
-def _suffix(name: str) -> str:
+def suffix_of(name: str) -> str:
+    """The suffix of a name in lower case, without that of a compression."""
     parts = name.rpartition("/")[2].lower().split(".")
     if len(parts) > 2 and parts[-1] in COMPRESSIONS:
         del parts[-1]
@@ -87,7 +88,7 @@ def _suffix(name: str) -> str:
 def _spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
     """Whether a cell may contain a line end: only then must one task read a whole file. Raises LocalError."""
     path = Path(source)
-    if not path.is_file() or _suffix(source) != source.lower().rpartition(".")[2]:
+    if not path.is_file() or suffix_of(source) != source.lower().rpartition(".")[2]:
         return not spark.read.text(source).where(F.contains("value", F.lit('"'))).isEmpty()
     with path.open("rb") as file:  # Spark takes two seconds longer
         if not any(b'"' in block for block in iter(lambda: file.read(1 << 20), b"")):

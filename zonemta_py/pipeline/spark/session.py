@@ -35,6 +35,10 @@ DEFAULTS = {
     "spark.sql.parquet.compression.codec": "zstd",
     # Above this number of groups a quantile sorts; the default is 128.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+    # Tables that are distributed by a digest alone are joined by it and the text without being distributed anew.
+    "spark.sql.requireAllClusterKeysForCoPartition": "false",
+    # A stored table has as many partitions as its size needs: a short list is packed as a whole.
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     # A speculative task would submit everything twice; submission keys make that harmless, not free.
     "spark.speculation": "false",
     # The state of streams is on disk: five million identities took three gigabytes of heap.

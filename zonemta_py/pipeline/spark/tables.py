@@ -3,6 +3,7 @@
 PLAN/message/                MESSAGE: one row, the message as it was when the plan was made
 PLAN/envelopes/              ENVELOPE: written before anything is sent, never changed
 PLAN/left_out/               kind, address and reason of each row of the list that is in no envelope
+PLAN/postponed/               the list of the recipients over a cap, for another plan
 PLAN/ledger/run=TIME/        LEDGER: a row for each recipient that was submitted, by the time of the round (ms)
 PLAN/manifest/               MANIFEST: one row, written last: without it there is no plan
 """
@@ -39,6 +40,7 @@ ENVELOPE = _struct(
     zone=StringType(),
     provider=StringType(),
     recipients=ArrayType(RECIPIENT),
+    send_at_ms=LongType(),  # the message is not sent before; null: at once. Since version 3
 )
 
 LEDGER = _struct(
@@ -75,6 +77,9 @@ MANIFEST = _struct(
     envelopes=LongType(),
     id=StringType(),  # random; since version 2, as is the next
     once_per=StringType(),
+    not_sampled=LongType(),  # since version 3, as are the next; they are in the sum, too
+    other_variant=LongType(),
+    postponed=LongType(),
 )
 
 

@@ -1,63 +1,179 @@
 """Classifies the rows of a list: each is planned, or left out for a reason.
 
-A row is rejected, else a duplicate, else suppressed, else planned; the four counts add up to the input.
+A row is rejected, else a duplicate, else suppressed, else outside the sample, of another variant, or planned; the counts add up to
+the input. Spark brings equal addresses together, in the order of the list; Arrow then compares each row with the one before it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame, Window
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from zonemta_py.pipeline.rules.selection import Selection
+from zonemta_py.pipeline.spark.suppression import Suppression
+
 REJECTED, DUPLICATE, SUPPRESSED, PLANNED = "rejected", "duplicate", "suppressed", "planned"
+NOT_SAMPLED, OTHER_VARIANT, POSTPONED = "not_sampled", "other_variant", "postponed"
+KINDS = (PLANNED, REJECTED, DUPLICATE, SUPPRESSED, NOT_SAMPLED, OTHER_VARIANT, POSTPONED)
+
+BLOCK_ROWS = 200_000  # that are classified and packed together
+EARLIER = "earlier in the list"
+
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
-def classify_rows(
-    suppression: DataFrame | None, case_sensitive: bool = False
+def arrange_rows(
+    suppression: Suppression | None, selection: Selection, case_sensitive: bool
 ) -> Callable[[DataFrame], DataFrame]:
-    """The rows of ``normalise_rows`` with ``kind`` and ``why`` instead of ``position`` and ``reason``.
+    """The rows of ``normalise_rows`` as ``classify_blocks`` needs them: equal addresses together, in the order of the list.
 
-    ``suppression`` has the columns ``entry`` (in lower case) and ``reason``. Of the rows with the same address the
-    first in the list is planned. Addresses are compared without regard to case unless ``case_sensitive``; entries always.
+    Adds ``digest`` (of the address, without regard to case unless ``case_sensitive``), ``suppressed`` (the reason, or null), and
+    ``apart`` with ``apart_why`` (the kind of a row that ``selection`` leaves out, or null).
     """
 
     def transform(rows: DataFrame) -> DataFrame:
-        folded = F.lower("address")
-        keyed = rows.select("*", (F.col("address") if case_sensitive else folded).alias("key"))
-        digest = F.xxhash64("key")
-        first = Window.partitionBy("digest", "key").orderBy("position")
-        # Rejected rows have no address: each is a group of its own, or one task would get them all.
-        ranked = keyed.select("*", F.coalesce(digest, F.col("position")).alias("digest")).select(
-            "*", F.row_number().over(first).alias("nth")
+        folded = F.coalesce("folded", F.lower("address"))
+        key = F.col("address") if case_sensitive else folded
+        # Rejected rows have no address: each has a digest of its own, or one task would get them all.
+        keyed = rows.select(
+            "*", F.when(key.isNull(), F.col("position")).otherwise(F.xxhash64(key)).alias("digest")
         )
-        if suppression is None:
-            return ranked.select(*_columns(rows.columns, F.lit(None).cast("string")))
-        found = ranked
-        for name, key, entries in (
-            ("by_address", folded, suppression.where(F.col("entry").contains("@"))),
-            ("by_domain", F.substring_index("address", "@", -1), suppression.where(~F.col("entry").contains("@"))),
-        ):  # fmt: skip
-            listed = entries.select(F.col("entry").alias(f"{name}_entry"), F.col("reason").alias(name))
-            found = found.join(listed, key == F.col(f"{name}_entry"), "left")
-        return found.select(*_columns(rows.columns, F.coalesce("by_address", "by_domain")))
+        found = _suppressed(keyed.repartition("digest"), folded, suppression)
+        apart, why = _apart(selection, folded)
+        return found.select("*", apart.alias("apart"), why.alias("apart_why")).sortWithinPartitions(
+            "digest", "position"
+        )
 
     return transform
 
 
-def _columns(columns: list[str], suppressed_why: Column) -> list[Column]:
-    rejected, duplicate = F.col("reason").isNotNull(), F.col("nth") > 1
-    kind = (
-        F.when(rejected, REJECTED)
-        .when(duplicate, DUPLICATE)
-        .when(suppressed_why.isNotNull(), SUPPRESSED)
-        .otherwise(PLANNED)
+def _suppressed(rows: DataFrame, folded: Column, suppression: Suppression | None) -> DataFrame:
+    """Rows with ``suppressed``; the reason of an address takes precedence over that of its domain."""
+    if suppression is None:
+        return rows.select("*", F.lit(None).cast("string").alias("suppressed"))
+    columns = [F.col(name) for name in rows.columns]
+    found = rows
+    # Entries are in lower case: their digest is that of the list only where that ignores case, too.
+    on_address = (F.xxhash64(folded) == F.col("by_address_digest")) & (
+        folded == F.col("by_address_entry")
     )
-    why = (
-        F.when(rejected, F.col("reason"))
-        .when(duplicate, F.lit("earlier in the list"))
-        .otherwise(suppressed_why)
+    on_domain = F.substring_index("address", "@", -1) == F.col("by_domain_entry")
+    for name, condition, entries in (
+        ("by_address", on_address, suppression.addresses()),
+        ("by_domain", on_domain, suppression.domains()),
+    ):
+        named = entries.select(*(F.col(each).alias(f"{name}_{each}") for each in entries.columns))
+        found = found.join(named, condition, "left")
+    return found.select(
+        *columns, F.coalesce("by_address_reason", "by_domain_reason").alias("suppressed")
     )
-    return [
-        *(F.col(name) for name in columns if name not in ("position", "reason")),
-        kind.alias("kind"),
-        why.alias("why"),
-    ]
+
+
+def _apart(selection: Selection, folded: Column) -> tuple[Column, Column]:
+    """The kind of a row that ``selection`` leaves out, and why; both null for a row that it takes."""
+    kind, why = F.lit(None).cast("string"), F.lit(None).cast("string")
+    if selection.variant is not None:
+        at = _place(selection.variant_salt, folded)
+        other = F.coalesce(
+            *(F.when(at < end, F.lit(name)) for name, end in selection.variant_ends()),
+            F.lit("no variant"),
+        )
+        is_other = F.col("address").isNotNull() & (other != selection.variant)
+        kind, why = F.when(is_other, OTHER_VARIANT), F.when(is_other, other)
+    if selection.sample < 1:
+        is_out = _place(selection.sample_salt, folded) >= selection.sample
+        kind = F.when(is_out, NOT_SAMPLED).otherwise(kind)
+        why = F.when(is_out, F.lit(f"not in the sample of {selection.sample:.4%}")).otherwise(why)
+    return kind, why
+
+
+def _place(salt: str, folded: Column) -> Column:
+    """A number from 0 to 1 that depends on the address and ``salt`` only."""
+    parts = 1 << 30
+    return F.pmod(F.xxhash64(F.lit(salt), folded), F.lit(parts)) / parts
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The addresses of the last digest."""
+
+    digest: int | None = None
+    keys: set[str] = field(default_factory=set)
+
+
+def classify_blocks(batches: Iterator[pa.RecordBatch], case_sensitive: bool) -> Iterator[pa.Table]:
+    """Blocks of the rows of ``arrange_rows``, with ``kind`` and ``why``."""
+    seen = _Seen()
+    for block in blocks(batches):
+        kind, why = _kinds_of(block, case_sensitive, seen)
+        yield block.append_column("kind", kind).append_column("why", why)
+
+
+def blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of BLOCK_ROWS or a little more, each column in one piece."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= BLOCK_ROWS:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting, rows = [], 0
+    if rows:
+        yield pa.Table.from_batches(waiting).combine_chunks()
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    """A column of a table whose chunks were combined."""
+    return table.column(name).chunk(0)
+
+
+def _kinds_of(block: pa.Table, case_sensitive: bool, seen: _Seen) -> tuple[pa.Array, pa.Array]:
+    """The columns kind and why; ``seen`` is brought up to the end of the block."""
+    address = _column(block, "address")
+    key = address if case_sensitive else pc.coalesce(_column(block, "folded"), pc.ascii_lower(address))
+    reason, suppressed, apart = (_column(block, name) for name in ("reason", "suppressed", "apart"))
+    is_duplicate = pa.array(_duplicates(_column(block, "digest").to_numpy(), key, seen))
+    is_rejected, is_suppressed = pc.is_valid(reason), pc.is_valid(suppressed)
+    cases = pc.make_struct(is_rejected, is_duplicate, is_suppressed)
+    kind = pc.case_when(cases, REJECTED, DUPLICATE, SUPPRESSED, pc.coalesce(apart, pa.scalar(PLANNED)))
+    why = pc.case_when(cases, reason, EARLIER, suppressed, _column(block, "apart_why"))
+    return kind, why
+
+
+def _duplicates(digest: Numbers, key: pa.Array, seen: _Seen) -> Flags:
+    """Which rows have a key that an earlier row with the same digest has; null is no key."""
+    same = np.empty(len(digest), dtype=bool)
+    same[0] = digest[0] == seen.digest
+    np.equal(digest[1:], digest[:-1], out=same[1:])
+    starts = np.flatnonzero(~same)
+    found = np.zeros(len(digest), dtype=bool)
+    at = np.flatnonzero(same)
+    if len(at):
+        repeats = pc.equal(key.take(pa.array(at)), key.take(pa.array(np.maximum(at - 1, 0))))
+        found[at] = repeats.fill_null(False).to_numpy(zero_copy_only=False)
+        # Different addresses can have one digest; and what is before the first row is only in ``seen``.
+        runs = set(np.searchsorted(starts, at[~found[at]], side="right").tolist())
+        bounds = [0, *starts.tolist(), len(digest)]  # run 0 continues the last block
+        for run in {*runs, *([0] if same[0] else [])}:
+            _mark_run(found, key, range(bounds[run], bounds[run + 1]), () if run else seen.keys)
+    begin = int(starts[-1]) if len(starts) else 0
+    last = {each for each in key[begin:].to_pylist() if each is not None}
+    seen.keys = last if len(starts) else seen.keys | last
+    seen.digest = int(digest[-1])
+    return found
+
+
+def _mark_run(found: Flags, key: pa.Array, rows: range, earlier: Collection[str]) -> None:
+    """Mark the repeats among ``rows``, all of one digest, one by one."""
+    keys = set(earlier)
+    for row, each in zip(rows, key[rows.start : rows.stop].to_pylist(), strict=True):
+        found[row] = each in keys
+        if each is not None:
+            keys.add(each)

@@ -4,7 +4,6 @@ Added columns begin with ``#``, as that of ``read_list`` does, because a list ma
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
@@ -23,17 +22,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from zonemta_py.config.load import parse_config
 from zonemta_py.pipeline.rules.engagement import LAPSED, NEW, SUNSET, EngagementPolicy
 from zonemta_py.pipeline.spark.lists import POSITION
-from zonemta_py.pipeline.transforms.classify import DUPLICATE, REJECTED
-from zonemta_py.pipeline.transforms.normalise import AddressChecker
-from zonemta_py.routing import make_router
+from zonemta_py.pipeline.transforms.classify import DUPLICATE, EARLIER, REJECTED
+from zonemta_py.pipeline.transforms.normalise import check_addresses
 from zonemta_py.submit.recipients import BLANKS
 
 SEGMENTED = "segmented"  # the kind of a row that is neither rejected nor a duplicate
-ADDRESS, GIVEN, KIND, WHY, LAST, JOINED = "#address", "#given", "#kind", "#why", "#last", "#joined"
-STORED = (ADDRESS, GIVEN, KIND, WHY, JOINED)  # what ``classify_list`` adds to a list
+ADDRESS, KEY, GIVEN, KIND, WHY, JOINED = "#address", "#key", "#given", "#kind", "#why", "#joined"
+STORED = (ADDRESS, KEY, GIVEN, KIND, WHY, JOINED)  # what ``classify_list`` adds to a list
+LAST = "#last"
 
 EARLIEST_MS = (
     631_152_000_000  # 1990: an earlier time of an open or click is an error, such as 0 for "never"
@@ -48,7 +46,7 @@ ISO = (
     r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?: ?(?:Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2}))?)?\z"
 )
-CHECKED = StructType([StructField("address", StringType()), StructField("reason", StringType())])
+CHECKED = StructType([StructField(name, StringType()) for name in ("address", "folded", "reason")])
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -82,11 +80,9 @@ def time_ms(column: str, kind: DataType) -> Column:
 def _checked(email: str) -> Transform:
     """Adds ``#given``, and ``#checked``: the normalised address, or the reason why there is none."""
 
-    router = make_router(parse_config("{}", Path("zonemta.yaml")))
-
     def check(texts: pa.Array) -> pa.Array:
-        _, addresses, _, _, reasons = AddressChecker(router, "").check(texts)
-        return pa.StructArray.from_arrays([addresses, reasons], CHECKED.names)
+        _, addresses, folded, reasons = check_addresses(texts)
+        return pa.StructArray.from_arrays([addresses, folded, reasons], CHECKED.names)
 
     def transform(rows: DataFrame) -> DataFrame:
         given = F.btrim(F.coalesce(F.col(quoted(email)).cast("string"), F.lit("")), F.lit(BLANKS))
@@ -94,6 +90,11 @@ def _checked(email: str) -> Transform:
         return rows.withColumn(GIVEN, given).withColumn("#checked", checked(f"`{GIVEN}`"))
 
     return transform
+
+
+def _key() -> Column:
+    """The address as it is compared, without regard to case."""
+    return F.coalesce("`#checked`.folded", F.lower("`#checked`.address"))
 
 
 def engagement_by_address(email: str, time: str, policy: EngagementPolicy) -> Transform:
@@ -118,8 +119,7 @@ def engagement_by_address(email: str, time: str, policy: EngagementPolicy) -> Tr
         )
         counts = [F.sum(name).alias(name) for name in ("rows", "used", "bad_times", "later")]
         checked = texts.transform(_checked("address"))
-        key = F.lower(F.col("`#checked`.address"))
-        return checked.groupBy(key.alias("key")).agg(F.max("last_ms").alias("last_ms"), *counts)
+        return checked.groupBy(_key().alias("key")).agg(F.max("last_ms").alias("last_ms"), *counts)
 
     return transform
 
@@ -135,14 +135,19 @@ def classify_list(email: str, joined: str | None) -> Transform:
         checked = rows.withColumn(JOINED, joined_ms).transform(_checked(email))
         address, reason = F.col("`#checked`.address"), F.col("`#checked`.reason")
         # Rejected rows have no address: each is a group of its own, or one task would get them all.
-        digest = F.coalesce(F.xxhash64(F.lower(address)), F.col(f"`{POSITION}`"))
-        first = Window.partitionBy(digest, F.lower(address)).orderBy(f"`{POSITION}`")
+        digest = F.coalesce(F.xxhash64(_key()), F.col(f"`{POSITION}`"))
+        first = Window.partitionBy(digest, _key()).orderBy(f"`{POSITION}`")
         kind = F.when(reason.isNotNull(), REJECTED).when(F.col("`#nth`") > 1, DUPLICATE)
-        why = F.when(F.col("`#nth`") > 1, "earlier in the list")
+        why = F.when(F.col("`#nth`") > 1, EARLIER)
         return (
             checked.withColumn("#nth", F.row_number().over(first))
             .withColumns(
-                {ADDRESS: address, KIND: kind.otherwise(SEGMENTED), WHY: F.coalesce(reason, why)}
+                {
+                    ADDRESS: address,
+                    KEY: _key(),
+                    KIND: kind.otherwise(SEGMENTED),
+                    WHY: F.coalesce(reason, why),
+                }
             )
             .drop("#checked", "#nth", POSITION)
         )
@@ -158,7 +163,7 @@ def with_segment(engagement: DataFrame, policy: EngagementPolicy) -> Transform:
 
     def transform(classified: DataFrame) -> DataFrame:
         last = engagement.where("key IS NOT NULL AND last_ms IS NOT NULL").select(
-            F.col("key").alias("#key"), F.col("last_ms").alias(LAST)
+            F.col("key").alias("#active"), F.col("last_ms").alias(LAST)
         )
         ours = {"address": F.col(f"`{ADDRESS}`"), "last_active_ms": F.col(f"`{LAST}`")}
         others = [
@@ -168,7 +173,7 @@ def with_segment(engagement: DataFrame, policy: EngagementPolicy) -> Transform:
         ]
         return (
             classified.where(F.col(f"`{KIND}`") == SEGMENTED)
-            .join(last, F.lower(f"`{ADDRESS}`") == F.col("`#key`"), "left")
+            .join(last, F.col(f"`{KEY}`") == F.col("`#active`"), "left")
             .select(
                 *(column.alias(name) for name, column in ours.items()),
                 *others,

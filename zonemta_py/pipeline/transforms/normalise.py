@@ -1,11 +1,10 @@
 """Normalises the address of every row of a list, or says why it is rejected.
 
 The rule is the relay's own (``smtp.address``), so an address that passes here is not rejected there. An address
-of the most common form is recognised by Arrow; only the others go through Python, and each domain once.
+of the most common form is recognised by Arrow; only the others go through Python.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 
 import pyarrow as pa
@@ -14,21 +13,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from zonemta_py.pipeline.rules.provider import provider_of
+from zonemta_py.pipeline.rules.addresses import PLAIN, PLAIN_MAX, address_or_reason
 from zonemta_py.pipeline.spark.lists import POSITION
-from zonemta_py.routing import Router
-from zonemta_py.smtp.address import AddressError, normalise
 from zonemta_py.submit.recipients import BLANKS
-
-# A normalised address already, if it has at most PLAIN_MAX characters: then its parts have not too many either.
-_ATOM, _LABEL = r"[A-Za-z0-9_+=\-]+", r"[a-z0-9](?:[a-z0-9\-]*[a-z0-9])?"
-PLAIN = rf"\A{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+\z"
-PLAIN_MAX = 64
 
 CELL_MAX = 1000  # characters that are kept of a rejected cell
 
-UNDECODED = "\ufffd"  # what a reader puts in place of bytes that are not UTF-8
-CHECKED = ("given", "address", "provider", "zone", "reason")
+CHECKED = ("given", "address", "folded", "reason")
+SEND_AT = StructField("send_at_ms", LongType())
 _STRING = StringType()
 FIELDS = StructField("fields", MapType(_STRING, _STRING))
 NORMALISED = StructType(
@@ -37,33 +29,41 @@ NORMALISED = StructType(
 
 
 def normalise_rows(
-    email: str, merge_fields: Sequence[str], router: Router, sender_domain: str
+    email: str, merge_fields: Sequence[str] = (), send_at: str | None = None
 ) -> Callable[[DataFrame], DataFrame]:
-    """Rows of NORMALISED, with FIELDS if there are ``merge_fields``, from a list with POSITION.
+    """Rows of NORMALISED, with FIELDS if there are ``merge_fields`` and SEND_AT with ``send_at``, from a list with POSITION.
 
     ``email``: the column of the address. ``merge_fields``: the columns that the message needs; a row without a
-    value in one of them is rejected.
+    value in one of them is rejected. ``send_at``: the column of the time from which the recipient's message is sent; a
+    row with a text there that is no time is rejected.
     """
-    schema = StructType([*NORMALISED, *([FIELDS] if merge_fields else [])])
+    extra = [*([FIELDS] if merge_fields else []), *([SEND_AT] if send_at else [])]
+    schema = StructType([*NORMALISED, *extra])
+    needs = bool(extra)
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        checker = AddressChecker(router, sender_domain)
         for batch in batches:
-            missing = batch.column("missing") if merge_fields else None
-            columns = checker.check(batch.column("given"), missing)
-            fields = [batch.column("fields")] if merge_fields else []
+            columns = check_addresses(batch.column("given"), batch.column("problem") if needs else None)
+            others = [batch.column(each.name) for each in extra]
             yield pa.RecordBatch.from_arrays(
-                [batch.column("position"), *columns, *fields], names=schema.names
+                [batch.column("position"), *columns, *others], names=schema.names
             )
 
     def transform(rows: DataFrame) -> DataFrame:
         given = F.btrim(F.coalesce(F.col(f"`{email}`").cast("string"), F.lit("")), F.lit(BLANKS))
         columns = [F.col(f"`{POSITION}`").alias("position"), given.alias("given")]
+        problems = [
+            F.when(F.col(f"`{name}`").isNull(), F.lit(f"no value for '{name}'")) for name in merge_fields
+        ]
         if merge_fields:
-            columns += [
-                _fields(merge_fields).alias("fields"),
-                F.coalesce(*_missing(merge_fields)).alias("missing"),
-            ]
+            columns.append(_fields(merge_fields).alias("fields"))
+        if send_at:
+            at_ms = time_ms(F.col(f"`{send_at}`"))
+            columns.append(at_ms.alias("send_at_ms"))
+            is_given = F.btrim(F.col(f"`{send_at}`").cast("string")) != ""
+            problems.append(F.when(is_given & at_ms.isNull(), F.lit(f"no time in '{send_at}'")))
+        if needs:
+            columns.append(F.coalesce(*problems).alias("problem"))
         return rows.select(*columns).mapInArrow(check, schema)
 
     return transform
@@ -74,79 +74,48 @@ def _fields(names: Sequence[str]) -> Column:
     return F.create_map(*pairs).cast("map<string,string>")
 
 
-def _missing(names: Sequence[str]) -> list[Column]:
-    """For each column its name where it has no value, else null."""
-    return [F.when(F.col(f"`{name}`").isNull(), F.lit(name)) for name in names]
+def time_ms(text: Column) -> Column:
+    """Milliseconds since 1970 of a timestamp, a date (midnight UTC), or a number of seconds or milliseconds; else null."""
+    trimmed = F.btrim(text.cast("string"))
+    number = F.when(trimmed.rlike(r"^\d{9,13}$"), trimmed.cast("long"))
+    as_number = F.when(number < 100_000_000_000, number * 1000).otherwise(number)
+    # Spark would take words such as "tomorrow", too.
+    dated = F.when(trimmed.rlike(r"^\d{4}-"), trimmed).try_cast("timestamp")
+    return F.coalesce(as_number, F.unix_millis(dated))
 
 
-@dataclass(slots=True)
-class AddressChecker:
-    """Checks addresses batch by batch; remembers provider and zone of each domain."""
+def check_addresses(given: pa.StringArray, problems: pa.StringArray | None = None) -> list[pa.Array]:
+    """The columns CHECKED of ``given``: its text where it differs from the address, the address, its form for comparison
+    where that is not simply the lower case of ASCII, and the reason why there is no address.
 
-    router: Router
-    sender_domain: str
-    _domains: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def check(self, given: pa.StringArray, missing: pa.StringArray | None = None) -> list[pa.Array]:
-        """The columns CHECKED of ``given``, whose own is null where it equals the address.
-
-        ``missing``: for each row the name of a merge field without a value, or null.
-        """
-        is_plain = pc.and_(
-            pc.match_substring_regex(given, PLAIN), pc.less_equal(pc.utf8_length(given), PLAIN_MAX)
-        )
-        if missing is not None:
-            is_plain = pc.and_(is_plain, pc.is_null(missing))
-        is_other = pc.invert(is_plain)
-        names = None if missing is None else missing.filter(is_other).to_pylist()
-        texts, found, reasons = _checked(given.filter(is_other).to_pylist(), names)
-        addresses = pc.replace_with_mask(given, is_other, pa.array(found, pa.string()))
-        nulls = pa.nulls(len(given), pa.string())
-        return [
-            pc.replace_with_mask(nulls, is_other, pa.array(texts, pa.string())),
-            addresses,
-            *self._providers_and_zones(addresses),
-            pc.replace_with_mask(nulls, is_other, pa.array(reasons, pa.string())),
-        ]
-
-    def _providers_and_zones(self, addresses: pa.StringArray) -> list[pa.Array]:
-        """Provider and zone of each address, from Python once for each domain."""
-        domains = pc.replace_substring_regex(addresses, ".*@", "").dictionary_encode()
-        pairs = [self._provider_and_zone(domain) for domain in domains.dictionary.to_pylist()]
-        return [
-            pa.array([pair[part] for pair in pairs], pa.string()).take(domains.indices)
-            for part in (0, 1)
-        ]
-
-    def _provider_and_zone(self, domain: str) -> tuple[str, str]:
-        found = self._domains.get(domain)
-        if found is None:
-            found = provider_of(domain), self.router.route(domain, self.sender_domain, "", {})
-            self._domains[domain] = found
-        return found
+    ``problems``: for each row why it is rejected although its address is valid, or null.
+    """
+    is_plain = pc.and_(
+        pc.match_substring_regex(given, rf"\A{PLAIN}\z"), pc.less_equal(pc.utf8_length(given), PLAIN_MAX)
+    )
+    if problems is not None:
+        is_plain = pc.and_(is_plain, pc.is_null(problems))
+    nulls = pa.nulls(len(given), pa.string())
+    if pc.all(is_plain, min_count=0).as_py():
+        return [nulls, given, nulls, nulls]
+    is_other = pc.invert(is_plain)
+    others = None if problems is None else problems.filter(is_other).to_pylist()
+    texts, found, folded, reasons = _checked(given.filter(is_other).to_pylist(), others)
+    return [
+        pc.replace_with_mask(column, is_other, pa.array(values, pa.string()))
+        for column, values in ((nulls, texts), (given, found), (nulls, folded), (nulls, reasons))
+    ]
 
 
 def _checked(
-    texts: Sequence[str], missing: Sequence[str | None] | None
-) -> tuple[list[str | None], list[str | None], list[str | None]]:
-    """Three columns: each text, or None if it is the address; the address, or None; the reason, or None."""
-    given: list[str | None] = []
-    addresses: list[str | None] = []
-    reasons: list[str | None] = []
-    for text, name in zip(texts, missing or repeat(None, len(texts)), strict=True):
-        address, reason = _address_of(text)
-        if address is not None and name is not None:
-            address, reason = None, f"no value for '{name}'"
-        given.append(None if text == address else text[:CELL_MAX])
-        addresses.append(address)
-        reasons.append(reason)
-    return given, addresses, reasons
-
-
-def _address_of(text: str) -> tuple[str | None, str | None]:
-    if UNDECODED in text:
-        return None, "not valid UTF-8"
-    try:
-        return normalise(text), None
-    except AddressError as exc:
-        return None, str(exc) if text else "no address"
+    texts: Sequence[str], problems: Sequence[str | None] | None
+) -> tuple[list[str | None], ...]:
+    """The columns CHECKED as lists; None for what is not there."""
+    rows: list[tuple[str | None, ...]] = []
+    for text, problem in zip(texts, problems or repeat(None, len(texts)), strict=True):
+        address, reason = address_or_reason(text)
+        if address is not None and problem is not None:
+            address, reason = None, problem
+        folded = None if address is None or address.isascii() else address.lower()
+        rows.append((None if text == address else text[:CELL_MAX], address, folded, reason))
+    return tuple(map(list, zip(*rows, strict=True)))

@@ -5,91 +5,288 @@ because otherwise each of a million domains would need a message of its own. ``t
 each provider are spread over the campaign, so that none receives them in bursts.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
-from pyspark.sql import Column, DataFrame
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.submission_keys import KEY_DIGITS
+from zonemta_py.pipeline.transforms.classify import PLANNED, POSTPONED, blocks, classify_blocks
+from zonemta_py.pipeline.transforms.normalise import FIELDS, SEND_AT
+from zonemta_py.routing import Router
 
-GROUP_ROWS = 50_000  # recipients of one provider that one task packs
+BATCH_ROWS = 10_000
 SHARED = ""  # the provider of envelopes for small domains
-SMALL_ENVELOPES = 10  # a provider whose recipients fill fewer envelopes is small
+SMALL_ENVELOPES = 10  # a provider that fills fewer envelopes of a block has none that is not full
 TURNS = 1 << 40  # ``turn`` is below this
 
-Transform = Callable[[DataFrame], DataFrame]
+_STRING = StringType()
+PACKED = StructType(
+    [
+        *(StructField(name, _STRING) for name in ("kind", "zone", "provider")),
+        StructField("addresses", ArrayType(_STRING)),
+        *(StructField(name, _STRING) for name in ("address", "reason")),
+    ]
+)
+CLASSIFIED = StructType(
+    [
+        StructField("digest", LongType()),
+        *(StructField(name, _STRING) for name in ("given", "address", "kind", "why", "provider")),
+    ]
+)
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """How recipients are packed.
 
-    ``scope``: of the submission keys. ``slots``: parts that are sent in parallel. ``per_envelope``: recipients of an
-    envelope; None: one, with its ``fields``.
+    ``per_envelope``: recipients of an envelope; None: one, with its ``fields``. ``sender_domain``: for the routes.
     """
 
-    scope: str
-    slots: int
+    router: Router
+    sender_domain: str
     per_envelope: int | None
-
-    @property
-    def small_max(self) -> int:
-        """A provider with fewer recipients is small."""
-        return SMALL_ENVELOPES * (self.per_envelope or 1)
+    case_sensitive: bool = False
 
 
-def pack_envelopes(packing: Packing, sizes: DataFrame, small_rows: int) -> Transform:
-    """Rows of ``tables.ENVELOPE`` from planned rows (``address``, ``zone``, ``provider``, and ``fields`` if any).
+def pack_rows(
+    packing: Packing, caps: Mapping[str, int] | None = None
+) -> Callable[[DataFrame], DataFrame]:
+    """Rows of PACKED, with FIELDS and SEND_AT where they are in the rows of ``arrange_rows``.
 
-    ``sizes``: the number of rows (``size``) of each ``provider``; ``small_rows``: their sum for small providers.
+    A planned row has the ``addresses`` of an envelope; any other row the ``address`` as it is in the list, and the ``reason``.
+    ``caps``: the most recipients of a provider; the others, by their digest, are postponed.
     """
-    if packing.per_envelope is None:
-        pack: Transform = _one_each
-    else:
-        pack = _shared(packing.per_envelope, sizes.where(F.col("size") >= packing.small_max), small_rows)
 
     def transform(rows: DataFrame) -> DataFrame:
-        key = _key_of(packing.scope, F.array_sort("recipients.address"))
-        keyed = rows.transform(pack).select("*", key.alias("key"))
-        return keyed.select(
-            "key",
-            F.pmod(F.xxhash64("key"), F.lit(packing.slots)).cast("int").alias("slot"),
-            F.pmod(F.xxhash64("key", F.lit(2)), F.lit(TURNS)).alias("turn"),
-            "zone",
-            "provider",
-            "recipients",
+        extra = [each for each in (FIELDS, SEND_AT) if each.name in rows.columns]
+        schema = StructType([*PACKED, *extra])
+        if not caps:
+            return rows.mapInArrow(partial(_packed, packing, schema), schema)
+        classified = StructType([*CLASSIFIED, *extra])
+        return (
+            rows.mapInArrow(partial(_classified, packing, classified), classified)
+            .transform(_postpone(caps))
+            .mapInArrow(partial(_packed_only, packing, schema), schema)
         )
 
     return transform
 
 
-def _one_each(rows: DataFrame) -> DataFrame:
-    fields = F.col("fields") if "fields" in rows.columns else _no_fields()
-    recipients = F.array(F.struct("address", fields.alias("fields")))
-    return rows.select("zone", "provider", recipients.alias("recipients"))
+def _postpone(caps: Mapping[str, int]) -> Callable[[DataFrame], DataFrame]:
+    """Planned rows over the cap of their provider become postponed ones."""
 
-
-def _shared(per_envelope: int, large: DataFrame, small_rows: int) -> Transform:
     def transform(rows: DataFrame) -> DataFrame:
-        named = F.broadcast(large.select(F.col("provider").alias("large"), "size"))
-        groups = F.ceil(F.coalesce("size", F.lit(max(1, small_rows))) / GROUP_ROWS)
-        grouped = rows.join(named, F.col("provider") == F.col("large"), "left").select(
-            "address",
+        is_capped = (F.col("kind") == PLANNED) & F.col("provider").isin(*caps)
+        # All rows without a cap are spread by their digest: as one group, one task would get them.
+        group = [F.when(is_capped, F.col("provider")), F.when(~is_capped, F.col("digest"))]
+        nth = F.row_number().over(Window.partitionBy(*group).orderBy("digest", "address"))
+        cap = F.create_map(*(F.lit(part) for pair in caps.items() for part in pair))[F.col("provider")]
+        is_over = is_capped & (F.col("nth") > cap)
+        return (
+            rows.select("*", nth.alias("nth"))
+            .withColumns(
+                {
+                    "kind": F.when(is_over, POSTPONED).otherwise(F.col("kind")),
+                    "why": F.when(
+                        is_over,
+                        F.concat(F.lit("over the cap of "), "provider", F.lit(": "), cap.cast("string")),
+                    ).otherwise(F.col("why")),
+                }
+            )
+            .drop("nth")
+        )
+
+    return transform
+
+
+def _packed(
+    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    packer = BlockPacker(packing, to_arrow_schema(schema))
+    for block in classify_blocks(batches, packing.case_sensitive):
+        yield from packer.pack(block)
+
+
+def _packed_only(
+    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    packer = BlockPacker(packing, to_arrow_schema(schema))
+    for block in blocks(batches):
+        yield from packer.pack(block)
+
+
+def _classified(
+    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for block in classify_blocks(batches, packing.case_sensitive):
+        domains = domains_of(block.column("address").chunk(0)).dictionary_encode()
+        names = pa.array(list(map(provider_of, domains.dictionary.to_pylist())), pa.string())
+        named = block.append_column("provider", names.take(domains.indices))
+        yield from named.select(schema.names).to_batches(max_chunksize=BATCH_ROWS)
+
+
+@dataclass(slots=True)
+class BlockPacker:
+    """Packs blocks of rows; remembers provider and zone of each domain."""
+
+    packing: Packing
+    schema: pa.Schema
+    _domains: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def pack(self, block: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The rows of a block that was classified: first those that are left out, then the envelopes."""
+        is_planned = pc.equal(block.column("kind"), PLANNED)
+        left_out = block.filter(pc.invert(is_planned))
+        if left_out.num_rows:
+            given = pc.coalesce(left_out.column("given"), left_out.column("address"))
+            yield from self._batches(
+                left_out.num_rows,
+                kind=left_out.column("kind"),
+                address=given,
+                reason=left_out.column("why"),
+                **{name: left_out.column(name) for name in _extra(block)},
+            )
+        planned = block.filter(is_planned).combine_chunks()
+        if planned.num_rows:
+            yield from self._envelopes(planned)
+
+    def _envelopes(self, planned: pa.Table) -> Iterator[pa.RecordBatch]:
+        addresses = planned.column("address").combine_chunks()
+        domains = domains_of(addresses).dictionary_encode()
+        pairs = [self._provider_and_zone(domain) for domain in domains.dictionary.to_pylist()]
+        providers, zones = (pa.array([pair[part] for pair in pairs], pa.string()) for part in (0, 1))
+        domain = domains.indices.to_numpy()
+        names = _extra(planned)
+        if self.packing.per_envelope is None:
+            offsets = np.arange(len(addresses) + 1)
+            rows, shared = offsets[:-1], np.zeros(len(addresses), dtype=bool)
+        else:
+            groups = _numbered(zip(providers.to_pylist(), zones.to_pylist(), strict=True))
+            send_at = _send_at(planned) if "send_at_ms" in names else None
+            rows, offsets, shared = pack_groups(groups[domain], self.packing.per_envelope, send_at)
+        first = rows[offsets[:-1]]
+        provider = pc.if_else(
+            pa.array(shared), pa.scalar(SHARED), providers.take(pa.array(domain[first]))
+        )
+        members = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), addresses.take(pa.array(rows)))
+        yield from self._batches(
+            len(first),
+            kind=pa.array([PLANNED]).take(pa.array(np.zeros(len(first), dtype=np.int64))),
+            zone=zones.take(pa.array(domain[first])),
+            provider=provider,
+            addresses=members,
+            **{name: planned.column(name).take(pa.array(first)) for name in names},
+        )
+
+    def _batches(self, rows: int, **columns: pa.Array) -> Iterator[pa.RecordBatch]:
+        """``columns`` as batches of the schema; what is not given is null."""
+        arrays = [
+            columns[each.name] if each.name in columns else pa.nulls(rows, each.type)
+            for each in self.schema
+        ]
+        yield from pa.table(arrays, schema=self.schema).to_batches(max_chunksize=BATCH_ROWS)
+
+    def _provider_and_zone(self, domain: str) -> tuple[str, str]:
+        found = self._domains.get(domain)
+        if found is None:
+            zone = self.packing.router.route(domain, self.packing.sender_domain, "", {})
+            found = self._domains[domain] = provider_of(domain), zone
+        return found
+
+
+def _extra(rows: pa.Table) -> list[str]:
+    return [each.name for each in (FIELDS, SEND_AT) if each.name in rows.column_names]
+
+
+def domains_of(addresses: pa.StringArray) -> pa.StringArray:
+    """What is behind the last ``@`` of each address."""
+    parts = pc.split_pattern(addresses, "@", max_splits=1, reverse=True)
+    return pc.list_element(parts, 1)
+
+
+def _numbered(pairs: Iterable[tuple[str, str]]) -> Numbers:
+    """For each pair of provider and zone the number of the zone << 32, plus that of the provider."""
+    providers: dict[str, int] = {}
+    zones: dict[str, int] = {}
+    numbers = [
+        (zones.setdefault(zone, len(zones)) << 32) + providers.setdefault(provider, len(providers))
+        for provider, zone in pairs
+    ]
+    return np.array(numbers, dtype=np.int64)
+
+
+def _send_at(planned: pa.Table) -> Numbers:
+    """The minute in which each recipient's message is sent; recipients of different minutes share none."""
+    times_ms = planned.column("send_at_ms").combine_chunks().fill_null(0)
+    minutes: Numbers = times_ms.to_numpy(zero_copy_only=False) // 60_000
+    return minutes
+
+
+def pack_groups(
+    groups: Numbers, per_envelope: int, send_at: Numbers | None = None
+) -> tuple[Numbers, Numbers, Flags]:
+    """Which rows share envelopes: all rows in the order of the envelopes, where each envelope begins (and the end), and
+    which envelopes are for several providers.
+
+    ``groups``: of each row, as ``_numbered`` says. Rows of different zones, or of different values of ``send_at``, share none.
+    """
+    together = groups >> 32
+    if send_at is not None:
+        _, minutes = np.unique(send_at, return_inverse=True)
+        together = together * len(minutes) + minutes
+    by_provider = (together << 32) + (groups & 0xFFFFFFFF)
+    order = np.argsort(by_provider, kind="stable")
+    rank, counts = _ranks(by_provider[order])
+    full = counts // per_envelope
+    own = np.where(full >= SMALL_ENVELOPES, counts, full * per_envelope)
+    is_own = rank < own
+    rest = order[~is_own]
+    own_begins = np.flatnonzero(rank[is_own] % per_envelope == 0)
+    rest_begins = np.flatnonzero(_ranks(together[rest])[0] % per_envelope == 0)
+    rows = np.concatenate([order[is_own], rest])
+    offsets = np.concatenate([own_begins, rest_begins + len(rows) - len(rest), [len(rows)]])
+    return rows, offsets, np.arange(len(offsets) - 1) >= len(own_begins)
+
+
+def _ranks(values: Numbers) -> tuple[Numbers, Numbers]:
+    """Of each of the sorted ``values``: how many equal ones are before it, and how many there are."""
+    if not len(values):
+        return values, values
+    begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    counts = np.diff(np.append(begins, len(values)))
+    return np.arange(len(values)) - np.repeat(begins, counts), np.repeat(counts, counts)
+
+
+def with_keys(scope: str, slots: int) -> Callable[[DataFrame], DataFrame]:
+    """Rows of ``tables.ENVELOPE`` from the planned rows of ``pack_rows``. ``scope``: of the keys. ``slots``: parts that are sent in parallel."""
+
+    def transform(packed: DataFrame) -> DataFrame:
+        fields = F.coalesce("fields", _no_fields()) if "fields" in packed.columns else _no_fields()
+        send_at = F.col("send_at_ms") if "send_at_ms" in packed.columns else F.lit(None).cast("long")
+        keyed = packed.withColumn("addresses", F.sort_array("addresses"))
+        return keyed.select("*", key_of(scope, F.col("addresses")).alias("key")).select(
+            "key",
+            F.pmod(F.xxhash64("key"), F.lit(slots)).cast("int").alias("slot"),
+            F.pmod(F.xxhash64("key", F.lit(2)), F.lit(TURNS)).alias("turn"),
             "zone",
-            F.coalesce("large", F.lit(SHARED)).alias("provider"),
-            F.pmod(F.xxhash64("address"), groups).alias("group"),
+            "provider",
+            F.transform(
+                "addresses", lambda a: F.struct(a.alias("address"), fields.alias("fields"))
+            ).alias("recipients"),
+            send_at.alias("send_at_ms"),
         )
-        collected = grouped.groupBy("zone", "provider", "group").agg(
-            F.sort_array(F.collect_list("address")).alias("addresses")
-        )
-        starts = F.sequence(F.lit(1), F.size("addresses"), F.lit(per_envelope))
-        parts = F.transform(starts, lambda start: F.slice("addresses", start, per_envelope))
-        envelopes = collected.select("zone", "provider", F.explode(parts).alias("addresses"))
-        recipients = F.transform(
-            "addresses", lambda a: F.struct(a.alias("address"), _no_fields().alias("fields"))
-        )
-        return envelopes.select("zone", "provider", recipients.alias("recipients"))
 
     return transform
 
@@ -98,7 +295,7 @@ def _no_fields() -> Column:
     return F.create_map().cast("map<string,string>")
 
 
-def _key_of(scope: str, addresses: Column) -> Column:
-    """``submission_key`` as a column."""
+def key_of(scope: str, addresses: Column) -> Column:
+    """``submission_key`` as a column, of sorted addresses."""
     text = F.concat_ws("\0", F.lit(scope), addresses)
     return F.substring(F.sha2(text, 256), 1, KEY_DIGITS)

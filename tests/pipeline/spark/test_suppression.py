@@ -1,0 +1,154 @@
+"""Suppression lists from files, directories and tables."""
+
+import csv
+import io
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.rules.suppression import COLUMNS, NO_REASON, entry_key
+from zonemta_py.smtp.address import AddressError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pa = pytest.importorskip("pyarrow")
+
+TODAY = date(2026, 11, 21)
+
+
+def read(
+    spark: "SparkSession", *sources: Path | str, scopes: tuple[str, ...] = ()
+) -> tuple[dict[str, str], Any]:
+    """The reasons of the entries of ``sources``, and all that was found."""
+    from zonemta_py.pipeline.spark.suppression import read_suppression
+
+    found = read_suppression(spark, [str(each) for each in sources], scopes, TODAY)
+    assert found is not None
+    rows = {row["entry"]: row["reason"] for row in found.rows.collect()}
+    assert {row["entry"] for row in found.addresses().collect()} == {
+        each for each in rows if "@" in each
+    }
+    assert found.domains().count() == sum("@" not in each for each in rows)
+    found.release()
+    return rows, found
+
+
+def test_a_file_without_a_header(spark: "SparkSession", tmp_path: Path) -> None:
+    """Addresses and domains are normalised; bad lines are counted and ignored."""
+    path = tmp_path / "s.txt"
+    path.write_text(
+        "# comment\n\nA@EXAMPLE.org, bounced\n@Spam.example\nbücher.example\tasked\nnot an address\nplain@x.example\n"
+        'user#tag@x.example\nb@x.example # note\n"a,b"@x.example, both\nlocalhost\n@localhost\n'
+        "old@x.example, until 2026-11-20\nlast@x.example, until 2026-11-21\n"
+    )
+    rows, found = read(spark, path)
+    assert rows == {
+        "a@example.org": "bounced",
+        "spam.example": NO_REASON,
+        "xn--bcher-kva.example": "asked",
+        "plain@x.example": NO_REASON,
+        "user#tag@x.example": NO_REASON,
+        "b@x.example": NO_REASON,
+        '"a,b"@x.example': "both",
+        "localhost": NO_REASON,
+        "last@x.example": NO_REASON,
+    }
+    assert (found.bad, found.expired, found.entries) == (2, 1, 9)
+    assert any(f"{path}: 'not an address'" in row for row in found.bad_rows)
+
+
+def test_a_file_with_a_header(spark: "SparkSession", tmp_path: Path) -> None:
+    """The header is no entry; cells may be quoted; the last day has a column of its own."""
+    path = tmp_path / "s.csv"
+    path.write_text(
+        '\ufeff# made by hand\n Entry ,reason,until\n#no,entry,\n"#User@x.example","one, two",\n'
+        '"""a,b""@x.example",quoted,2999-01-01\nold@x.example,,2020-01-01\nbad@x.example,,soon\n\n'
+        "\u00a0b@x.example\t\n"
+    )
+    rows, found = read(spark, path)
+    assert rows == {"#user@x.example": "one, two", '"a,b"@x.example': "quoted", "b@x.example": NO_REASON}
+    assert (found.bad, found.expired) == (1, 1)
+    assert "until 'soon': expected a day such as 2027-05-20" in found.bad_rows[0]
+
+
+def test_the_first_source_counts(spark: "SparkSession", tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("a@x.example, first\na@x.example, first\n")
+    (tmp_path / "2.txt").write_text("A@x.example, second\nb@x.example\n")
+    rows, _ = read(spark, tmp_path / "1.txt", tmp_path / "2.txt")
+    assert rows == {"a@x.example": "first", "b@x.example": NO_REASON}
+
+
+def test_tables_with_scopes(spark: "SparkSession", tmp_path: Path) -> None:
+    """An entry with a scope applies to plans of that scope; columns that are not known are ignored."""
+    rows = [
+        ("A@x.example", "asked", "news", 1),
+        ("b@x.example", None, None, 2),
+        ("c@x.example", "", "other", 3),
+    ]
+    table = spark.createDataFrame(rows, "email string, reason string, scope string, id int")
+    table.write.parquet(str(tmp_path / "s.parquet"))
+    table.createOrReplaceTempView("unsubscribed")
+    for source in (tmp_path / "s.parquet", "table:unsubscribed"):
+        assert set(read(spark, source)[0]) == {"b@x.example"}
+        assert set(read(spark, source, scopes=("news", "shop"))[0]) == {"a@x.example", "b@x.example"}
+
+
+def test_a_directory(spark: "SparkSession", tmp_path: Path) -> None:
+    for name, text in (("1", "a@x.example\n"), ("2", "b@x.example\n")):
+        (tmp_path / name).write_text(text)
+    assert set(read(spark, tmp_path)[0]) == {"a@x.example", "b@x.example"}
+
+
+def test_sources_that_cannot_be_read(spark: "SparkSession", tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="nothing-here"):
+        read(spark, tmp_path / "nothing-here")
+    spark.createDataFrame([(1,)], "id int").createOrReplaceTempView("numbers")
+    with pytest.raises(ConfigError, match=r"no column entry or email .*; columns: id"):
+        read(spark, "table:numbers")
+    assert read(spark, *[_empty(tmp_path)])[0] == {}
+
+
+def _empty(directory: Path) -> Path:
+    path = directory / "empty.txt"
+    path.write_text("")
+    return path
+
+
+ENTRIES = st.one_of(
+    st.sampled_from(["a@x.example", "#a@x.example", '"a,b"@x.example', "X.example", "@y.example", "é'@x.example", "wrong"]),
+    st.emails(),
+    st.text("ab.@-0A", max_size=8),
+)  # fmt: skip
+
+
+@given(st.lists(ENTRIES, max_size=6))
+def test_keys_are_those_of_the_rule(entries: list[str]) -> None:
+    """What Arrow recognises has the same key as the rule says."""
+    from zonemta_py.pipeline.spark.suppression import entry_keys
+
+    keys, problems = (column.to_pylist() for column in entry_keys(pa.array(entries, pa.string())))
+    for entry, key, problem in zip(entries, keys, problems, strict=True):
+        try:
+            assert (key, problem) == (entry_key(entry), None)
+        except AddressError as exc:
+            assert (key, problem) == (None, str(exc))
+
+
+def test_what_suppress_writes_is_read(spark: "SparkSession", tmp_path: Path) -> None:
+    """Commas, quotes and number signs in entries and reasons."""
+    rows = [
+        ["#a@x.example", "one, two", ""],
+        ['"a,b"@x.example', 'with "quotes"', ""],
+        ["é'@x.example", "# no", ""],
+    ]
+    text = io.StringIO()
+    csv.writer(text).writerow(COLUMNS)
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
+    (tmp_path / "s.csv").write_text(f"# made by zonemta\n{text.getvalue()}")
+    assert read(spark, tmp_path / "s.csv")[0] == {entry: reason for entry, reason, _ in rows}

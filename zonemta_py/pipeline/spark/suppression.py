@@ -1,0 +1,230 @@
+"""Suppression lists as a table: files, directories, tables and databases, however large, read and joined by Spark.
+
+A text file is CSV with a header, or has an entry on each line (``rules.suppression``). Anything else that ``read_list``
+reads has the same columns: an entry, and, if present, ``reason``, ``until`` and ``scope``.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.rules.addresses import PLAIN, PLAIN_DOMAIN, PLAIN_MAX
+from zonemta_py.pipeline.rules.suppression import (
+    ENTRY_COLUMNS,
+    NO_REASON,
+    SuppressionHeader,
+    entry_key,
+    has_entry,
+    header_of,
+    split_line,
+)
+from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
+from zonemta_py.pipeline.spark.lists import read_list, suffix_of
+from zonemta_py.smtp.address import AddressError
+from zonemta_py.submit.recipients import BLANKS
+
+BROADCAST_MAX = 1_000_000  # entries that every task keeps in memory
+BAD_ROWS_MAX = 20  # that are reported one by one
+TABLES = ("parquet", "orc", "json", "jsonl", "ndjson")  # suffixes of what is not a text of lines
+OTHER_COLUMNS = ("reason", "until", "scope")
+DAY = r"^\d{4}-\d\d-\d\d$"
+
+_STRING = StringType()
+_RAW = StructType([StructField(name, _STRING) for name in ("entry", *OTHER_COLUMNS)])
+_KEYED = StructType([StructField(name, _STRING) for name in ("key", "problem", "entry", *OTHER_COLUMNS)])
+
+
+@dataclass(frozen=True, slots=True)
+class Suppression:
+    """The entries that apply. ``rows``: ``entry`` (a normalised address or domain in lower case), ``reason`` and ``digest``.
+
+    ``bad``: number of rows that are neither; ``bad_rows`` describes the first of them. ``expired``: rows whose last day is over.
+    """
+
+    rows: DataFrame
+    entries: int
+    bad: int
+    expired: int
+    bad_rows: Sequence[str]
+    _stored: DataFrame
+
+    def release(self) -> None:
+        """Remove what is stored for the joins."""
+        self._stored.unpersist()
+
+    def addresses(self) -> DataFrame:
+        """The entries that are addresses."""
+        return self._hinted(self.rows.where(F.contains("entry", F.lit("@"))))
+
+    def domains(self) -> DataFrame:
+        """The entries that are domains."""
+        return self._hinted(self.rows.where(~F.contains("entry", F.lit("@"))).drop("digest"))
+
+    def _hinted(self, rows: DataFrame) -> DataFrame:
+        return F.broadcast(rows) if self.entries <= BROADCAST_MAX else rows
+
+
+def read_suppression(
+    spark: SparkSession, sources: Sequence[str], scopes: Sequence[str], today: date
+) -> Suppression | None:
+    """The entries of all ``sources`` that apply ``today``; None without sources. Of equal entries one counts, the first source's if its reason differs.
+
+    ``scopes``: an entry with another scope does not apply; one without a scope always does. Raises LocalError and ConfigError.
+    """
+    if not sources:
+        return None
+    found: DataFrame | None = None
+    for number, source in enumerate(sources):
+        with spark_errors(source):
+            rows = _read(spark, source).select(
+                F.lit(number).alias("source"), *_checked_columns(source, scopes, today)
+            )
+        found = rows if found is None else found.unionByName(rows)
+    assert found is not None
+    rows = found.persist(StorageLevel.DISK_ONLY)
+    with spark_errors(", ".join(sources)):
+        counts = rows.agg(
+            F.count_if("applies").alias("entries"),
+            F.count("problem").alias("bad"),
+            F.count_if("expired").alias("expired"),
+        ).collect()[0]
+        bad = rows.where("problem IS NOT NULL").limit(BAD_ROWS_MAX) if counts["bad"] else None
+        problems = [row["problem"] for row in bad.collect()] if bad is not None else []
+    applying = rows.where("applies").select("source", F.col("key").alias("entry"), "reason")
+    if counts["entries"] <= BROADCAST_MAX:
+        applying = applying.coalesce(1)  # no shuffle
+    entries = (
+        applying.select("*", F.xxhash64("entry").alias("digest"))
+        .groupBy("digest", "entry")
+        .agg(F.min_by("reason", "source").alias("reason"))
+    )
+    return Suppression(entries, counts["entries"], counts["bad"], counts["expired"], problems, rows)
+
+
+def _checked_columns(source: str, scopes: Sequence[str], today: date) -> list[Column]:
+    """``key``, ``reason``, ``problem``, ``expired`` and ``applies``."""
+    until, scope = (F.btrim(F.coalesce(name, F.lit("")), F.lit(BLANKS)) for name in ("until", "scope"))
+    reason = F.btrim(F.coalesce("reason", F.lit("")), F.lit(BLANKS))
+    bad_day = (until != "") & ~until.rlike(DAY)
+    problem = F.concat(
+        F.lit(f"{source}: '"),
+        F.coalesce(F.substring("entry", 1, 100), F.lit("")),
+        F.lit("': "),
+        F.coalesce("problem", F.when(bad_day, F.concat(F.lit("until '"), F.substring(until, 1, 100), F.lit("': expected a day such as 2027-05-20")))),
+    )  # fmt: skip
+    expired = problem.isNull() & (until != "") & (until < today.isoformat())
+    in_scope = (scope == "") | scope.isin(*scopes) if scopes else scope == ""
+    return [
+        F.col("key"),
+        F.when(reason == "", NO_REASON).otherwise(reason).alias("reason"),
+        problem.alias("problem"),
+        expired.alias("expired"),
+        (problem.isNull() & ~expired & in_scope).alias("applies"),
+    ]
+
+
+def _read(spark: SparkSession, source: str) -> DataFrame:
+    """Rows of _KEYED. Raises LocalError and ConfigError."""
+    if source.startswith(("table:", "jdbc:")) or suffix_of(source) in TABLES:
+        columns = read_list(spark, source, {})
+    else:
+        header = header_of(_first_line(spark, source))
+        if header.column is None:
+            lines = spark.read.text(source)
+            return lines.mapInArrow(_map_lines, _KEYED)
+        columns = _read_csv(spark, source, header)
+    names = {name.strip(BLANKS).lower(): name for name in columns.columns}
+    entry = next((names[name] for name in ENTRY_COLUMNS if name in names), None)
+    if entry is None:
+        raise ConfigError(
+            f"{source}: no column {' or '.join(ENTRY_COLUMNS)}; columns: {', '.join(columns.columns)}"
+        )
+    raw = columns.select(
+        F.col(f"`{entry}`").cast("string").alias("entry"),
+        *(
+            (F.col(f"`{names[name]}`") if name in names else F.lit(None)).cast("string").alias(name)
+            for name in OTHER_COLUMNS
+        ),
+    )
+    return raw.mapInArrow(_map_columns, _KEYED)
+
+
+def _first_line(spark: SparkSession, source: str) -> str:
+    """The first line with an entry or a header. Raises LocalError."""
+    path = Path(source)
+    if path.is_file():
+        try:
+            with path.open(encoding="utf-8-sig", errors="replace") as file:
+                return next((line.rstrip("\n") for line in file if has_entry(line)), "")
+        except OSError as exc:
+            raise LocalError(f"{source}: {exc.strerror}") from exc
+    text = F.btrim("value", F.lit(BLANKS))
+    try:
+        rows = analysed(spark.read.text(source)).where((text != "") & ~F.startswith(text, F.lit("#")))
+    except AnalysisException as exc:
+        raise LocalError(f"{source}: {error_line(str(exc))}") from exc
+    first = rows.first()
+    return str(first["value"]) if first else ""
+
+
+def _read_csv(spark: SparkSession, source: str, header: SuppressionHeader) -> DataFrame:
+    return spark.read.csv(
+        source, header=True, sep=header.delimiter, comment="#", quote='"', escape='"', enforceSchema=False,
+    )  # fmt: skip
+
+
+def _map_columns(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        keys, problems = entry_keys(batch.column("entry"))
+        yield pa.RecordBatch.from_arrays([keys, problems, *batch.columns], names=_KEYED.names)
+
+
+def _map_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Lines of a file without a header; those without an entry are left out."""
+    for batch in batches:
+        lines = batch.column("value")
+        is_simple = pc.invert(pc.match_substring_regex(lines, r'[\s"#,\x{feff}\x{a0}]|^$'))
+        simple = lines.filter(is_simple)
+        others = [
+            split_line(line)
+            for line in lines.filter(pc.invert(is_simple)).to_pylist()
+            if has_entry(line)
+        ]
+        nulls = pa.nulls(len(simple), pa.string())
+        columns = [simple, nulls, nulls, nulls]
+        if others:
+            parts = [pa.array(values, pa.string()) for values in zip(*others, strict=True)]
+            columns = [pa.concat_arrays([a, b]) for a, b in zip(columns, [*parts, pa.nulls(len(others), pa.string())], strict=True)]  # fmt: skip
+        yield from _map_columns(iter([pa.RecordBatch.from_arrays(columns, names=_RAW.names)]))
+
+
+def entry_keys(entries: pa.StringArray) -> tuple[pa.Array, pa.Array]:
+    """The normal form of each address or domain in lower case, or null; and why there is none, or null."""
+    texts = pc.utf8_trim(entries.fill_null(""), BLANKS)
+    is_short = pc.less_equal(pc.utf8_length(texts), PLAIN_MAX)
+    is_plain = pc.and_(is_short, pc.match_substring_regex(texts, rf"\A(?:{PLAIN}|{PLAIN_DOMAIN})\z"))
+    keys = pc.ascii_lower(texts)
+    nulls = pa.nulls(len(keys), pa.string())
+    if pc.all(is_plain, min_count=0).as_py():
+        return keys, nulls
+    is_other = pc.invert(is_plain)
+    pairs = list(map(_key_or_problem, texts.filter(is_other).to_pylist()))
+    found, problems = (pa.array([pair[part] for pair in pairs], pa.string()) for part in (0, 1))
+    return pc.replace_with_mask(keys, is_other, found), pc.replace_with_mask(nulls, is_other, problems)
+
+
+def _key_or_problem(text: str) -> tuple[str | None, str | None]:
+    try:
+        return entry_key(text), None
+    except AddressError as exc:
+        return None, str(exc)
