@@ -1,5 +1,7 @@
 """The options and help texts of ``zonemta pipeline``; its jobs are tested without the command line."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
 from zonemta_py.config.units import host_port
 
 COMMANDS = sorted(pipeline.commands)
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -35,6 +38,24 @@ def test_output_says_what_it_is(name: str) -> None:
             if option.name == "output":
                 metavar = option.make_metavar(click.Context(command))
                 assert metavar == ("FILE" if name in ("recommend", "suppress") else "DIRECTORY")
+
+
+def test_json_is_documented() -> None:
+    """Every command has ``--json`` and a row in docs/pipeline.md, with the keys of what it prints."""
+    pytest.importorskip("pyspark")
+    from zonemta_py.pipeline.jobs import dsn, segment, send
+
+    section = PAGE.read_text().partition("\n## JSON\n")[2].partition("\n## ")[0]
+    cells = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    rows = {name: row for row in cells for name in re.findall(r"`(\w+)`", row[0])}
+    assert sorted(rows) == COMMANDS
+    assert all(any(each.name == "as_json" for each in pipeline.commands[name].params) for name in COMMANDS)  # fmt: skip
+    printed = {
+        "send": (send.SendCounts,), "segment": (segment.SegmentCounts, segment.EngagementCounts), "dsn": (dsn.DsnCounts,),
+    }  # fmt: skip
+    for name, classes in printed.items():
+        keys = {field.name for each in classes for field in fields(each)}
+        assert keys == set(re.findall(r"`(\w+)`", rows[name][2])), name
 
 
 @pytest.mark.parametrize("name", COMMANDS)
