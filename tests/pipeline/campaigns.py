@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.kit.relay import Stage, relaying, staged
 from zonemta_py.config.load import parse_config
-from zonemta_py.pipeline.submission import SubmitOptions
+from zonemta_py.pipeline.envelope import SubmitOptions
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule
 from zonemta_py.sink.server import Sink

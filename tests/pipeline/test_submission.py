@@ -8,12 +8,8 @@ from tests.kit.deadlines import until
 from tests.kit.listener import certificate, users_file
 from tests.kit.relay import staged
 from tests.pipeline.campaigns import addresses, relay_and_sinks, submit_options
-from zonemta_py.pipeline.submission import (
-    EnvelopeSubmitter,
-    PlannedEnvelope,
-    SubmissionResult,
-    SubmitOptions,
-)
+from zonemta_py.pipeline.envelope import PlannedEnvelope, SubmissionResult, SubmitOptions
+from zonemta_py.pipeline.submission import EnvelopeSubmitter
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.transports import connect as smtp
 

@@ -17,7 +17,7 @@ from zonemta_py.intake.context import ListenerContext
 from zonemta_py.intake.message_options import latest_release
 from zonemta_py.intake.state import AUTH, COMMAND, TLS
 from zonemta_py.smtp import sasl
-from zonemta_py.smtp.commands import Refused
+from zonemta_py.smtp.commands import KEY_WINDOW, Refused
 
 HANDSHAKE_S = 60.0
 IDLE_COMMANDS_MAX = 100  # NOOP, RSET and the like between two messages
@@ -65,7 +65,11 @@ class SecureConnection(Connection):
             lines.append("STARTTLS")
         if self._may_authenticate():
             lines.append("AUTH PLAIN LOGIN")
-        if self._user or self._context.trusts(self._client_ip):
+        may_send = bool(self._user) or self._context.trusts(self._client_ip)
+        keys = self._context.settings.submission_key
+        if keys.envid_prefix and (may_send or self._may_authenticate()):
+            lines.append(f"{KEY_WINDOW} {int(keys.window)}")
+        if may_send:
             release = latest_release(self._context.settings.options, clock.now_ms())
             lines += [f"FUTURERELEASE {release}", "DELIVERBY"]
         for line in lines:

@@ -8,16 +8,23 @@ reached is waited for until ``patience_s`` has passed. No Spark here.
 import asyncio
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from zonemta_py.config.units import host_port
-from zonemta_py.config.zones import Timeouts
 from zonemta_py.core import clock
 from zonemta_py.core.errors import DestinationFailed, SessionLost
+from zonemta_py.pipeline.envelope import (
+    ACCEPTED,
+    DEFERRED,
+    REFUSED,
+    PlannedEnvelope,
+    SubmissionResult,
+    SubmitOptions,
+)
 from zonemta_py.pipeline.rules.submission_keys import relays_of
 from zonemta_py.smtp.address import needs_smtputf8
+from zonemta_py.smtp.commands import KEY_WINDOW
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.submit.merge import Template
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
@@ -25,70 +32,14 @@ from zonemta_py.transports.pipelining import DsnOptions, SmtpSession, Transactio
 
 ENVID = " ENVID=submission-key-"
 KEY_FIELD = b"X-Submission-Key: "  # for a relay that does not offer DSN, and so no ENVID
+TIME_FIELD = b"X-Not-Before: "  # for a relay that does not offer FUTURERELEASE, or only after AUTH
 PAUSE_S = 0.2  # before the first retry; doubles with each retry
 PAUSE_MAX_S = 30.0
 DEFERRED_PAUSE_MAX_S = 1.0  # between two messages while the relay defers each
 LOSSES_MAX = 3  # sessions that may break in the submission of one envelope
 FAILOVER_S = 10.0  # a relay that is unreachable for this long loses its keys to the next one
 
-ACCEPTED, REFUSED, DEFERRED = "accepted", "refused", "deferred"
-
 _QUEUED = re.compile(r"queued as (\w+)( duplicate)?(?:, \d+ new recipients as (\w+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedEnvelope:
-    """A message to submit: its submission key, and address and merge fields of each recipient."""
-
-    key: str
-    recipients: Sequence[tuple[str, dict[str, str]]]
-
-
-def envelope_of(row: Mapping[str, Any]) -> PlannedEnvelope:
-    """An envelope from a row of ``tables.ENVELOPE`` as Arrow returns it."""
-    return PlannedEnvelope(
-        row["key"], [(each["address"], dict(each["fields"] or ())) for each in row["recipients"]]
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitOptions:
-    """How to submit.
-
-    ``relays``: each ``host:port``. ``connections``: to each relay. ``patience_s``: how long an
-    unreachable relay is waited for, and how long deferred recipients are tried again (``jobs.send``).
-    ``failover``: a key may go to a second relay.
-    """
-
-    sender: str
-    message: bytes
-    relays: tuple[str, ...]
-    connections: int = 8
-    tls: str = "opportunistic"
-    credentials: tuple[str, str] | None = None
-    ehlo: str = "localhost"
-    patience_s: float = 3600.0
-    failover: bool = False
-    timeouts: Timeouts = Timeouts()
-
-
-@dataclass(frozen=True, slots=True)
-class SubmissionResult:
-    """The result for one recipient: ``state`` is ACCEPTED, REFUSED or DEFERRED.
-
-    ``messages``: the relay's message ids; two when only some recipients of a repeat were new.
-    ``repeated``: the relay knew the key.
-    """
-
-    key: str
-    relay: str
-    address: str
-    state: str
-    code: int
-    reply: str
-    messages: tuple[str, ...]
-    repeated: bool
-    time_ms: int
 
 
 @dataclass(slots=True)
@@ -103,6 +54,29 @@ class _RelayState:
         if self.failing_s is None:
             self.failing_s = clock.monotonic_s()
         return clock.monotonic_s() - self.failing_s
+
+
+async def key_windows(options: SubmitOptions) -> dict[str, int | None]:
+    """For how long, in seconds, each relay that can be reached remembers a key; None: it does not say."""
+    found: dict[str, int | None] = {}
+    for relay in options.relays:
+        try:
+            session = await _open(relay, options)
+        except DestinationFailed:
+            continue  # ``EnvelopeSubmitter`` waits for it
+        text = session.parameter(KEY_WINDOW.lower())
+        found[relay] = int(text) if text.isascii() and text.isdigit() else None
+        session.close()
+    return found
+
+
+async def _open(relay: str, options: SubmitOptions) -> SmtpSession:
+    """A session with a relay. Raises DestinationFailed."""
+    target = host_port(relay)
+    session_options = SessionOptions(
+        options.ehlo, None, options.tls, options.timeouts, options.credentials
+    )
+    return await open_session(Target(target.host, target.host, target.port), session_options)
 
 
 class EnvelopeSubmitter:
@@ -139,10 +113,10 @@ class EnvelopeSubmitter:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
             left = {(result.key, result.address) for result in deferred}
             parts = (
-                (each.key, [one for one in each.recipients if (each.key, one[0]) in left])
+                (each, [one for one in each.recipients if (each.key, one[0]) in left])
                 for each in waiting
             )
-            waiting = [PlannedEnvelope(key, recipients) for key, recipients in parts if recipients]
+            waiting = [replace(each, recipients=left_of) for each, left_of in parts if left_of]
 
     async def _work(self, waiting: deque[PlannedEnvelope], results: list[SubmissionResult]) -> None:
         pause_s = 0.0
@@ -250,11 +224,19 @@ class _EnvelopeSubmission:
         return left, last
 
     def _mail(self, session: SmtpSession, addresses: list[str]) -> Transaction:
-        header, body, dsn = self._header, self._body, None
+        header, body, parameters = self._header, self._body, ""
         if session.offers("dsn"):
-            dsn = DsnOptions(ENVID + self._envelope.key, [""] * len(addresses))
+            parameters = ENVID + self._envelope.key
         else:
             header = KEY_FIELD + self._envelope.key.encode() + b"\r\n" + header
+        send_at_ms = self._envelope.send_at_ms
+        if send_at_ms is not None and send_at_ms > clock.now_ms():
+            time = f"{clock.utc(send_at_ms):%Y-%m-%dT%H:%M:%SZ}"
+            if session.offers("futurerelease"):
+                parameters += f" HOLDUNTIL={time}"
+            else:
+                header = TIME_FIELD + time.encode() + b"\r\n" + header
+        dsn = DsnOptions(parameters, [""] * len(addresses)) if parameters else None
         return Transaction(
             self._options.sender,
             addresses,
@@ -272,12 +254,7 @@ class _EnvelopeSubmission:
             session = state.idle.pop()
             if session.usable:
                 return session
-        options = self._options
-        relay = host_port(self._relay)
-        session_options = SessionOptions(
-            options.ehlo, None, options.tls, options.timeouts, options.credentials
-        )
-        return await open_session(Target(relay.host, relay.host, relay.port), session_options)
+        return await _open(self._relay, self._options)
 
     def _record(self, state: str, addresses: list[str], reply: Reply) -> None:
         queued = _QUEUED.search(reply.text) if state == ACCEPTED else None

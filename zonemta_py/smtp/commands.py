@@ -13,6 +13,8 @@ from zonemta_py.smtp import verp
 from zonemta_py.smtp.address import AddressError, needs_smtputf8, normalise
 from zonemta_py.smtp.dsn_params import UNSET, parse_notify, valid_envid, valid_orcpt
 
+KEY_WINDOW = "X-SUBMISSION-KEY"  # EHLO keyword: for how many seconds a submission key is remembered
+
 _PATH = re.compile(
     r"\s*<(?:@[^:,<>\s]+(?:,@[^:,<>\s]+)*:)?((?:\"(?:[^\"\\]|\\.)*\"|[^<>\"\s])*)>(?:\s+(\S.*))?\s*\Z",
     re.DOTALL,

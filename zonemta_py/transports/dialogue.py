@@ -52,6 +52,10 @@ class Dialogue(asyncio.Protocol):
         """Whether the peer announced ``extension`` (lower case)."""
         return extension in self._extensions
 
+    def parameter(self, extension: str) -> str:
+        """What the peer announced behind ``extension`` (lower case); empty without it."""
+        return self._extensions.get(extension, "")
+
     def data_received(self, data: bytes) -> None:
         """Read replies; more than ``_replies_owed`` end the session."""
         if self.trace is not None:

@@ -12,6 +12,7 @@ import pytest
 from tests.pipeline.campaigns import PERSONAL, plan, write_list
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.pipeline.rules.selection import Selection, parse_variants
 from zonemta_py.pipeline.rules.submission_keys import submission_key
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 def envelopes(spark: "SparkSession", output: Path) -> list[Any]:
     return spark.read.parquet(f"{output}/envelopes").collect()
+
+
+def members_of(envelope: Any) -> list[str]:
+    return sorted(recipient["address"] for recipient in envelope["recipients"])
 
 
 def left_out(spark: "SparkSession", output: Path) -> dict[str, list[tuple[str, str]]]:
@@ -73,7 +78,6 @@ def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
     for envelope in found:
         members = [r["address"] for r in envelope["recipients"]]
         assert 1 <= len(members) <= 20
-        assert members == sorted(members)
         assert envelope["key"] == submission_key(str(manifest.id), members)
         assert envelope["slot"] == 0, "840 recipients are one part"
         assert {m.endswith("@news.example") for m in members} == {envelope["zone"] == "news"}
@@ -83,7 +87,7 @@ def test_envelopes(spark: "SparkSession", tmp_path: Path) -> None:
     again = plan(spark, listed, tmp_path / "again", recipients_per_message=20, config=config)
     assert again.envelopes == manifest.envelopes
     others = envelopes(spark, tmp_path / "again")
-    assert sorted(e["recipients"] for e in others) == sorted(e["recipients"] for e in found)
+    assert sorted(members_of(e) for e in others) == sorted(members_of(e) for e in found)
     assert not {e["key"] for e in others} & {e["key"] for e in found}, "a plan has keys of its own"
 
 
@@ -253,3 +257,69 @@ def test_another_encoding_and_separator(spark: "SparkSession", tmp_path: Path) -
     assert (manifest.planned, manifest.rejected) == (2, 0)
     fields = {r["address"]: r["fields"]["name"] for e in envelopes(spark, tmp_path / "plan") for r in e["recipients"]}  # fmt: skip
     assert fields == {"a@x.example": "Jörg", "jörg@x.example": "J"}
+
+
+def addresses_of(spark: "SparkSession", output: Path) -> set[str]:
+    return {r["address"] for e in envelopes(spark, output) for r in e["recipients"]}
+
+
+def test_variants_divide_a_list(spark: "SparkSession", tmp_path: Path) -> None:
+    """Each recipient is in one variant, the same one when the list grows; shares are about as asked for."""
+    rows = [[f"{n}@d{n % 7}.example", ""] for n in range(1000)]
+    listed = write_list(tmp_path / "list.csv", rows)
+    variants = parse_variants("a=45,b=45,holdout=10")
+    parts = {}
+    for name, _ in variants:
+        selection = Selection("june", variants=variants, variant=name)
+        manifest = plan(spark, listed, tmp_path / name, selection=selection)
+        parts[name] = addresses_of(spark, tmp_path / name)
+        assert (manifest.planned, manifest.other_variant) == (len(parts[name]), 1000 - len(parts[name]))
+    assert sum(map(len, parts.values())) == len(set.union(*parts.values())) == 1000
+    assert 400 < len(parts["a"]) < 500
+    assert 60 < len(parts["holdout"]) < 140
+    write_list(listed, [*rows, ["new@x.example", ""]])
+    selection = Selection("june", variants=variants, variant="a")
+    plan(spark, listed, tmp_path / "grown", selection=selection)
+    assert addresses_of(spark, tmp_path / "grown") - {"new@x.example"} == parts["a"]
+
+
+def test_a_sample(spark: "SparkSession", tmp_path: Path) -> None:
+    listed = write_list(tmp_path / "list.csv", [[f"{n}@x.example", ""] for n in range(1000)])
+    manifest = plan(spark, listed, tmp_path / "plan", selection=Selection("june", sample=0.1))
+    assert manifest.planned + (manifest.not_sampled or 0) == 1000
+    assert 60 < manifest.planned < 140
+    assert len(left_out(spark, tmp_path / "plan")["not_sampled"]) == manifest.not_sampled
+
+
+def test_caps_per_day(spark: "SparkSession", tmp_path: Path) -> None:
+    """What is over a provider's cap is the list of another plan, with the fields that the message needs."""
+    rows = [[f"{n}@gmail.com", f"G{n}"] for n in range(50)] + [
+        [f"{n}@x.example", "X"] for n in range(20)
+    ]
+    listed = write_list(tmp_path / "list.csv", [*rows, ["0@gmail.com", "again"]])
+    selection = Selection("june", caps={"google": 30, "x.example": 100})
+    manifest = plan(spark, listed, tmp_path / "today", selection=selection, message=PERSONAL)
+    assert (manifest.planned, manifest.postponed, manifest.duplicate) == (50, 20, 1)
+    tomorrow = plan(spark, tmp_path / "today" / "postponed", tmp_path / "next", message=PERSONAL)
+    assert tomorrow.planned == 20
+    today, after = (addresses_of(spark, tmp_path / name) for name in ("today", "next"))
+    assert today | after == {row[0] for row in rows}
+    assert not today & after
+    fields = {r["address"]: r["fields"]["name"] for e in envelopes(spark, tmp_path / "next") for r in e["recipients"]}  # fmt: skip
+    assert all(name == f"G{address.partition('@')[0]}" for address, name in fields.items())
+
+
+def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:
+    """Recipients of different minutes share no message; what is no time is rejected; an empty cell is at once."""
+    rows = [["a@x.example", "2027-01-15T08:00:10Z"], ["b@x.example", "1800000030"], ["c@x.example", ""],
+            ["d@x.example", "2027-01-15T08:01:00Z"], ["e@x.example", "soon"]]  # fmt: skip
+    listed = write_list(tmp_path / "list.csv", rows, head=("email", "at"))
+    manifest = plan(spark, listed, tmp_path / "plan", send_at_column="at")
+    assert (manifest.planned, manifest.rejected) == (4, 1)
+    assert left_out(spark, tmp_path / "plan")["rejected"] == [("e@x.example", "no time in 'at'")]
+    found = {tuple(members_of(e)): e["send_at_ms"] for e in envelopes(spark, tmp_path / "plan")}
+    assert set(found) == {("a@x.example", "b@x.example"), ("c@x.example",), ("d@x.example",)}
+    assert found[("c@x.example",)] is None
+    assert found[("d@x.example",)] == 1_800_000_060_000
+    with pytest.raises(LocalError, match="no column when"):
+        plan(spark, listed, tmp_path / "other", send_at_column="when")

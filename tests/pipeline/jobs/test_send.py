@@ -19,7 +19,7 @@ from tests.pipeline.campaigns import (
     submit_options,
 )
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.submission import SubmitOptions
+from zonemta_py.pipeline.envelope import SubmitOptions
 from zonemta_py.sink.script import Rule, Step
 
 pytest.importorskip("pyspark")

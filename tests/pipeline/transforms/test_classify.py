@@ -28,14 +28,19 @@ ROWS = [
 ]
 
 
-def suppression_of(spark: "SparkSession", entries: list[tuple[str, str]]) -> Any:
+def suppression_of(spark: "SparkSession", entries: list[tuple[str, str]] | None, held: bool) -> Any:
+    """The entries as what each task gets, or as what Spark joins."""
     from pyspark.sql import functions as F
 
     from zonemta_py.pipeline.spark.suppression import Suppression
 
+    if not entries:
+        return None
     rows = spark.createDataFrame(entries, "entry string, reason string")
-    rows = rows.select(F.xxhash64("entry").alias("digest"), "entry", "reason")
-    return Suppression(rows, len(entries), 0, 0, (), rows)
+    joined = rows.select(F.xxhash64("entry").alias("digest"), "entry", "reason")
+    return Suppression(
+        rows.toArrow() if held else None, None if held else joined, len(entries), 0, 0, (), rows
+    )
 
 
 def kinds(
@@ -43,6 +48,7 @@ def kinds(
     entries: list[tuple[str, str]] | None,
     case_sensitive: bool = False,
     selection: Selection | None = None,
+    held: bool = True,
 ) -> list[tuple[str, str | None]]:
     rows = spark.createDataFrame(
         [
@@ -51,14 +57,15 @@ def kinds(
         ],
         "position long, given string, address string, folded string, reason string",
     )  # fmt: skip
-    suppression = suppression_of(spark, entries) if entries else None
+    suppression = suppression_of(spark, entries, held)
     arranged = rows.transform(
         classify.arrange_rows(suppression, selection or Selection("june"), case_sensitive)
     )
+    classifier = classify.Classifier(case_sensitive, suppression and suppression.held)
     kept = "position long, kind string, why string"
 
     def mark(batches: Any) -> Any:
-        for block in classify.classify_blocks(batches, case_sensitive):
+        for block in classifier.blocks(batches):
             yield from block.select(["position", "kind", "why"]).to_batches()
 
     found = arranged.mapInArrow(mark, kept).orderBy("position").collect()
@@ -78,27 +85,25 @@ def test_the_first_row_of_an_address_is_planned(spark: "SparkSession") -> None:
     ]
 
 
-def test_suppressed_by_address_and_by_domain(spark: "SparkSession") -> None:
+@pytest.mark.parametrize("held", [True, False])
+def test_suppressed_by_address_and_by_domain(spark: "SparkSession", held: bool) -> None:
     """The reason of the address takes precedence; a duplicate is a duplicate."""
-    entries = [("a@x.example", "bounced"), ("x.example", "asked"), ("gone.example", "no such domain")]
-    assert kinds(spark, entries)[:6] == [
+    entries = [
+        ("a@x.example", "bounced"),
+        ("x.example", "asked"),
+        ("gone.example", "no such domain"),
+        ("é@x.example", "left"),
+    ]
+    assert kinds(spark, entries, held=held) == [
         ("suppressed", "bounced"),
         ("rejected", "no address"),
         ("duplicate", "earlier in the list"),
         ("suppressed", "asked"),
         ("suppressed", "no such domain"),
         ("rejected", "no address"),
+        ("suppressed", "left"),
+        ("duplicate", "earlier in the list"),
     ]
-
-
-def test_many_entries_are_joined_without_a_broadcast(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zonemta_py.pipeline.spark.suppression.BROADCAST_MAX", 0)
-    entries = [("a@x.example", "bounced"), ("gone.example", "no such domain"), ("é@x.example", "asked")]
-    assert [kind for kind, _ in kinds(spark, entries)] == [
-        "suppressed", "rejected", "duplicate", "planned", "suppressed", "rejected", "suppressed", "duplicate",
-    ]  # fmt: skip
 
 
 def test_case_that_matters(spark: "SparkSession") -> None:

@@ -32,8 +32,8 @@ def test_planned_load(spark: "SparkSession") -> None:
 
     envelopes = spark.createDataFrame(
         [
-            ("k1", 0, 0, "default", "", [("a@x.example", {})]),
-            ("k2", 0, TURNS // 2, "default", "", [("b@x.example", {}), ("c@y.example", {})]),
+            ("k1", 0, 0, "default", "", [("a@x.example", {})], None),
+            ("k2", 0, TURNS // 2, "default", "", [("b@x.example", {}), ("c@y.example", {})], None),
         ],
         tables.ENVELOPE,
     )

@@ -12,7 +12,7 @@ def envelopes(spark: "SparkSession") -> "DataFrame":
     from zonemta_py.pipeline.spark import tables
 
     recipients = [(f"{name}@x.example", {}) for name in ADDRESSES]
-    return spark.createDataFrame([("k", 0, 0, "default", "x", recipients)], tables.ENVELOPE)
+    return spark.createDataFrame([("k", 0, 0, "default", "x", recipients, None)], tables.ENVELOPE)
 
 
 def row(name: str, state: str, messages: list[str], run: int = 1) -> tuple[object, ...]:

@@ -157,8 +157,8 @@ class _Campaign:
         return make_plan(self.spark, request, self.progress).manifest
 
     def _send(self, manifest: "PlanManifest", address: str) -> None:
+        from zonemta_py.pipeline.envelope import SubmitOptions
         from zonemta_py.pipeline.jobs.send import send_plan
-        from zonemta_py.pipeline.submission import SubmitOptions
 
         plan = str(self.directory / manifest.campaign)
         options = SubmitOptions(sender=manifest.sender, message=LETTER, relays=(address,))

@@ -117,9 +117,9 @@ def _send(
     as_json: bool,
     **options: Any,
 ) -> None:
+    from zonemta_py.pipeline.envelope import SubmitOptions
     from zonemta_py.pipeline.jobs.plan import read_manifest, read_message
-    from zonemta_py.pipeline.jobs.send import read_ledger, send_plan
-    from zonemta_py.pipeline.submission import SubmitOptions
+    from zonemta_py.pipeline.jobs.send import key_warnings, read_ledger, send_plan
 
     values = _submit_values(**options)
     with spark.job() as (session, progress):
@@ -130,6 +130,8 @@ def _send(
             )
         message = read_message(session, plan_path)
         submit = SubmitOptions(sender=manifest.sender, message=message, **values)
+        for warning in key_warnings(session, plan_path, submit):
+            click.secho(f"warning: {warning}", fg="yellow", err=True)
         counts = send_plan(session, plan_path, submit, progress, allow_repeats=allow_repeats)
     if as_json:
         print_json(asdict(counts))

@@ -25,7 +25,13 @@ from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
-from zonemta_py.pipeline.transforms.classify import KINDS, PLANNED, POSTPONED, arrange_rows
+from zonemta_py.pipeline.transforms.classify import (
+    KINDS,
+    PLANNED,
+    POSTPONED,
+    Classifier,
+    arrange_rows,
+)
 from zonemta_py.pipeline.transforms.normalise import normalise_rows
 from zonemta_py.pipeline.transforms.pack import Packing, pack_rows, with_keys
 from zonemta_py.routing import make_router
@@ -189,17 +195,19 @@ def _pack(
         make_router(request.config),
         domain_of(request.sender),
         None if alone else request.recipients_per_message,
-        request.case_sensitive,
     )
+    classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
     with spark_errors(request.source):
         packed = (
             listed.rows.observe(read, F.count(F.lit(1)).alias("rows"))
             .transform(normalise_rows(listed.email, listed.merge_fields, request.send_at_column))
             .transform(arrange_rows(suppression, selection, request.case_sensitive))
-            .transform(pack_rows(packing, selection.caps))
+            .transform(pack_rows(classifier, packing, selection.caps))
             .persist(StorageLevel.DISK_ONLY)
         )
-        rows = packed.groupBy("kind").agg(F.sum(F.coalesce(F.size("addresses"), F.lit(1))).alias("size"))
+        rows = packed.groupBy("kind").agg(
+            F.sum(F.coalesce(F.size("recipients"), F.lit(1))).alias("size")
+        )
         counts = dict.fromkeys(KINDS, 0)
         counts.update({row["kind"]: int(row["size"]) for row in rows.collect()})
         rows_read = int(read.get["rows"])

@@ -16,21 +16,16 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
+from zonemta_py.core.durations import span
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.loop import loop_factory
+from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED, SubmitOptions, envelope_of
 from zonemta_py.pipeline.jobs.plan import PlanManifest, read_manifest
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import analysed, spark_errors
 from zonemta_py.pipeline.spark.progress import ROWS_PER_FILE, Progress, report_rows
 from zonemta_py.pipeline.spark.tables import record_batch
-from zonemta_py.pipeline.submission import (
-    ACCEPTED,
-    DEFERRED,
-    REFUSED,
-    EnvelopeSubmitter,
-    SubmitOptions,
-    envelope_of,
-)
+from zonemta_py.pipeline.submission import EnvelopeSubmitter, key_windows
 from zonemta_py.pipeline.transforms.pack import TURNS
 
 ROUND_ROWS_MIN = 10_000  # recipients of the first round
@@ -60,6 +55,32 @@ class SendCounts:
     def complete(self) -> bool:
         """Whether every recipient was accepted."""
         return self.accepted == self.planned
+
+
+def key_warnings(spark: SparkSession, plan: str, options: SubmitOptions) -> list[str]:
+    """Where a relay may have forgotten a submission key when it is used again: then a recipient may get two messages.
+
+    Asks the relays. Raises LocalError when there is no plan.
+    """
+    windows = asyncio.run(key_windows(options))
+    ledger = read_ledger(spark, plan)
+    last_ms = ledger.agg(F.max("run").alias("run")).collect()[0]["run"] if ledger is not None else None
+    since_s = (clock.now_ms() - last_ms) / 1000 if last_ms else 0.0
+    found = []
+    for relay, window_s in windows.items():
+        if window_s is None:
+            found.append(f"{relay} does not say whether it recognises a message that is submitted again")
+        elif since_s > window_s:
+            found.append(
+                f"the last run ended {span(since_s)} ago, and {relay} forgets submission keys after {span(window_s)}: "
+                "recipients whose message was under way when it ended may get it twice"
+            )
+        elif options.patience_s > window_s:
+            found.append(
+                f"--patience is {span(options.patience_s)}, and {relay} forgets submission keys after "
+                f"{span(window_s)}: choose a shorter patience"
+            )
+    return found
 
 
 def send_plan(
@@ -145,7 +166,7 @@ class _Sending:
             (
                 envelopes.repartitionByRange(self.manifest.slots, "slot")
                 .sortWithinPartitions("slot", "turn")
-                .select("key", "recipients")
+                .select("key", "recipients", "send_at_ms")
                 .mapInArrow(_submit_batches(self.manifest.campaign, self.options), tables.LEDGER)
                 .observe(
                     counted,
@@ -223,7 +244,7 @@ def _without(settled: DataFrame) -> Callable[[DataFrame], DataFrame]:
             (each["key"] == settled["key"]) & (F.col("recipient.address") == F.col("settled")),
             "left_anti",
         )
-        return left.groupBy("key", "slot", "turn", "zone", "provider").agg(
+        return left.groupBy("key", "slot", "turn", "zone", "provider", "send_at_ms").agg(
             F.collect_list("recipient").alias("recipients")
         )
 

@@ -33,7 +33,8 @@ from zonemta_py.admin.requests import ListRequest
 from zonemta_py.config.units import duration, host_port
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.core.loop import loop_factory
-from zonemta_py.pipeline.submission import ACCEPTED, EnvelopeSubmitter, SubmitOptions, envelope_of
+from zonemta_py.pipeline.envelope import ACCEPTED, SubmitOptions, envelope_of
+from zonemta_py.pipeline.submission import EnvelopeSubmitter
 
 QUEUE = "message string, recipient string, zone string, domain string, state string, attempts int, reply string"
 _QUEUE_COLUMNS = ("message", "recipient", "zone", "domain", "state", "attempts", "reply")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
@@ -33,7 +34,7 @@ from zonemta_py.pipeline.spark.lists import read_list, suffix_of
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
 
-BROADCAST_MAX = 1_000_000  # entries that every task keeps in memory
+HELD_MAX = 1_000_000  # entries that every task keeps in memory
 BAD_ROWS_MAX = 20  # that are reported one by one
 TABLES = ("parquet", "orc", "json", "jsonl", "ndjson")  # suffixes of what is not a text of lines
 OTHER_COLUMNS = ("reason", "until", "scope")
@@ -46,12 +47,15 @@ _KEYED = StructType([StructField(name, _STRING) for name in ("key", "problem", "
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """The entries that apply. ``rows``: ``entry`` (a normalised address or domain in lower case), ``reason`` and ``digest``.
+    """The entries that apply: each is a normalised address or domain in lower case, with its reason.
 
-    ``bad``: number of rows that are neither; ``bad_rows`` describes the first of them. ``expired``: rows whose last day is over.
+    ``held``: all of them as an Arrow table of ``entry`` and ``reason`` that each task gets, or None when they are too many: then
+    ``rows`` has them, with their ``digest``, and Spark joins them. ``bad``: number of rows that are no entry; ``bad_rows``
+    describes the first of them. ``expired``: rows whose last day is over.
     """
 
-    rows: DataFrame
+    held: pa.Table | None
+    rows: DataFrame | None
     entries: int
     bad: int
     expired: int
@@ -61,17 +65,6 @@ class Suppression:
     def release(self) -> None:
         """Remove what is stored for the joins."""
         self._stored.unpersist()
-
-    def addresses(self) -> DataFrame:
-        """The entries that are addresses."""
-        return self._hinted(self.rows.where(F.contains("entry", F.lit("@"))))
-
-    def domains(self) -> DataFrame:
-        """The entries that are domains."""
-        return self._hinted(self.rows.where(~F.contains("entry", F.lit("@"))).drop("digest"))
-
-    def _hinted(self, rows: DataFrame) -> DataFrame:
-        return F.broadcast(rows) if self.entries <= BROADCAST_MAX else rows
 
 
 def read_suppression(
@@ -100,15 +93,31 @@ def read_suppression(
         ).collect()[0]
         bad = rows.where("problem IS NOT NULL").limit(BAD_ROWS_MAX) if counts["bad"] else None
         problems = [row["problem"] for row in bad.collect()] if bad is not None else []
-    applying = rows.where("applies").select("source", F.col("key").alias("entry"), "reason")
-    if counts["entries"] <= BROADCAST_MAX:
-        applying = applying.coalesce(1)  # no shuffle
-    entries = (
-        applying.select("*", F.xxhash64("entry").alias("digest"))
+        applying = rows.where("applies").select("source", F.col("key").alias("entry"), "reason")
+        held = counts["entries"] <= HELD_MAX
+        found_held = _first_of_each(applying.toArrow()) if held else None
+    joined = None if held else _distinct(applying)
+    return Suppression(
+        found_held, joined, counts["entries"], counts["bad"], counts["expired"], problems, rows
+    )
+
+
+def _first_of_each(entries: pa.Table) -> pa.Table:
+    """``entry`` and ``reason``, each entry once."""
+    ordered = entries.sort_by("source").combine_chunks()
+    names = ordered.column("entry")
+    codes = (names.chunk(0) if names.num_chunks else pa.array([], pa.string())).dictionary_encode()
+    _, first = np.unique(codes.indices.to_numpy(), return_index=True)
+    return ordered.select(["entry", "reason"]).take(pa.array(first))
+
+
+def _distinct(entries: DataFrame) -> DataFrame:
+    """``digest``, ``entry`` and ``reason``, each entry once; distributed by the digest, as the list is."""
+    return (
+        entries.select("*", F.xxhash64("entry").alias("digest"))
         .groupBy("digest", "entry")
         .agg(F.min_by("reason", "source").alias("reason"))
     )
-    return Suppression(entries, counts["entries"], counts["bad"], counts["expired"], problems, rows)
 
 
 def _checked_columns(source: str, scopes: Sequence[str], today: date) -> list[Column]:

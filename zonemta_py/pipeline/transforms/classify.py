@@ -44,7 +44,8 @@ def arrange_rows(
         keyed = rows.select(
             "*", F.when(key.isNull(), F.col("position")).otherwise(F.xxhash64(key)).alias("digest")
         )
-        found = _suppressed(keyed.repartition("digest"), folded, suppression)
+        entries = suppression.rows if suppression else None
+        found = _suppressed(keyed.repartition("digest"), folded, entries)
         apart, why = _apart(selection, folded)
         return found.select("*", apart.alias("apart"), why.alias("apart_why")).sortWithinPartitions(
             "digest", "position"
@@ -53,22 +54,23 @@ def arrange_rows(
     return transform
 
 
-def _suppressed(rows: DataFrame, folded: Column, suppression: Suppression | None) -> DataFrame:
+def _suppressed(rows: DataFrame, folded: Column, entries: DataFrame | None) -> DataFrame:
     """Rows with ``suppressed``; the reason of an address takes precedence over that of its domain."""
-    if suppression is None:
+    if entries is None:
         return rows.select("*", F.lit(None).cast("string").alias("suppressed"))
     columns = [F.col(name) for name in rows.columns]
     found = rows
-    # Entries are in lower case: their digest is that of the list only where that ignores case, too.
+    # The digest of an entry is that of its lower case.
     on_address = (F.xxhash64(folded) == F.col("by_address_digest")) & (
         folded == F.col("by_address_entry")
     )
     on_domain = F.substring_index("address", "@", -1) == F.col("by_domain_entry")
-    for name, condition, entries in (
-        ("by_address", on_address, suppression.addresses()),
-        ("by_domain", on_domain, suppression.domains()),
+    has_at = F.contains("entry", F.lit("@"))
+    for name, condition, part in (
+        ("by_address", on_address, entries.where(has_at)),
+        ("by_domain", on_domain, entries.where(~has_at)),
     ):
-        named = entries.select(*(F.col(each).alias(f"{name}_{each}") for each in entries.columns))
+        named = part.select(*(F.col(each).alias(f"{name}_{each}") for each in part.columns))
         found = found.join(named, condition, "left")
     return found.select(
         *columns, F.coalesce("by_address_reason", "by_domain_reason").alias("suppressed")
@@ -107,15 +109,66 @@ class _Seen:
     keys: set[str] = field(default_factory=set)
 
 
-def classify_blocks(batches: Iterator[pa.RecordBatch], case_sensitive: bool) -> Iterator[pa.Table]:
-    """Blocks of the rows of ``arrange_rows``, with ``kind`` and ``why``."""
-    seen = _Seen()
-    for block in blocks(batches):
-        kind, why = _kinds_of(block, case_sensitive, seen)
-        yield block.append_column("kind", kind).append_column("why", why)
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """How rows are classified. ``entries``: ``entry`` and ``reason`` of what is suppressed besides what Spark has joined."""
+
+    case_sensitive: bool = False
+    entries: pa.Table | None = None
+
+    def blocks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Blocks of the rows of ``arrange_rows``, with ``kind`` and ``why``."""
+        seen = _Seen()
+        reasons = _Reasons(self.entries) if self.entries is not None else None
+        for block in blocks_of(batches):
+            kind, why = self._kinds(block, seen, reasons)
+            yield block.append_column("kind", kind).append_column("why", why)
+
+    def _kinds(
+        self, block: pa.Table, seen: _Seen, reasons: "_Reasons | None"
+    ) -> tuple[pa.Array, pa.Array]:
+        """The columns kind and why; ``seen`` is brought up to the end of the block."""
+        address = _column(block, "address")
+        folded = pc.coalesce(_column(block, "folded"), pc.ascii_lower(address))
+        key = address if self.case_sensitive else folded
+        suppressed = _column(block, "suppressed") if reasons is None else reasons.of(folded)
+        reason, apart = _column(block, "reason"), _column(block, "apart")
+        is_duplicate = pa.array(_duplicates(_column(block, "digest").to_numpy(), key, seen))
+        cases = pc.make_struct(pc.is_valid(reason), is_duplicate, pc.is_valid(suppressed))
+        kind = pc.case_when(
+            cases, REJECTED, DUPLICATE, SUPPRESSED, pc.coalesce(apart, pa.scalar(PLANNED))
+        )
+        why = pc.case_when(cases, reason, EARLIER, suppressed, _column(block, "apart_why"))
+        return kind, why
 
 
-def blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+class _Reasons:
+    """Finds the reason of an address or its domain."""
+
+    def __init__(self, entries: pa.Table) -> None:
+        self._entries, self._reasons = (
+            entries.column(name).combine_chunks() for name in ("entry", "reason")
+        )
+        is_domain = pc.invert(pc.match_substring(self._entries, "@"))
+        self._domains = self._entries.filter(is_domain)
+        self._of_domains = self._reasons.filter(is_domain)
+
+    def of(self, folded: pa.Array) -> pa.Array:
+        """The reason of each address, or null; its own takes precedence over that of its domain."""
+        by_address = self._reasons.take(pc.index_in(folded, self._entries, skip_nulls=True))
+        if not len(self._domains):
+            return by_address
+        at_domain = pc.index_in(domains_of(folded), self._domains, skip_nulls=True)
+        return pc.coalesce(by_address, self._of_domains.take(at_domain))
+
+
+def domains_of(addresses: pa.StringArray) -> pa.StringArray:
+    """What is behind the last ``@`` of each address; null for null."""
+    parts = pc.split_pattern(addresses, "@", max_splits=1, reverse=True)
+    return pc.list_element(parts, 1)
+
+
+def blocks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Tables of BLOCK_ROWS or a little more, each column in one piece."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -132,19 +185,6 @@ def blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _column(table: pa.Table, name: str) -> pa.Array:
     """A column of a table whose chunks were combined."""
     return table.column(name).chunk(0)
-
-
-def _kinds_of(block: pa.Table, case_sensitive: bool, seen: _Seen) -> tuple[pa.Array, pa.Array]:
-    """The columns kind and why; ``seen`` is brought up to the end of the block."""
-    address = _column(block, "address")
-    key = address if case_sensitive else pc.coalesce(_column(block, "folded"), pc.ascii_lower(address))
-    reason, suppressed, apart = (_column(block, name) for name in ("reason", "suppressed", "apart"))
-    is_duplicate = pa.array(_duplicates(_column(block, "digest").to_numpy(), key, seen))
-    is_rejected, is_suppressed = pc.is_valid(reason), pc.is_valid(suppressed)
-    cases = pc.make_struct(is_rejected, is_duplicate, is_suppressed)
-    kind = pc.case_when(cases, REJECTED, DUPLICATE, SUPPRESSED, pc.coalesce(apart, pa.scalar(PLANNED)))
-    why = pc.case_when(cases, reason, EARLIER, suppressed, _column(block, "apart_why"))
-    return kind, why
 
 
 def _duplicates(digest: Numbers, key: pa.Array, seen: _Seen) -> Flags:

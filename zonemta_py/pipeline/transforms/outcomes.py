@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from zonemta_py.events.schema import FINAL
-from zonemta_py.pipeline.submission import ACCEPTED, DEFERRED, REFUSED
+from zonemta_py.pipeline.envelope import ACCEPTED, DEFERRED, REFUSED
 
 WAITING, UNSENT = "waiting", "unsent"
 SUBMISSION = {REFUSED: "refused by the relay", DEFERRED: "deferred by the relay"}

@@ -20,7 +20,8 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.submission_keys import KEY_DIGITS
-from zonemta_py.pipeline.transforms.classify import PLANNED, POSTPONED, blocks, classify_blocks
+from zonemta_py.pipeline.spark.tables import RECIPIENT
+from zonemta_py.pipeline.transforms.classify import PLANNED, POSTPONED, Classifier, blocks_of, domains_of
 from zonemta_py.pipeline.transforms.normalise import FIELDS, SEND_AT
 from zonemta_py.routing import Router
 
@@ -33,7 +34,7 @@ _STRING = StringType()
 PACKED = StructType(
     [
         *(StructField(name, _STRING) for name in ("kind", "zone", "provider")),
-        StructField("addresses", ArrayType(_STRING)),
+        StructField("recipients", ArrayType(RECIPIENT)),
         *(StructField(name, _STRING) for name in ("address", "reason")),
     ]
 )
@@ -57,15 +58,14 @@ class Packing:
     router: Router
     sender_domain: str
     per_envelope: int | None
-    case_sensitive: bool = False
 
 
 def pack_rows(
-    packing: Packing, caps: Mapping[str, int] | None = None
+    classifier: Classifier, packing: Packing, caps: Mapping[str, int] | None = None
 ) -> Callable[[DataFrame], DataFrame]:
     """Rows of PACKED, with FIELDS and SEND_AT where they are in the rows of ``arrange_rows``.
 
-    A planned row has the ``addresses`` of an envelope; any other row the ``address`` as it is in the list, and the ``reason``.
+    A planned row has the ``recipients`` of an envelope; any other row the ``address`` as it is in the list, and the ``reason``.
     ``caps``: the most recipients of a provider; the others, by their digest, are postponed.
     """
 
@@ -73,12 +73,12 @@ def pack_rows(
         extra = [each for each in (FIELDS, SEND_AT) if each.name in rows.columns]
         schema = StructType([*PACKED, *extra])
         if not caps:
-            return rows.mapInArrow(partial(_packed, packing, schema), schema)
+            return rows.mapInArrow(partial(_classified_and_packed, classifier, packing, schema), schema)
         classified = StructType([*CLASSIFIED, *extra])
         return (
-            rows.mapInArrow(partial(_classified, packing, classified), classified)
+            rows.mapInArrow(partial(_classified, classifier, classified), classified)
             .transform(_postpone(caps))
-            .mapInArrow(partial(_packed_only, packing, schema), schema)
+            .mapInArrow(partial(_packed, packing, schema), schema)
         )
 
     return transform
@@ -111,30 +111,30 @@ def _postpone(caps: Mapping[str, int]) -> Callable[[DataFrame], DataFrame]:
     return transform
 
 
-def _packed(
-    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
+def _classified_and_packed(
+    classifier: Classifier, packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     packer = BlockPacker(packing, to_arrow_schema(schema))
-    for block in classify_blocks(batches, packing.case_sensitive):
-        yield from packer.pack(block)
-
-
-def _packed_only(
-    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    packer = BlockPacker(packing, to_arrow_schema(schema))
-    for block in blocks(batches):
+    for block in classifier.blocks(batches):
         yield from packer.pack(block)
 
 
 def _classified(
-    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
+    classifier: Classifier, schema: StructType, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    for block in classify_blocks(batches, packing.case_sensitive):
-        domains = domains_of(block.column("address").chunk(0)).dictionary_encode()
+    for block in classifier.blocks(batches):
+        domains = domains_of(block.column("address").combine_chunks()).dictionary_encode()
         names = pa.array(list(map(provider_of, domains.dictionary.to_pylist())), pa.string())
         named = block.append_column("provider", names.take(domains.indices))
         yield from named.select(schema.names).to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _packed(
+    packing: Packing, schema: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    packer = BlockPacker(packing, to_arrow_schema(schema))
+    for block in blocks_of(batches):
+        yield from packer.pack(block)
 
 
 @dataclass(slots=True)
@@ -180,14 +180,27 @@ class BlockPacker:
         provider = pc.if_else(
             pa.array(shared), pa.scalar(SHARED), providers.take(pa.array(domain[first]))
         )
-        members = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), addresses.take(pa.array(rows)))
+        members = self._recipients(planned, addresses, pa.array(rows))
         yield from self._batches(
             len(first),
             kind=pa.array([PLANNED]).take(pa.array(np.zeros(len(first), dtype=np.int64))),
             zone=zones.take(pa.array(domain[first])),
             provider=provider,
-            addresses=members,
-            **{name: planned.column(name).take(pa.array(first)) for name in names},
+            recipients=pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), members),
+            **{name: planned.column(name).take(pa.array(first)) for name in names if name != "fields"},
+        )
+
+    def _recipients(
+        self, planned: pa.Table, addresses: pa.StringArray, rows: pa.Array
+    ) -> pa.StructArray:
+        """``tables.RECIPIENT`` of ``rows``; without merge fields ``fields`` is null."""
+        kind = self.schema.field("recipients").type.value_type
+        if "fields" in planned.column_names:
+            fields = planned.column("fields").combine_chunks().take(rows)
+        else:
+            fields = pa.nulls(len(rows), kind.field("fields").type)
+        return pa.StructArray.from_arrays(
+            [addresses.take(rows), fields], fields=[kind.field(n) for n in range(kind.num_fields)]
         )
 
     def _batches(self, rows: int, **columns: pa.Array) -> Iterator[pa.RecordBatch]:
@@ -208,12 +221,6 @@ class BlockPacker:
 
 def _extra(rows: pa.Table) -> list[str]:
     return [each.name for each in (FIELDS, SEND_AT) if each.name in rows.column_names]
-
-
-def domains_of(addresses: pa.StringArray) -> pa.StringArray:
-    """What is behind the last ``@`` of each address."""
-    parts = pc.split_pattern(addresses, "@", max_splits=1, reverse=True)
-    return pc.list_element(parts, 1)
 
 
 def _numbered(pairs: Iterable[tuple[str, str]]) -> Numbers:
@@ -273,26 +280,19 @@ def with_keys(scope: str, slots: int) -> Callable[[DataFrame], DataFrame]:
     """Rows of ``tables.ENVELOPE`` from the planned rows of ``pack_rows``. ``scope``: of the keys. ``slots``: parts that are sent in parallel."""
 
     def transform(packed: DataFrame) -> DataFrame:
-        fields = F.coalesce("fields", _no_fields()) if "fields" in packed.columns else _no_fields()
         send_at = F.col("send_at_ms") if "send_at_ms" in packed.columns else F.lit(None).cast("long")
-        keyed = packed.withColumn("addresses", F.sort_array("addresses"))
-        return keyed.select("*", key_of(scope, F.col("addresses")).alias("key")).select(
+        key = key_of(scope, F.sort_array("recipients.address"))
+        return packed.select("*", key.alias("key")).select(
             "key",
             F.pmod(F.xxhash64("key"), F.lit(slots)).cast("int").alias("slot"),
             F.pmod(F.xxhash64("key", F.lit(2)), F.lit(TURNS)).alias("turn"),
             "zone",
             "provider",
-            F.transform(
-                "addresses", lambda a: F.struct(a.alias("address"), fields.alias("fields"))
-            ).alias("recipients"),
+            "recipients",
             send_at.alias("send_at_ms"),
         )
 
     return transform
-
-
-def _no_fields() -> Column:
-    return F.create_map().cast("map<string,string>")
 
 
 def key_of(scope: str, addresses: Column) -> Column:
