@@ -1,5 +1,7 @@
 """The options and help texts of ``zonemta pipeline``; its jobs are tested without the command line."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from zonemta_py.cli.main import main
 from zonemta_py.cli.pipeline.advise import PER_SECOND
 from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.pipeline.send import _submit_values, send
+from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
 from zonemta_py.config.units import host_port
 
 COMMANDS = sorted(pipeline.commands)
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -34,6 +38,53 @@ def test_output_says_what_it_is(name: str) -> None:
             if option.name == "output":
                 metavar = option.make_metavar(click.Context(command))
                 assert metavar == ("FILE" if name in ("recommend", "suppress") else "DIRECTORY")
+
+
+def test_json_is_documented() -> None:
+    """Every command has ``--json`` and a row in docs/pipeline.md, with the keys of what it prints."""
+    pytest.importorskip("pyspark")
+    from zonemta_py.pipeline.jobs import dsn, segment, send
+
+    section = PAGE.read_text().partition("\n## JSON\n")[2].partition("\n## ")[0]
+    cells = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    rows = {name: row for row in cells for name in re.findall(r"`(\w+)`", row[0])}
+    assert sorted(rows) == COMMANDS
+    assert all(any(each.name == "as_json" for each in pipeline.commands[name].params) for name in COMMANDS)  # fmt: skip
+    printed = {
+        "send": (send.SendCounts,), "segment": (segment.SegmentCounts, segment.EngagementCounts), "dsn": (dsn.DsnCounts,),
+    }  # fmt: skip
+    for name, classes in printed.items():
+        keys = {field.name for each in classes for field in fields(each)}
+        assert keys == set(re.findall(r"`(\w+)`", rows[name][2])), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_paths_are_absolute_over_spark_connect(name: str) -> None:
+    """Every parameter that names a list, a plan, events or a directory of Spark is in PATHS."""
+    named = {
+        each.name
+        for each in pipeline.commands[name].params
+        if each.metavar in ("LIST", "SOURCE", "PLAN", "EVENTS", "MAIL...", "ENGAGEMENT", "DIRECTORY")
+        and not isinstance(each.type, click.Path)
+    }
+    assert named <= set(PATHS)
+
+
+def test_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "source": "table:people",
+        "plans": ("a", "/b", "s3a://c"),
+        "output": Path("x"),
+        "reports": (),
+        "campaign": "june",
+    }
+    assert _with_absolute_paths("local[*]", values) is values
+    assert _with_absolute_paths("sc://host", values) == {
+        **values,
+        "plans": (f"{tmp_path}/a", "/b", "s3a://c"),
+    }
 
 
 def submit_values(**changes: Any) -> dict[str, Any]:

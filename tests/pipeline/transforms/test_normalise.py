@@ -69,26 +69,6 @@ def test_missing_merge_fields() -> None:
     assert "name" not in (columns[3][1] or "")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2027-01-15T08:00:00Z", 1_800_000_000_000),
-        ("2027-01-15T09:00:00+01:00", 1_800_000_000_000),
-        ("2027-01-15 08:00", 1_800_000_000_000),
-        ("2027-01-15", 1_799_971_200_000),
-        (" 1800000000 ", 1_800_000_000_000),
-        ("1800000000000", 1_800_000_000_000),
-        ("tomorrow", None),
-        ("", None),
-    ],
-)
-def test_times(spark: "SparkSession", text: str, expected: int | None) -> None:
-    from pyspark.sql import functions as F
-
-    [row] = spark.range(1).select(normalise.time_ms(F.lit(text)).alias("ms")).collect()
-    assert row["ms"] == expected
-
-
 def test_rows_keep_their_position(spark: "SparkSession") -> None:
     rows = spark.createDataFrame(
         [(7, "\ufeff\u00a0 a@X.example\t", "A"), (8, None, "B")],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zonemta_py.bench.process import CommandProcess, free_port, wait_empty
-from zonemta_py.cli.common import EXIT_FAILED, reports_errors
+from zonemta_py.cli.common import EXIT_FAILED, json_option, print_json, reports_errors
 from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.config.load import load_config
@@ -54,8 +54,9 @@ SCRIPT = """\
 )
 @click.option("--keep", type=DIRECTORY, help="Write all files into this directory, and keep them.")
 @spark_options
+@json_option
 @reports_errors
-def demo(*, recipients: int, keep: Path | None, spark: SparkOptions) -> None:
+def demo(*, recipients: int, keep: Path | None, spark: SparkOptions, as_json: bool) -> None:
     """Run a campaign, its delivery, and the plan of the next campaign, on this machine.
 
     Plans a list with duplicates and bad rows, and sends it through a relay to a receiver that bounces some recipients
@@ -71,11 +72,11 @@ def demo(*, recipients: int, keep: Path | None, spark: SparkOptions) -> None:
     try:
         bad_rows = _write_list(directory / "list.csv", recipients)
         with spark.job() as (session, progress):
-            _Campaign(session, progress, directory, monotonic_s()).run(bad_rows)
+            _Campaign(session, progress, directory, as_json, monotonic_s()).run(bad_rows)
     finally:
         if keep is None:
             shutil.rmtree(directory)
-    if keep is not None:
+    if keep is not None and not as_json:
         click.echo(f"all files are in {directory}; the report is {directory}/report/report.html")
 
 
@@ -103,12 +104,13 @@ class _Campaign:
     spark: "SparkSession"
     progress: "Progress"
     directory: Path
+    as_json: bool
     began_s: float
 
     def run(self, bad_rows: int) -> None:
         with self._relay() as (address, relay):
             june = self._plan("june", ())
-            self._show(f"planned in {june.envelopes:,} messages", june.planned)
+            self._show("planned", june.planned, f" in {june.envelopes:,} messages")
             _check("every bad row was rejected", june.rejected == bad_rows)
             self._send(june, address)
             self.progress("waiting for the last delivery")
@@ -196,8 +198,13 @@ class _Campaign:
         self._show("in the suppression file", make_suppression(self.spark, request, self.progress))
         return path
 
-    def _show(self, what: str, count: int) -> None:
-        click.echo(f"{count:>12,} {what}  ({monotonic_s() - self.began_s:.0f} s)")
+    def _show(self, what: str, count: int, more: str = "") -> None:
+        if self.as_json:
+            print_json(
+                {"step": what, "recipients": count, "elapsed_s": round(monotonic_s() - self.began_s, 1)}
+            )
+            return
+        click.echo(f"{count:>12,} {what}{more}  ({monotonic_s() - self.began_s:.0f} s)")
 
 
 def _check(claim: str, holds: bool) -> None:

@@ -6,6 +6,7 @@ from zonemta_py.cli.pipeline.advise import anomaly, recommend, simulate
 from zonemta_py.cli.pipeline.analyse import compact, reconcile, report
 from zonemta_py.cli.pipeline.demo import demo
 from zonemta_py.cli.pipeline.plan import plan
+from zonemta_py.cli.pipeline.segment import segment
 from zonemta_py.cli.pipeline.send import resume, send
 from zonemta_py.cli.pipeline.suppress import dsn, suppress
 
@@ -25,6 +26,6 @@ def pipeline() -> None:
 
 
 for _command in (
-    plan, send, resume, report, compact, reconcile, dsn, suppress, anomaly, recommend, simulate, demo,
+    plan, send, resume, report, compact, reconcile, dsn, suppress, segment, anomaly, recommend, simulate, demo,
 ):  # fmt: skip
     pipeline.add_command(_command)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -15,6 +16,7 @@ import click
 from zonemta_py.cli.common import fail
 from zonemta_py.cli.options import EXISTING_FILE
 from zonemta_py.cli.progress import step_shower
+from zonemta_py.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+# Parameters that Spark reads from or writes to; those of type Path are files of this process.
+PATHS = (
+    "source", "suppress", "engagement", "events", "plan", "plan_path", "plans", "output", "reports", "mail",
+)  # fmt: skip
 EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
 MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
 
@@ -96,6 +102,35 @@ class SparkOptions:
                 session.stop()
 
 
+def _with_absolute_paths(master: str | None, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a command's parameters: over Spark Connect a relative path would be one of the server."""
+    from zonemta_py.pipeline.spark.session import is_connect
+
+    if not is_connect(master):
+        return values
+    found = {name: values[name] for name in PATHS if values.get(name)}
+    for name, value in found.items():
+        if isinstance(value, str):
+            found[name] = _absolute(value)
+        elif isinstance(value, tuple):
+            found[name] = tuple(map(_absolute, value))
+    return {**values, **found}
+
+
+def _absolute(path: str) -> str:
+    return str(Path.cwd() / path) if _is_local(path) else path
+
+
+def _is_local(path: str) -> bool:
+    return "://" not in path and not path.startswith(("file:", "jdbc:", "table:"))
+
+
+def require_list(path: str) -> None:
+    """Raise ConfigError for a local file that is not there: wrong usage is found before Spark starts."""
+    if _is_local(path) and not Path(path).exists():
+        raise ConfigError(f"{path}: no such file")
+
+
 def spark_options(command: Callable[..., R]) -> Callable[..., R]:
     """Adds the options of a Spark job; the command gets them as ``spark``, a ``SparkOptions``."""
     for option in (
@@ -127,6 +162,7 @@ def spark_options(command: Callable[..., R]) -> Callable[..., R]:
         if not (find_spec("pyspark") and find_spec("pyarrow")):
             fail(MISSING_SPARK)
         options = SparkOptions(master, heap, conf)
+        kwargs = _with_absolute_paths(master, kwargs)
         try:
             result = command(*args, spark=options, **kwargs)
         finally:

@@ -1,8 +1,6 @@
 """Writes a suppression file from events and reports; ``zonemta pipeline plan --suppress`` reads it."""
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -10,12 +8,12 @@ from pyspark.sql import functions as F
 
 from zonemta_py.core import clock
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
-from zonemta_py.pipeline.rules.suppression import COLUMNS
+from zonemta_py.pipeline.rules.suppression import suppression_lines
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.spark.storage import text_file
+from zonemta_py.pipeline.spark.storage import write_lines
 from zonemta_py.pipeline.transforms.bounces import (
     complaints,
     delivery_outcomes,
@@ -24,7 +22,6 @@ from zonemta_py.pipeline.transforms.bounces import (
 )
 
 DAY_MS = 86_400_000
-BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +59,14 @@ def make_suppression(spark: SparkSession, request: SuppressRequest, progress: Pr
             F.max_by("reason", "until").alias("reason"), F.max("until").alias("until")
         )
     count = 0
-    with spark_errors(request.log.path), text_file(spark, request.output) as write:
-        write(f"# made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC\n")
-        write(",".join(COLUMNS) + "\n")
-        line = io.StringIO()
-        quoted = csv.writer(
-            line, lineterminator="\n", quoting=csv.QUOTE_ALL
-        )  # an entry may begin with #
+
+    def rows() -> Iterator[list[str]]:
+        nonlocal count
         for row in found.orderBy("entry").toLocalIterator():
-            quoted.writerow([row["entry"], row["reason"], row["until"]])
             count += 1
-            if line.tell() > BUFFER_BYTES:
-                write(_taken(line))
-        write(_taken(line))
+            yield [row["entry"], row["reason"], row["until"]]
+
+    comment = f"made by zonemta pipeline suppress, {clock.utc(now_ms):%Y-%m-%d %H:%M} UTC"
+    with spark_errors(request.log.path):
+        write_lines(spark, request.output, suppression_lines(comment, rows()))
     return count
-
-
-def _taken(text: io.StringIO) -> str:
-    found = text.getvalue()
-    text.seek(0)
-    text.truncate()
-    return found

@@ -7,13 +7,15 @@ Pure.
 """
 
 import csv
+import io
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zonemta_py.smtp.address import AddressError, normalise, normalise_domain
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS, BLANKS
 
-COLUMNS = ("entry", "reason", "until")  # that ``zonemta pipeline suppress`` writes
+COLUMNS = ("entry", "reason", "until")  # that ``suppress`` and ``segment`` write
 ENTRY_COLUMNS = ("entry", *ADDRESS_COLUMNS, "domain")  # the first of them in a header has the entries
 NO_REASON = "suppressed"
 _UNTIL = re.compile(r",?\s*until (\d{4}-\d\d-\d\d)$")
@@ -73,3 +75,16 @@ def entry_key(text: str) -> str:
     if bare == text and "." not in text:
         raise AddressError("neither an address nor a domain; a domain without a dot is written @name")
     return normalise_domain(bare)
+
+
+def suppression_lines(comment: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a suppression file with the columns COLUMNS."""
+    yield f"# {comment}\n"
+    yield f"{','.join(COLUMNS)}\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # an entry may begin with #
+    for row in rows:
+        writer.writerow(row)
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()

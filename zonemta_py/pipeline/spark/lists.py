@@ -58,8 +58,7 @@ def _kind(spark: SparkSession, source: str) -> str:
     """The suffix of a list without that of its compression, of a directory that of its files. Raises ConfigError."""
     found = suffix_of(source.rstrip("/"))
     if found not in KINDS:
-        names = [name for name in names_in(spark, source) or () if not name.startswith(("_", "."))]
-        kinds = {suffix_of(name) for name in names}
+        kinds = {suffix_of(name) for name in _files_in(spark, source)}
         if len(kinds) > 1:
             raise ConfigError(f"{source}: contains files of several kinds: {', '.join(sorted(kinds))}")
         found = kinds.pop() if kinds else found
@@ -68,6 +67,14 @@ def _kind(spark: SparkSession, source: str) -> str:
             f"{source}: found '{found}', expected .{', .'.join(sorted(KINDS))}, table:NAME or jdbc:"
         )
     return found
+
+
+def _files_in(spark: SparkSession, directory: str) -> list[str]:
+    """The files of a directory; of one that is partitioned (``date=2026-11-01/``) those of one partition."""
+    names = [name for name in names_in(spark, directory) or () if not name.startswith(("_", "."))]
+    if names and all("=" in name for name in names):
+        return _files_in(spark, f"{directory.rstrip('/')}/{min(names)}") or names
+    return names
 
 
 def suffix_of(name: str) -> str:

@@ -3,10 +3,13 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -19,6 +22,10 @@ LOG_SETTINGS = Path(__file__).parent / "conf" / "log4j2.properties"
 LOG_PROPERTY = "log4j2.configurationFile"
 JAVA_MIN = 17
 REMEDY = f"Spark needs Java {JAVA_MIN} or newer (Debian: apt-get install openjdk-17-jre-headless)"
+
+CONNECT, CONNECT_PORT = "sc://", 15002
+REACH_S = 10.0  # to open a TCP connection to a server
+_REFUSED = re.compile(r"Failed to set (\S+) to ")  # a warning of pyspark
 
 TIME_ZONE = {"spark.sql.session.timeZone": "UTC"}  # of every session: sums are by UTC hours and days
 
@@ -60,15 +67,12 @@ def open_session(master: str | None = None, heap: str | None = None, **settings:
     given = {"spark.master": master, "spark.driver.memory": heap, **settings}
     chosen = session_settings({name: value for name, value in given.items() if value}, _user_defaults())
     master = chosen["spark.master"]
-    builder = SparkSession.builder.appName("zonemta")
-    if master.startswith("sc://"):
-        builder = builder.remote(master)
-        chosen = {**settings, **TIME_ZONE}
-    else:
-        java = find_java()
-        os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
-        _set_log_settings()
-        builder = builder.master(master)
+    if is_connect(master):
+        return _connect(master, {**settings, **TIME_ZONE})
+    java = find_java()
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parents[1]))
+    _set_log_settings()
+    builder = SparkSession.builder.appName("zonemta").master(master)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Workers must run this interpreter, not the first one in PATH.
@@ -81,6 +85,43 @@ def open_session(master: str | None = None, heap: str | None = None, **settings:
         return spark
     except Exception as exc:  # the gateway raises exceptions of many kinds
         raise LocalError(f"Spark does not start on {master}: {error_line(str(exc))}") from exc
+
+
+def is_connect(master: str | None) -> bool:
+    """Whether a session on ``master``, or without one on that of spark-defaults.conf, is a client of Spark Connect."""
+    return (master or _user_defaults().get("spark.master", "")).startswith(CONNECT)
+
+
+def _connect(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """A client of a Spark Connect server. Raises LocalError, also for a setting that only the server has."""
+    _reach_server(master)
+    builder = SparkSession.builder.remote(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            spark = builder.getOrCreate()
+        spark.dataSource.register(ZonemtaSource)
+    except Exception as exc:  # those of gRPC, too
+        raise LocalError(f"{master}: no Spark Connect session: {error_line(str(exc))}") from exc
+    for each in caught:
+        refused = _REFUSED.search(str(each.message))
+        if refused:
+            spark.stop()
+            raise LocalError(f"{master}: {refused[1]} can be set only where the server is started")
+    return spark
+
+
+def _reach_server(master: str) -> None:
+    """Raises LocalError where nothing listens: the client would try for ten minutes, without a word."""
+    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        return  # gRPC uses them, and a name may be known to the proxy only
+    try:
+        where = urlsplit(master)
+        socket.create_connection((where.hostname, where.port or CONNECT_PORT), REACH_S).close()
+    except (OSError, ValueError) as exc:
+        raise LocalError(f"{master}: no Spark Connect server: {exc}") from exc
 
 
 def session_settings(given: Mapping[str, str], of_user: Mapping[str, str]) -> dict[str, str]:

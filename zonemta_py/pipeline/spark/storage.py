@@ -5,8 +5,7 @@ the driver is elsewhere: only local directories can be looked at there.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+
+BLOCK_CHARACTERS = 1 << 20
 
 
 def prepare_output(
@@ -24,13 +25,17 @@ def prepare_output(
     ``parts``: the names that the job writes there; ``last``: the file that is written last. Raises LocalError when the
     output is complete and not to be replaced, and when there is anything else in the directory.
     """
+    directory, _, name = last.rpartition("/")
+    if is_url(output) and not directory:
+        _reachable(
+            spark, output
+        )  # a single file is not written by Spark: better an error now than after the tables
     found = names_in(spark, output) or set()
     others = sorted(name for name in found - set(parts) if not name.startswith(("_", ".")))
     if others:
         raise LocalError(
             f"{output}: contains {others[0]}, which is not of this job; choose another directory"
         )
-    directory, _, name = last.rpartition("/")
     complete = name in (names_in(spark, f"{output}/{directory}" if directory else output) or ())
     if complete and not overwrite:
         raise LocalError(f"{output}: exists; choose another directory, or replace it with --overwrite")
@@ -111,20 +116,21 @@ def make_directory(spark: SparkSession, path: str) -> None:
         system.mkdirs(at)
 
 
-@contextmanager
-def text_file(spark: SparkSession, path: str) -> Iterator[Callable[[str], object]]:
-    """A function that writes text to a file, which has its name when all is written. Raises LocalError."""
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write a file, or replace it. Raises LocalError."""
+    write_lines(spark, path, [text])
+
+
+def write_lines(spark: SparkSession, path: str, lines: Iterable[str]) -> None:
+    """As ``write_text``, for a text that need not be in memory as a whole. Raises LocalError."""
     if not is_url(path):
         file = Path(path)
         partial = file.with_name(f".{file.name}.part")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with partial.open("w", encoding="utf-8") as stream:
-                    yield stream.write
-                partial.replace(file)
-            finally:
-                partial.unlink(missing_ok=True)
+            with partial.open("w", encoding="utf-8", newline="") as text:
+                text.writelines(lines)
+            partial.replace(file)
         except OSError as exc:
             raise LocalError(f"{path}: {exc.strerror}") from exc
         return
@@ -133,15 +139,23 @@ def text_file(spark: SparkSession, path: str) -> Iterator[Callable[[str], object
         # A stream of an object store makes the object when it is closed.
         stream = system.create(at, True)
         try:
-            yield lambda text: stream.write(bytearray(text.encode()))
+            for block in _blocks(lines):
+                stream.write(bytearray(block.encode()))
         finally:
             stream.close()
 
 
-def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a file, or replace it. Raises LocalError."""
-    with text_file(spark, path) as write:
-        write(text)
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
+    """The same text in larger pieces: each is a call to Java."""
+    pending: list[str] = []
+    size = 0
+    for line in lines:
+        pending.append(line)
+        size += len(line)
+        if size >= BLOCK_CHARACTERS:
+            yield "".join(pending)
+            pending, size = [], 0
+    yield "".join(pending)
 
 
 def is_url(path: str) -> bool:

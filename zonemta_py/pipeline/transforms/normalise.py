@@ -15,6 +15,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from zonemta_py.pipeline.rules.addresses import PLAIN, PLAIN_MAX, address_or_reason
 from zonemta_py.pipeline.spark.lists import POSITION
+from zonemta_py.pipeline.transforms.times import quoted, time_ms
 from zonemta_py.submit.recipients import BLANKS
 
 CELL_MAX = 1000  # characters that are kept of a rejected cell
@@ -50,17 +51,18 @@ def normalise_rows(
             )
 
     def transform(rows: DataFrame) -> DataFrame:
-        given = F.btrim(F.coalesce(F.col(f"`{email}`").cast("string"), F.lit("")), F.lit(BLANKS))
+        given = F.btrim(F.coalesce(F.col(quoted(email)).cast("string"), F.lit("")), F.lit(BLANKS))
         columns = [F.col(f"`{POSITION}`").alias("position"), given.alias("given")]
         problems = [
-            F.when(F.col(f"`{name}`").isNull(), F.lit(f"no value for '{name}'")) for name in merge_fields
+            F.when(F.col(quoted(name)).isNull(), F.lit(f"no value for '{name}'"))
+            for name in merge_fields
         ]
         if merge_fields:
             columns.append(_fields(merge_fields).alias("fields"))
         if send_at:
-            at_ms = time_ms(F.col(f"`{send_at}`"))
+            at_ms = time_ms(send_at, rows.schema[send_at].dataType)
             columns.append(at_ms.alias("send_at_ms"))
-            is_given = F.btrim(F.col(f"`{send_at}`").cast("string")) != ""
+            is_given = F.btrim(F.col(quoted(send_at)).cast("string")) != ""
             problems.append(F.when(is_given & at_ms.isNull(), F.lit(f"no time in '{send_at}'")))
         if needs:
             columns.append(F.coalesce(*problems).alias("problem"))
@@ -70,18 +72,8 @@ def normalise_rows(
 
 
 def _fields(names: Sequence[str]) -> Column:
-    pairs = [part for name in names for part in (F.lit(name), F.col(f"`{name}`").cast("string"))]
+    pairs = [part for name in names for part in (F.lit(name), F.col(quoted(name)).cast("string"))]
     return F.create_map(*pairs).cast("map<string,string>")
-
-
-def time_ms(text: Column) -> Column:
-    """Milliseconds since 1970 of a timestamp, a date (midnight UTC), or a number of seconds or milliseconds; else null."""
-    trimmed = F.btrim(text.cast("string"))
-    number = F.when(trimmed.rlike(r"^\d{9,13}$"), trimmed.cast("long"))
-    as_number = F.when(number < 100_000_000_000, number * 1000).otherwise(number)
-    # Spark would take words such as "tomorrow", too.
-    dated = F.when(trimmed.rlike(r"^\d{4}-"), trimmed).try_cast("timestamp")
-    return F.coalesce(as_number, F.unix_millis(dated))
 
 
 def check_addresses(given: pa.StringArray, problems: pa.StringArray | None = None) -> list[pa.Array]:

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.pipeline.campaigns import no_progress
+from tests.pipeline.campaigns import open_log, report
 from tests.pipeline.segments import HOUR_BEGINS_MS, delivered
 from zonemta_py.cli.pipeline.spark import SparkOptions, spark_options
 from zonemta_py.core.codec import to_json
@@ -37,28 +37,26 @@ def write_log(directory: Path, segments: int = 4) -> list[Path]:
 
 
 def damage(spark: "SparkSession", directory: Path) -> list[str]:
-    from zonemta_py.pipeline.spark.damage import log_damage
-
-    return list(map(str, log_damage(spark, str(directory))))
+    return list(map(str, open_log(spark, directory).damage))
 
 
 def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
     from zonemta_py.pipeline.spark.events import read_events
 
     write_log(tmp_path)
-    assert damage(spark, tmp_path) == []
+    log = open_log(spark, tmp_path)
+    assert (log.damage, len(log.segments), log.records, log.parts) == ([], 4, 4 * LENGTH, {})
     lake = tmp_path / "lake"
-    read_events(spark, str(tmp_path)).write.parquet(str(lake))
-    assert damage(spark, lake) == damage(spark, tmp_path / "no such directory") == []
+    read_events(spark, log).write.parquet(str(lake))
+    assert open_log(spark, lake).is_parquet
+    with pytest.raises(LocalError, match="no event log here"):
+        open_log(spark, tmp_path / "no such directory")
 
 
 def test_a_cut_segment(spark: "SparkSession", tmp_path: Path) -> None:
     """Cut behind its first frame, which Spark reads without an error."""
-    from zonemta_py.pipeline.spark.events import read_events
-
     _, cut, *_ = write_log(tmp_path)
     os.truncate(cut, cut.stat().st_size // 2)
-    assert read_events(spark, str(tmp_path)).count() < 4 * LENGTH
     problems = damage(spark, tmp_path)
     assert f"{cut.name}: damaged at byte " in problems[0]
     assert "events between 0000000000000014 and 0000000000000029" in problems[1]
@@ -99,7 +97,7 @@ def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
     @spark_options
     def count(spark: SparkOptions) -> None:
         with spark.job(str(tmp_path)) as (session, _):
-            click.echo(json.dumps({"events": read_events(session, str(tmp_path)).count()}))
+            click.echo(json.dumps({"events": read_events(session, spark.log).count()}))
 
     class KeptSession:
         """The session of all tests, which a command must not stop."""
@@ -120,14 +118,21 @@ def test_the_exit_code(spark: "SparkSession", tmp_path: Path, monkeypatch: pytes
 
 
 def seqs_read(spark: "SparkSession", directory: Path) -> list[int]:
-    from zonemta_py.pipeline.spark.damage import log_damage
     from zonemta_py.pipeline.spark.events import read_events
 
-    rows = read_events(spark, str(directory), log_damage(spark, str(directory)))
+    rows = read_events(spark, open_log(spark, directory))
     assert {(f"{row['date']}", row["hour"]) for row in rows.select("date", "hour").collect()} == {
         ("2027-01-15", 2)
     } or not rows.count()
     return sorted(row["seq"] for row in rows.select("seq").collect())
+
+
+def sums_read(spark: "SparkSession", directory: Path) -> int:
+    """The deliveries that a report counts, which does not read events by Spark."""
+    from zonemta_py.pipeline.spark.attempts import attempt_sums
+
+    rows = attempt_sums(spark, open_log(spark, directory)).where("dimension = 'all'").collect()
+    return sum(row["delivered"] for row in rows)
 
 
 def test_whole_frames_of_damaged_segments_are_read(spark: "SparkSession", tmp_path: Path) -> None:
@@ -138,6 +143,7 @@ def test_whole_frames_of_damaged_segments_are_read(spark: "SparkSession", tmp_pa
     data[30] ^= 0xFF  # in the first of its frames
     flipped.write_bytes(data)
     assert seqs_read(spark, tmp_path) == [*range(1, 11), *range(31, 81)]
+    assert sums_read(spark, tmp_path) == 60
     assert "; 10 of its records are read" in damage(spark, tmp_path)[0]
 
 
@@ -147,20 +153,53 @@ def test_only_damaged_segments(spark: "SparkSession", tmp_path: Path) -> None:
     assert seqs_read(spark, tmp_path) == [*range(1, 11)]
 
 
+def test_repeated_segments(spark: "SparkSession", tmp_path: Path) -> None:
+    """A copy under another name, one that was sealed twice, and one that overlaps two others."""
+    first, *_ = write_log(tmp_path)
+    (first.parent / "copy.jsonl.zst").write_bytes(first.read_bytes())
+    (first.parent / f"{first.name[:-10]}-2.jsonl.zst").write_bytes(first.read_bytes())
+    segment = Segment(tmp_path / "other", "abcdef", 15)
+    for seq in range(15, 30):
+        segment.append(to_json(delivered(seq)) + b"\n", seq)
+    path = segment.seal(HOUR_BEGINS_MS)
+    assert path is not None
+    path.replace(first.parent / path.name)
+    assert damage(spark, tmp_path) == []
+    assert seqs_read(spark, tmp_path) == [*range(1, 81)]
+    assert sums_read(spark, tmp_path) == 80
+
+
+def test_what_was_read_before(spark: "SparkSession", tmp_path: Path) -> None:
+    """Only segments that are new, or changed, are verified; a gap to what was read before is found."""
+    from zonemta_py.pipeline.spark.event_log import open_log as open_unread
+
+    paths = write_log(tmp_path)
+    moved = [path.rename(path.with_suffix(".aside")) for path in paths[1:]]
+    before = open_log(spark, tmp_path)
+    moved[1].rename(paths[2])
+    now = open_unread(spark, str(tmp_path), before.read, before.names)
+    assert ([path.rpartition("/")[2] for path in now.segments], now.known) == ([paths[2].name], 1)
+    assert "events between 0000000000000014 and 0000000000000029" in str(now.damage[0])
+    moved[0].rename(paths[1])
+    later = open_unread(spark, str(tmp_path), now.read, [*before.names, *now.names])
+    assert ([path.rpartition("/")[2] for path in later.segments], later.damage) == ([paths[1].name], [])
+
+
 def test_a_report_of_a_damaged_log(spark: "SparkSession", tmp_path: Path) -> None:
     """The page begins with the damage, the quarantine names file and offset; the next report has none."""
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
-    from zonemta_py.pipeline.spark.damage import damage_counts, log_damage
+    from zonemta_py.pipeline.jobs.report import ReportRequest
+    from zonemta_py.pipeline.spark.event_log import damage_counts
 
     events, output = tmp_path / "events", tmp_path / "report"
     _, cut, *_ = write_log(events)
     whole = cut.read_bytes()
     os.truncate(cut, cut.stat().st_size - 100)
-    found = log_damage(spark, str(events))
-    assert damage_counts(found) == {"damaged_segments": 1, "gaps": 1}
-    sums = make_report(spark, ReportRequest(str(events), (), str(output), damage=found), no_progress)
+    assert damage_counts(open_log(spark, events)) == {"damaged_segments": 1, "gaps": 1}
+    sums = report(spark, ReportRequest(str(events), (), str(output)))
     assert sums["delivered"] == 4 * LENGTH - 10
-    assert "<h2>The event log is damaged</h2>" in (output / "report.html").read_text()
+    page = (output / "report.html").read_text()
+    assert "no damage found" not in page
+    assert cut.name in page
     lines = [
         json.loads(line) for line in (output / "quarantine" / "segments.jsonl").read_text().splitlines()
     ]
@@ -170,30 +209,7 @@ def test_a_report_of_a_damaged_log(spark: "SparkSession", tmp_path: Path) -> Non
     ]
     assert 0 < lines[0]["offset"] < len(whole)
     cut.write_bytes(whole)
-    request = ReportRequest(
-        str(events), (), str(output), overwrite=True, damage=log_damage(spark, str(events))
-    )
-    assert make_report(spark, request, no_progress)["delivered"] == 4 * LENGTH
+    again = ReportRequest(str(events), (), str(output), overwrite=True)
+    assert report(spark, again)["delivered"] == 4 * LENGTH
     assert not (output / "quarantine").exists()
-    assert "The event log is damaged" not in (output / "report.html").read_text()
-
-
-def test_compact_does_not_mark_a_damaged_segment_as_read(spark: "SparkSession", tmp_path: Path) -> None:
-    """Nothing is written while a segment is damaged; once it is restored, all of it."""
-    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
-    from zonemta_py.pipeline.spark.damage import log_damage
-
-    events, output = tmp_path / "events", tmp_path / "lake"
-    _, cut, *_ = write_log(events)
-    whole = cut.read_bytes()
-    os.truncate(cut, cut.stat().st_size - 100)
-
-    def run() -> int:
-        request = CompactRequest(str(events), str(output), damage=log_damage(spark, str(events)))
-        return compact(spark, request, no_progress)
-
-    with pytest.raises(LocalError, match=f"{cut.name}: .*; nothing was written: restore the file"):
-        run()
-    assert not output.exists()
-    cut.write_bytes(whole)
-    assert run() == 4 * LENGTH
+    assert "no damage found" in (output / "report.html").read_text()

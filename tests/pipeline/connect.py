@@ -1,0 +1,87 @@
+"""A Spark Connect server on loopback, and commands of the pipeline that are its clients."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.kit.deadlines import until
+from tests.pipeline.cluster import JAVA, _end
+from zonemta_py.bench.process import free_port
+
+ROOT = Path(__file__).parents[2]  # its tasks run the code of the client
+HOST = "127.0.0.1"
+START_S = 60.0
+CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.connect.grpc.binding.address": HOST,
+    "spark.driver.host": HOST,
+    "spark.driver.extraJavaOptions": f"{JAVA} -XX:ReservedCodeCacheSize=256m -Xss4m",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@asynccontextmanager
+async def connect_server(directory: Path) -> AsyncIterator[str]:
+    """The address (``sc://…``) of a server from the installed package; it is killed at the end of the block.
+
+    Its working directory is not that of its clients.
+    """
+    import pyspark
+
+    from zonemta_py.pipeline.spark.session import find_java
+
+    (directory / "server").mkdir()
+    home, port, log = Path(pyspark.__file__).parent, free_port(), directory / "connect.log"
+    settings = {**SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+    options = [part for pair in settings.items() for part in ("--conf", "=".join(pair))]
+    environment = {
+        **os.environ, "SPARK_HOME": str(home), "SPARK_CONF_DIR": str(directory), "SPARK_LOCAL_IP": HOST,
+        "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": _python_path(),
+        "JAVA_HOME": str(find_java().resolve().parents[1]),
+    }  # fmt: skip
+    with log.open("ab") as file:
+        server = subprocess.Popen(
+            [home / "bin" / "spark-submit", "--class", CLASS, "--master", "local[2,4]", "--driver-memory", "512m", *options,
+             "spark-internal"],
+            stdout=file, stderr=file, env=environment, cwd=directory / "server",
+        )  # fmt: skip
+
+    def started() -> bool:
+        assert server.poll() is None, log.read_text(errors="replace")[-3000:]
+        with socket.socket() as probe:
+            return probe.connect_ex((HOST, port)) == 0
+
+    try:
+        await until(started, "a Spark Connect server", START_S)
+        yield f"sc://{HOST}:{port}"
+    finally:
+        _end(server)
+
+
+async def run_job(
+    address: str, directory: Path, *arguments: str, exit_code: int = 0
+) -> tuple[list[dict[str, Any]], str]:
+    """Run ``zonemta pipeline ARGUMENTS`` in ``directory`` as a client; returns its rows of JSON, and its stderr.
+
+    The client has no Java.
+    """
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "zonemta_py", "pipeline", *arguments, "--master", address, "--json",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=directory,
+        env={**os.environ, "PYTHONPATH": _python_path(), "JAVA_HOME": str(directory / "no-java")},
+    )  # fmt: skip
+    output, errors = await child.communicate()
+    assert child.returncode == exit_code, (arguments, output.decode(), errors.decode()[-3000:])
+    return [json.loads(line) for line in output.splitlines()], errors.decode()
+
+
+def _python_path() -> str:
+    return f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"

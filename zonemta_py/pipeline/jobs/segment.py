@@ -1,0 +1,249 @@
+"""Divides a list into segments by the last open or click of each address, and writes the sunset policy's suppression file.
+
+As for a plan, the list is classified once and stored: a second evaluation could see another order of rows.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
+from pyspark.sql import functions as F
+
+from zonemta_py.core import clock
+from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.rules.engagement import SUNSET, EngagementPolicy
+from zonemta_py.pipeline.rules.suppression import suppression_lines
+from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
+from zonemta_py.pipeline.spark.progress import Progress
+from zonemta_py.pipeline.spark.storage import is_url, prepare_output, remove, write_lines
+from zonemta_py.pipeline.transforms import engagement as rows_of
+from zonemta_py.pipeline.transforms.classify import DUPLICATE, REJECTED
+from zonemta_py.pipeline.transforms.normalise import CELL_MAX
+from zonemta_py.pipeline.transforms.times import quoted
+
+TIME_COLUMNS = ("time", "timestamp", "time_ms", "date")
+SEGMENTS, LEFT_OUT, SUNSET_FILE = "segments", "left_out", "sunset.csv"
+CLASSIFIED = "_classified"  # deleted at the end, where OUTPUT is a local directory
+PARTS = (CLASSIFIED, SEGMENTS, LEFT_OUT, SUNSET_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRequest:
+    """``engagement`` and ``source``: the opens and clicks, and the list, as ``read_list`` takes them.
+
+    ``email_column``: in both; a table without it has a column of ADDRESS_COLUMNS. ``joined_column``: of the list; None: there is no
+    segment ``new``. ``engagement_options`` and ``list_options``: of Spark's reader.
+    """
+
+    engagement: str
+    source: str
+    output: str
+    policy: EngagementPolicy
+    email_column: str | None = None
+    time_column: str | None = None
+    joined_column: str | None = None
+    overwrite: bool = False
+    engagement_options: Mapping[str, str] = field(default_factory=dict)
+    list_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngagementCounts:
+    """Rows of the table of opens and clicks: ``rows`` is the sum of the four after it.
+
+    ``later``: after the day of the policy. ``unlisted``: addresses, not rows, with a time, that are not in the list.
+    """
+
+    rows: int
+    used: int
+    bad_times: int
+    bad_addresses: int
+    later: int
+    unlisted: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCounts:
+    """Rows of the list: ``input`` is the sum of ``segments``, ``rejected`` and ``duplicate``."""
+
+    as_of: str
+    input: int
+    segments: dict[str, int]
+    rejected: int
+    duplicate: int
+    bad_joined: int
+    engagement: EngagementCounts
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The list as Spark reads it, and its address column."""
+
+    rows: DataFrame
+    email: str
+
+
+def make_segments(spark: SparkSession, request: SegmentRequest, progress: Progress) -> SegmentCounts:
+    """Write OUTPUT; returns the counts. Raises LocalError; there is no sunset.csv then."""
+    prepare_output(spark, request.output, PARTS, SUNSET_FILE, overwrite=request.overwrite)
+    listed, engagement = _open_tables(spark, request)
+    progress("reading opens and clicks")
+    engagement = engagement.persist()
+    try:
+        with spark_errors(request.engagement):
+            found = _engagement_sums(engagement)
+        if not found["used"]:
+            raise LocalError(
+                f"{request.engagement}: no open or click with a valid address and a time until "
+                f"{request.policy.as_of}: the whole list would be in the sunset segment"
+            )
+        progress("reading and checking the list")
+        classified, rows_read = _classify(spark, request, listed)
+        progress("writing segments")
+        segments = _write_segments(spark, request, classified, engagement)
+    finally:
+        engagement.unpersist()
+    counts = _counts(request, segments, classified)
+    if rows_read != sum(counts.values()):
+        rows_read = listed.rows.count()  # a stage that ran twice was counted twice
+    if rows_read != sum(counts.values()):
+        raise LocalError(f"the sums are wrong: {rows_read} rows read, counted as {counts}")
+    _write_left_out(request, classified)
+    bad_joined = _bad_joined(request, classified)
+    progress("writing the suppression file")
+    _write_sunset(spark, request, segments)
+    if not is_url(request.output):
+        remove(spark, f"{request.output}/{CLASSIFIED}")
+    active = segments.where("last_active_ms IS NOT NULL").count()
+    found["unlisted"] = found.pop("addresses") - active
+    return SegmentCounts(
+        as_of=request.policy.as_of.isoformat(),
+        input=rows_read,
+        segments={name: counts[name] for name in request.policy.names},
+        rejected=counts[REJECTED],
+        duplicate=counts[DUPLICATE],
+        bad_joined=bad_joined,
+        engagement=EngagementCounts(**found),
+    )
+
+
+def _open_tables(spark: SparkSession, request: SegmentRequest) -> tuple[_Listed, DataFrame]:
+    """The list, and the rows of ``engagement_by_address``. Raises LocalError for a column that is missing."""
+    listed = read_list(spark, request.source, request.list_options)
+    names = [name for name in listed.columns if name != POSITION]
+    opens = read_list(spark, request.engagement, request.engagement_options)
+    open_names = [name for name in opens.columns if name != POSITION]
+    wanted = request.email_column
+    elsewhere = wanted in open_names and wanted not in names
+    email = address_column(names, None if elsewhere else wanted, request.source)
+    if request.joined_column is not None:
+        _column(names, (request.joined_column,), request.source)
+    lower = {name.lower() for name in names}
+    if email.lower() != "address" and "address" in lower and "last_active_ms" not in lower:
+        raise LocalError(
+            f"{request.source}: has a column 'address' beside the address column '{email}'; the segments have a column "
+            "of this name: rename it"
+        )
+    open_email = address_column(open_names, wanted if wanted in open_names else None, request.engagement)
+    times = TIME_COLUMNS if request.time_column is None else (request.time_column,)
+    time = _column(open_names, times, request.engagement)
+    by_address = opens.transform(rows_of.engagement_by_address(open_email, time, request.policy))
+    if listed.isEmpty():
+        raise LocalError(f"{request.source}: the list is empty")
+    return _Listed(listed, email), by_address
+
+
+def _column(names: Sequence[str], wanted: Sequence[str], source: str) -> str:
+    """The first of ``wanted`` that is there. Raises LocalError."""
+    found = next((name for name in wanted if name in names), None)
+    if found is None:
+        raise LocalError(f"{source}: no column {' or '.join(wanted)}; columns: {', '.join(names)}")
+    return found
+
+
+def _engagement_sums(engagement: DataFrame) -> dict[str, int]:
+    """The fields of EngagementCounts but ``unlisted``, and ``addresses``: those that were ever active."""
+    valid = F.col("key").isNotNull()
+
+    def total(name: str, where: Column) -> Column:
+        return F.coalesce(F.sum(F.when(where, F.col(name))), F.lit(0)).alias(name)
+
+    row = engagement.agg(
+        total("rows", F.lit(True)),
+        *(total(name, valid) for name in ("used", "bad_times", "later")),
+        total("rows", ~valid).alias("bad_addresses"),
+        F.count_if(valid & F.col("last_ms").isNotNull()).alias("addresses"),
+    ).collect()[0]
+    return {name: int(row[name]) for name in row.asDict()}
+
+
+def _classify(spark: SparkSession, request: SegmentRequest, listed: _Listed) -> tuple[DataFrame, int]:
+    """Every row of the list with its kind, stored; and the number of rows read."""
+    observation = Observation("list")
+    path = f"{request.output}/{CLASSIFIED}"
+    with spark_errors(request.source):
+        (
+            listed.rows.observe(observation, F.count(F.lit(1)).alias("rows"))
+            .transform(rows_of.classify_list(listed.email, request.joined_column))
+            .write.option("compression", "lz4")
+            .parquet(path)
+        )
+    return spark.read.parquet(path), int(observation.get["rows"])
+
+
+def _write_segments(
+    spark: SparkSession, request: SegmentRequest, classified: DataFrame, engagement: DataFrame
+) -> DataFrame:
+    path = f"{request.output}/{SEGMENTS}"
+    with spark_errors(path):
+        segmented = classified.transform(rows_of.with_segment(engagement, request.policy))
+        segmented.write.partitionBy("segment").parquet(path)
+        # Without rows there are no files, whose schema could be read.
+        return spark.read.schema(segmented.schema).parquet(path)
+
+
+def _counts(request: SegmentRequest, segments: DataFrame, classified: DataFrame) -> dict[str, int]:
+    """Rows by segment, as written, and those that are in none by kind."""
+    counts = dict.fromkeys((*request.policy.names, REJECTED, DUPLICATE), 0)
+    kinds = classified.groupBy(F.col(f"`{rows_of.KIND}`").alias("name")).count()
+    left_out = kinds.where(F.col("name") != rows_of.SEGMENTED)
+    for row in segments.groupBy("segment").count().union(left_out).collect():
+        counts[row["segment"]] = row["count"]
+    return counts
+
+
+def _write_left_out(request: SegmentRequest, classified: DataFrame) -> None:
+    kind, given, why = (F.col(f"`{name}`") for name in (rows_of.KIND, rows_of.GIVEN, rows_of.WHY))
+    classified.where(kind != rows_of.SEGMENTED).select(
+        kind.alias("kind"), F.substring(given, 1, CELL_MAX).alias("address"), why.alias("reason")
+    ).write.parquet(f"{request.output}/{LEFT_OUT}")
+
+
+def _bad_joined(request: SegmentRequest, classified: DataFrame) -> int:
+    """Rows whose time of joining is there and cannot be read."""
+    if request.joined_column is None:
+        return 0
+    text = F.trim(F.col(quoted(request.joined_column)).cast("string"))
+    return classified.where((text != "") & F.col(f"`{rows_of.JOINED}`").isNull()).count()
+
+
+def _write_sunset(spark: SparkSession, request: SegmentRequest, segments: DataFrame) -> None:
+    found = segments.where(F.col("segment") == SUNSET).orderBy("address")
+    lines = _sunset_lines(found.select("address", "last_active_ms").toLocalIterator(), request)
+    write_lines(spark, f"{request.output}/{SUNSET_FILE}", lines)
+
+
+def _sunset_lines(rows: Iterator[Row], request: SegmentRequest) -> Iterator[str]:
+    """No row has a last day: the next run replaces the file."""
+    made = f"{clock.utc(clock.now_ms()):%Y-%m-%d %H:%M} UTC"
+    comment = f"made by zonemta pipeline segment as of {request.policy.as_of}, {made}"
+    return suppression_lines(
+        comment, ([row["address"], _sunset_reason(row["last_active_ms"]), ""] for row in rows)
+    )
+
+
+def _sunset_reason(last_ms: int | None) -> str:
+    return (
+        f"sunset: {'never active' if last_ms is None else f'last active {clock.utc(last_ms):%Y-%m-%d}'}"
+    )
