@@ -3,13 +3,14 @@
 import random
 from pathlib import Path
 
-import zstandard
-
 from zonemta_py.core.codec import to_json
+from zonemta_py.events.segments import Segment
 
 DOMAINS = ("gmail.com",) * 30 + ("outlook.com",) * 12 + ("yahoo.com",) * 10 + ("gmx.de", "web.de", "icloud.com", "orange.fr")  # fmt: skip
 SMALL = 50_000  # other domains
-SEGMENT = 500_000  # events
+SEGMENT = 180_000  # events: a minute of a busy relay
+FRAME = 500  # events of a write
+TWO_DAYS_MS = 172_800_000
 NOON_MS = 1_800_000_000_000
 
 
@@ -39,32 +40,34 @@ def write_suppression(path: Path, rows: int, entries: int) -> None:
 
 
 def write_events(directory: Path, events: int) -> None:
-    """Sealed segments of attempts: 88 % delivered, 9 % deferred, 3 % bounced, over two days."""
+    """Sealed segments of attempts, by the relay's own writer: 88 % delivered, 9 % deferred, 3 % bounced, over two days."""
     rng = random.Random(2)
     refused = {
         "deferred": [(421, "4.7.0", "Try again later, closing connection. id {}"), (450, "4.7.1", "Greylisted for {} seconds")],
         "bounced": [(550, "5.1.1", "<{}> no such user here"), (552, "5.2.2", "mailbox full")],
     }  # fmt: skip
-    compressor = zstandard.ZstdCompressor(level=3)
-    for first in range(0, events, SEGMENT):
-        hour_directory = directory / "date=2026-11-21" / f"hour={first // SEGMENT % 24:02d}"
-        hour_directory.mkdir(parents=True, exist_ok=True)
-        lines = []
-        for seq in range(first, min(events, first + SEGMENT)):
-            drawn = rng.random()
-            event = "delivered" if drawn < 0.88 else "deferred" if drawn < 0.97 else "bounced"
-            code, status, text = (250, "2.0.0", "Ok: queued as {}") if event == "delivered" else rng.choice(refused[event])  # fmt: skip
-            domain = DOMAINS[seq % len(DOMAINS)] if seq % 3 else f"firm{seq % SMALL}.example"
-            time_ms = NOON_MS + seq * 172_800_000 // events
-            record = {
-                "node": "abcdef", "seq": seq, "position": 0, "event": event, "time_ms": time_ms,
-                "message": f"{seq:024x}", "index": 0, "recipient": f"user.{seq}@{domain}", "zone": f"z{seq % 4}",
-                "domain": domain, "sender": "news@sender.example", "submitter": "list", "attempt": 1 + (drawn < 0.05),
-                "created_ms": time_ms - rng.randrange(60_000), "phase": "dot", "code": code, "status": status,
-                "reply": text.format(seq), "mx": f"mx.{domain}", "mx_ip": "192.0.2.1", "source_ip": f"203.0.113.{seq % 8}",
-                "tls": True, "duration_ms": rng.randrange(20, 2000),
-            }  # fmt: skip
-            lines.append(to_json(record))
-        (hour_directory / f"abcdef-{first}.jsonl.zst").write_bytes(
-            compressor.compress(b"\n".join(lines) + b"\n")
-        )
+    for first in range(1, events + 1, SEGMENT):
+        segment = Segment(directory, "abcdef", first, first - 1)
+        for start in range(first, min(events + 1, first + SEGMENT), FRAME):
+            seqs = range(start, min(events + 1, start + FRAME))
+            lines = [to_json(_record(seq, events, rng, refused)) + b"\n" for seq in seqs]
+            segment.append(b"".join(lines), seqs[-1])
+        segment.seal(NOON_MS + min(events, first + SEGMENT) * TWO_DAYS_MS // events)
+
+
+def _record(
+    seq: int, events: int, rng: random.Random, refused: dict[str, list[tuple[int, str, str]]]
+) -> dict[str, object]:
+    drawn = rng.random()
+    event = "delivered" if drawn < 0.88 else "deferred" if drawn < 0.97 else "bounced"
+    code, status, text = (250, "2.0.0", "Ok: queued as {}") if event == "delivered" else rng.choice(refused[event])  # fmt: skip
+    domain = DOMAINS[seq % len(DOMAINS)] if seq % 3 else f"firm{seq % SMALL}.example"
+    time_ms = NOON_MS + seq * TWO_DAYS_MS // events
+    return {
+        "node": "abcdef", "seq": seq, "position": 0, "event": event, "time_ms": time_ms,
+        "message": f"{seq:024x}", "index": 0, "recipient": f"user.{seq}@{domain}", "zone": f"z{seq % 4}",
+        "domain": domain, "sender": "news@sender.example", "submitter": "list", "attempt": 1 + (drawn < 0.05),
+        "created_ms": time_ms - rng.randrange(60_000), "phase": "dot", "code": code, "status": status,
+        "reply": text.format(seq), "mx": f"mx.{domain}", "mx_ip": "192.0.2.1", "source_ip": f"203.0.113.{seq % 8}",
+        "tls": True, "duration_ms": rng.randrange(20, 2000),
+    }  # fmt: skip

@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.pipeline.campaigns import PERSONAL, no_progress, plan, write_list
+from tests.pipeline.campaigns import PERSONAL, no_progress, plan, report, write_list
 from tests.pipeline.jobs.test_dsn import as_table, ledger_of
 from tests.pipeline.segments import HOUR_MS, accepted, delivered, write_segment
 from zonemta_py.pipeline.rules.engagement import EngagementPolicy
@@ -48,7 +48,7 @@ def _plan(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
 def _report(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     """A day of deliveries, and an hour in which all are deferred."""
     from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
-    from zonemta_py.pipeline.jobs.report import ReportRequest, make_report
+    from zonemta_py.pipeline.jobs.report import ReportRequest
 
     directory.mkdir()
     events = [
@@ -61,7 +61,7 @@ def _report(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     write_segment(directory / "events", "a", [accepted(90_000, ["u@x.example"]), *events])
     warmup = WarmupSchedule("127.0.0.2", date(2027, 1, 15), (10, 20))
     request = ReportRequest(str(directory / "events"), (), str(directory / "out"), warmups=[warmup])
-    make_report(spark, request, no_progress)
+    report(spark, request)
     names = ("attempts", "rates", "hours", "days", "replies", "anomalies", "warmup")
     compact(spark, CompactRequest(str(directory / "events"), str(directory / "lake")), no_progress)
     found = {f"report/{name}": _read(spark, directory / "out", name) for name in names}

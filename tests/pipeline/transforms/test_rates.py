@@ -34,7 +34,7 @@ def test_warmup_compliance(spark: "SparkSession") -> None:
 
 def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     """One row for all attempts and one for each value; rates are of final outcomes or of attempts."""
-    from zonemta_py.pipeline.spark.attempts import added, attempt_sums
+    from zonemta_py.pipeline.spark.attempts import added_rates, attempt_sums
     from zonemta_py.pipeline.transforms.rates import rates_of
 
     labels = {"tenant": "acme", "campaign": "spring", "tags": ["sale", "shoes"]}
@@ -43,8 +43,8 @@ def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     events += [delivered(4, domain="y.example", event="bounced", code=550, reply="no")]
     write_segment(tmp_path, "a", events)
     campaigns = spark.createDataFrame([(f"{0:024x}", "june")], "message string, campaign string")
-    sums = attempt_sums(spark, open_log(spark, tmp_path), campaigns).transform(added)
-    rates = sums.where("part = 'rates'").transform(rates_of)
+    sums = attempt_sums(spark, open_log(spark, tmp_path), campaigns)
+    rates = added_rates(sums).transform(rates_of)
     found = {(r["dimension"], r["value"]): r for r in rates.collect()}
     total = found["all", ""]
     assert (total["attempts"], total["delivered"], total["deferred"], total["bounced"]) == (5, 3, 1, 1)

@@ -219,7 +219,7 @@ def _pack(
 def _write_parts(
     spark: SparkSession, request: PlanRequest, packed: DataFrame, keys: tuple[str, int]
 ) -> DataFrame:
-    """Write envelopes, with keys of that scope in so many slots, and what is left out; returns the envelopes as written."""
+    """Write envelopes, with keys of that scope and in that number of slots, and what is left out; returns the envelopes as written."""
     path = f"{request.output}/envelopes"
     planned = F.col("kind") == PLANNED
     with spark_errors(request.output):

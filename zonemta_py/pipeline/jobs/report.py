@@ -5,6 +5,7 @@ read (OUTPUT/sums), and adds those of new segments.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,13 @@ from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.jobs.report_page import PageHeader, page
 from zonemta_py.pipeline.jobs.send import read_ledger
 from zonemta_py.pipeline.rules.warmup import WarmupSchedule
-from zonemta_py.pipeline.spark.attempts import SUMS_SCHEMA, added, attempt_sums, part_of
+from zonemta_py.pipeline.spark.attempts import (
+    SUMS_SCHEMA,
+    added,
+    added_rates,
+    attempt_sums,
+    part_of,
+)
 from zonemta_py.pipeline.spark.event_log import QUARANTINE, EventLog, write_quarantine
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
@@ -49,6 +56,7 @@ PARTS = (
     "attempts",
     "lake",
 )  # the last two of earlier versions
+JOBS = 3  # tables that are computed at the same time
 FILE_ROWS = 1_000_000  # of a table, in one file
 
 
@@ -76,7 +84,7 @@ def make_report(
     prepare_output(spark, request.output, PARTS, PAGE, overwrite=request.overwrite)
     progress("reading the event log")
     with spark_errors(log.path):
-        sums = attempt_sums(spark, log, campaigns_of(spark, request.plans)).transform(added)
+        sums = attempt_sums(spark, log, campaigns_of(spark, request.plans))
         stored = sums.persist(StorageLevel.DISK_ONLY)
         about = PageHeader(log.path, log.records or None, len(log.segments) or None, ())
         found = _write(spark, request, (stored, log, about), request.output, progress)
@@ -125,7 +133,9 @@ def _update(
                 new = new.unionByName(_stored(spark, output, state))
             state = state.after(log)
             remove(spark, f"{output}/{SUMS}/{state.run}")  # of a run that was killed
+            new = new.persist(StorageLevel.DISK_ONLY)
             new.transform(added).write.parquet(f"{output}/{SUMS}/{state.run}")
+            new.unpersist()
             write_names(spark, read, state.run, log)
             write_state(spark, f"{read}/{STATE}", state)
         for name in names_in(spark, f"{output}/{SUMS}") or ():
@@ -166,9 +176,16 @@ def _write(
 ) -> dict[str, Any]:
     """Write tables and page from the sums of ``read``, the log, and what the page says of it."""
     sums, log, about = read
-    for name, table in _tables(spark, request, sums).items():
-        progress(f"computing {name}")
+    progress("computing the tables")
+
+    def write(named: tuple[str, DataFrame]) -> None:
+        name, table = named
         table.coalesce(1).write.option("maxRecordsPerFile", FILE_ROWS).parquet(f"{output}/{name}")
+
+    # Most of the time of these small jobs is planning, which waits for no other.
+    with ThreadPoolExecutor(JOBS) as pool:
+        for _ in pool.map(write, _tables(spark, request, sums).items()):
+            pass
     progress("writing the page")
     names = names_in(spark, output) or set(TABLES)
     written = {name: spark.read.parquet(f"{output}/{name}") for name in TABLES if name in names}
@@ -185,7 +202,7 @@ def _tables(spark: SparkSession, request: ReportRequest, sums: DataFrame) -> dic
     replies = part_of(sums, "replies")
     days = part_of(sums, "days").transform(rates.with_time("day"))
     tables = {
-        "rates": sums.where(F.col("part") == "rates").transform(rates.rates_of),
+        "rates": added_rates(sums).transform(rates.rates_of),
         "hours": part_of(sums, "hours").transform(rates.with_time("hour")),
         "days": days,
         "replies": replies.transform(failure_replies),

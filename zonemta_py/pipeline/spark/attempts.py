@@ -37,7 +37,9 @@ def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None
         return log.contents(spark).mapInArrow(partial(_sum_segments, log.parts or {}), SUMS_SCHEMA)
     rows = read_events(spark, log).where(F.col("event").isin(*ATTEMPTS))
     tags = F.coalesce(F.from_json("tags", "array<string>"), F.array().cast("array<string>"))
-    attempts = rows.select(*(tags.alias(name) if name == "tags" else F.col(name) for name in FIELDS))
+    attempts = rows.select(
+        "message", *(tags.alias(name) if name == "tags" else F.col(name) for name in FIELDS)
+    )
     if campaigns is not None:
         planned = campaigns.withColumnRenamed("campaign", "planned")
         attempts = attempts.join(planned, "message", "left").withColumn(
@@ -65,9 +67,8 @@ def _sum_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def added(sums: DataFrame) -> DataFrame:
-    """``sums`` with one row for each key."""
-    rates = sums.where(F.col("part") == "rates").repartition("dimension", "value")
-    found = rates.mapInArrow(_add_rates, SUMS_SCHEMA)
+    """``sums`` with one row for each key. Store them before: each part reads them."""
+    found = added_rates(sums)
     for part in KEYS:
         if part != "rates":
             rows = part_of(sums, part)
@@ -75,6 +76,12 @@ def added(sums: DataFrame) -> DataFrame:
                 rows.select(F.lit(part).alias("part"), "*"), allowMissingColumns=True
             )
     return found.select(*SUMS_SCHEMA.names)
+
+
+def added_rates(sums: DataFrame) -> DataFrame:
+    """The rows of the part ``rates``, one for each dimension and value."""
+    rates = sums.where(F.col("part") == "rates").repartition("dimension", "value")
+    return rates.mapInArrow(_add_rates, SUMS_SCHEMA)
 
 
 def part_of(sums: DataFrame, part: str) -> DataFrame:

@@ -28,7 +28,7 @@ BITS = 7  # of an age that are exact: buckets are at most 1/128 wide
 
 _S, _I = pa.string(), pa.int64()
 FIELDS = {
-    "event": _S, "time_ms": _I, "message": _S, "zone": _S, "domain": _S, "source_ip": _S, "tenant": _S, "campaign": _S,
+    "event": _S, "time_ms": _I, "zone": _S, "domain": _S, "source_ip": _S, "tenant": _S, "campaign": _S,
     "tags": pa.list_(_S), "created_ms": _I, "phase": _S, "code": _I, "status": _S, "reply": _S,
 }  # fmt: skip
 COUNTS = tuple((name, _I) for name in ATTEMPTS)
@@ -269,7 +269,7 @@ def _sum_by(code: Numbers, values: Numbers, size: int) -> Numbers:
 
 
 def quantiles_ms(rates: pa.Table, shares: Sequence[float]) -> list[pa.Array]:
-    """For each share the age that so many of the delivered recipients have at most; null without any."""
+    """For each share the age that this share of the delivered recipients has at most; null without any."""
     ages, numbers = (rates.column(name).combine_chunks() for name in ("ages", "age_counts"))
     owner = pc.list_parent_indices(ages).to_numpy()
     middle = bucket_age_ms(ages.flatten().to_numpy())
