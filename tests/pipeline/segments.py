@@ -29,6 +29,7 @@ def write_segment(directory: Path, name: str, events: list[dict[str, Any]]) -> P
     """A sealed segment of two frames by the relay's own writer, under its name and ``name``."""
     hour_directory = directory / "date=2026-11-21" / "hour=09"
     hour_directory.mkdir(parents=True, exist_ok=True)
+    events = sorted(events, key=lambda event: event["seq"])  # as the relay writes them
     with TemporaryDirectory() as elsewhere:
         segment = Segment(Path(elsewhere), "abcdef", events[0]["seq"])
         for part in (events[: len(events) // 2], events[len(events) // 2 :]):

@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.pipeline.campaigns import PERSONAL, no_progress, plan, report, write_list
+from tests.pipeline.campaigns import PERSONAL, no_progress, open_log, plan, report, write_list
 from tests.pipeline.jobs.test_dsn import as_table, ledger_of
 from tests.pipeline.segments import HOUR_MS, accepted, delivered, write_segment
 from zonemta_py.pipeline.rules.engagement import EngagementPolicy
@@ -62,7 +62,7 @@ def _report(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     warmup = WarmupSchedule("127.0.0.2", date(2027, 1, 15), (10, 20))
     request = ReportRequest(str(directory / "events"), (), str(directory / "out"), warmups=[warmup])
     report(spark, request)
-    names = ("attempts", "rates", "hours", "days", "replies", "anomalies", "warmup")
+    names = ("rates", "hours", "days", "replies", "anomalies", "warmup")
     compact(spark, CompactRequest(str(directory / "events"), str(directory / "lake")), no_progress)
     found = {f"report/{name}": _read(spark, directory / "out", name) for name in names}
     return {**found, "compact/events": _read(spark, directory / "lake", "events")}
@@ -71,6 +71,7 @@ def _report(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
 def _lists(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     from zonemta_py.pipeline.jobs.dsn import DsnRequest, read_reports
     from zonemta_py.pipeline.jobs.segment import SegmentRequest, make_segments
+    from zonemta_py.pipeline.transforms.bounces import complaint_counts
 
     directory.mkdir()
     ledger = ledger_of(spark, directory / "sent")
@@ -81,8 +82,10 @@ def _lists(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]":
     policy = EngagementPolicy(date(2026, 11, 24))
     output = directory / "segments"
     make_segments(spark, SegmentRequest(str(opens), str(listed), str(output), policy), no_progress)
+    reports = _read(spark, directory / "mail", "reports")
     return {
-        "dsn/reports": _read(spark, directory / "mail", "reports"),
+        "dsn/reports": reports,
+        "report/complaints": reports.transform(complaint_counts),
         "segment/segments": _read(spark, output, "segments").drop("email"),
         "segment/left_out": _read(spark, output, "left_out"),
     }
@@ -95,7 +98,8 @@ def _forecasts(spark: "SparkSession", directory: Path) -> "dict[str, DataFrame]"
     from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
     from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds
 
-    events, planned = str(directory / "report" / "events"), str(directory / "plan" / "plan")
+    events = open_log(spark, directory / "report" / "events")
+    planned = str(directory / "plan" / "plan")
     outputs = {name: str(directory / name) for name in ("outcomes", "anomalies", "predictions")}
     reconcile(spark, ReconcileRequest(planned, events, outputs["outcomes"]), no_progress)
     find_anomalies(spark, AnomalyRequest(events, AnomalyThresholds(), outputs["anomalies"]), no_progress)

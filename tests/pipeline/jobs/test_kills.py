@@ -13,6 +13,7 @@ import pytest
 
 from tests.kit.deadlines import until
 from tests.pipeline.campaigns import LETTER, PERSONAL, relay_and_sinks, write_list
+from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
 from zonemta_py.bench.process import CommandProcess, process_tree
 
 if TYPE_CHECKING:
@@ -90,3 +91,40 @@ async def test_a_run(spark: "SparkSession", directory: Path, moment: int) -> Non
         await until(lambda: len(here.delivered()) >= COUNT, "every delivery", DONE_S)
         delivered = here.delivered()
         assert (len(delivered), len(set(delivered))) == (COUNT, COUNT)
+
+
+def write_events(directory: Path, first: int, count: int) -> None:
+    """A segment of ``count`` deliveries, spread over hours of their own."""
+    records = [
+        delivered(n, time_ms=HOUR_BEGINS_MS + n % 5 * HOUR_MS, domain=f"d{n % 50}.example")
+        for n in range(first, first + count)
+    ]
+    write_segment(directory, f"s{first}", records)
+
+
+@pytest.mark.parametrize("moment", ["staging", "read"])
+async def test_compact(spark: "SparkSession", directory: Path, moment: str) -> None:
+    """Killed while it writes, and when it begins to move files: each event is in the table once, after the next run."""
+    write_events(directory / "log", 1, 20_000)
+    output = directory / "lake"
+    arguments = ["compact", str(directory / "log"), "--output", str(output)]
+    await Job(directory, *arguments).kill_when((output / moment).exists, moment)
+    await Job(directory, *arguments).result()
+    write_events(directory / "log", 20_001, 100)
+    assert (await Job(directory, *arguments).result())["records"] == 100
+    table = spark.read.parquet(str(output / "events"))
+    assert table.count() == table.select("seq").distinct().count() == 20_100
+    assert not (output / "staging").exists()
+
+
+@pytest.mark.parametrize("moment", ["sums/1", "_next/rates"])
+async def test_a_report_that_is_kept_up_to_date(directory: Path, moment: str) -> None:
+    """Killed while it writes sums, and before its tables are in place: each event counts once, after the next run."""
+    write_events(directory / "log", 1, 20_000)
+    output = directory / "report"
+    arguments = ["report", str(directory / "log"), "--output", str(output), "--update"]
+    await Job(directory, *arguments).kill_when((output / moment).exists, moment)
+    assert (await Job(directory, *arguments).result())["delivered"] == 20_000
+    write_events(directory / "log", 20_001, 100)
+    assert (await Job(directory, *arguments).result())["delivered"] == 20_100
+    assert not (output / "_next").exists()

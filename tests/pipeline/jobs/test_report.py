@@ -130,3 +130,37 @@ def test_an_update_on_a_file_system_of_spark(spark: "SparkSession", tmp_path: Pa
         sums, _ = update_report(spark, request, None, no_progress)
         assert sums["delivered"] == 10 * count
     assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_a_run_that_is_killed_while_it_replaces_tables(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run puts the rest in place: tables and page are of one run."""
+    from zonemta_py.pipeline.jobs import report as module
+
+    events, output = tmp_path / "events", tmp_path / "report"
+    request = module.ReportRequest(str(events), (), str(output))
+    write_segment(events, "a", [delivered(n) for n in range(10)])
+    module.update_report(spark, request, None, no_progress)
+    write_segment(events, "b", [delivered(n) for n in range(10, 15)])
+    original = module.move
+    moved: list[str] = []
+
+    class Killed(BaseException):
+        pass
+
+    def move(session: Any, source: str, target: str) -> None:
+        if len(moved) == 2:
+            raise Killed
+        moved.append(source)
+        original(session, source, target)
+
+    monkeypatch.setattr(module, "move", move)
+    with pytest.raises(Killed):
+        module.update_report(spark, request, None, no_progress)
+    monkeypatch.undo()
+    sums, log = module.update_report(spark, request, None, no_progress)
+    assert (sums["delivered"], log.segments) == (15, [])
+    hours = spark.read.parquet(f"{output}/hours").agg({"delivered": "sum"}).collect()[0][0]
+    assert hours == 15
+    assert not (output / "_next").exists()

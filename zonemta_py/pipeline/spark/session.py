@@ -55,6 +55,8 @@ LOCAL = {
     # The default of 200 is for a cluster: on one machine its overhead is a quarter of a plan's time.
     "spark.sql.shuffle.partitions": "32",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    # What is shuffled goes to the page cache, and from there to the same process.
+    "spark.shuffle.compress": "false",
 }
 
 
