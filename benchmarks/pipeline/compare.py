@@ -1,4 +1,4 @@
-"""Compares ``zonemta pipeline plan`` and ``report`` with other tools: complete processes, with their start.
+"""Compares ``zonemta pipeline plan``, ``compact`` and ``report`` with other tools: complete processes, with their start.
 
     python -m benchmarks.pipeline.compare --rows 5000000 --events 5000000 --runs 3 --json results.json
 
@@ -23,6 +23,7 @@ from zonemta_py.core.clock import monotonic_s
 
 LETTER = b"From: News <news@sender.example>\nSubject: June\n\nhello\n"
 POLL_S = 0.2
+WORKS = {"plan": ("plan",), "report": ("compact", "report"), "compact": ("compact",)}  # by --work
 
 
 class Measured(NamedTuple):
@@ -87,15 +88,15 @@ def commands(directory: Path, run: int) -> dict[str, dict[str, list[str]]]:
         "news@sender.example",
     ]
     plan += ["--campaign", "june", "--suppress", suppression, "--output", f"{out}-plan"]
-    lake = str(directory / "lake" / "events")
     return {
         "plan": {
             "zonemta": plan,
             **{tool: [*other, tool, "plan", listed, suppression, f"{out}-{tool}.parquet"] for tool in ("duckdb", "polars", "python")},
         },
+        "compact": {"zonemta": [*ours, "compact", events, "--output", f"{out}-lake"]},
         "report": {
             "zonemta": [*ours, "report", events, "--output", f"{out}-report"],
-            "zonemta, compacted": [*ours, "report", lake, "--output", f"{out}-report-lake"],
+            "zonemta, compacted": [*ours, "report", f"{out}-lake/events", "--output", f"{out}-report-lake"],
             **{tool: [*other, tool, "report", events, "-", f"{out}-{tool}"] for tool in ("duckdb", "polars")},
         },
     }  # fmt: skip
@@ -111,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--work", choices=["plan", "report"], help="only this")
+    parser.add_argument("--work", choices=list(WORKS), help="only this")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[Measured]]] = {}
@@ -120,22 +121,11 @@ def main() -> None:
         write_list(directory / "list.csv", arguments.rows)
         write_suppression(directory / "suppressed.txt", arguments.rows, arguments.rows // 25)
         (directory / "letter.eml").write_bytes(LETTER)
-        once = None
         if arguments.work != "plan":
             write_events(directory / "events", arguments.events)
-            compact = [
-                sys.executable,
-                "-m",
-                "zonemta_py",
-                "pipeline",
-                "compact",
-                str(directory / "events"),
-            ]
-            once = measured([*compact, "--output", str(directory / "lake")], directory / "log")
-            print(f"compact: {_line(once)}", flush=True)
         for run in range(arguments.runs):
             for work, tools in commands(directory, run).items():
-                if arguments.work not in (None, work):
+                if arguments.work and work not in WORKS[arguments.work]:
                     continue
                 for tool, command in tools.items():
                     if tool in ("duckdb", "polars") and find_spec(tool) is None:
@@ -157,7 +147,6 @@ def main() -> None:
         document = {
             "rows": arguments.rows,
             "events": arguments.events,
-            "compact": once and once._asdict(),
             "results": rows,
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
