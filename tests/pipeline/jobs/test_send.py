@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kit.deadlines import until
-from tests.kit.relay import ledger, staged
+from tests.kit.relay import ledger, logged_events, staged
 from tests.pipeline.campaigns import (
+    LETTER,
     addresses,
     no_progress,
     personal_plan,
+    plan,
     relay_and_sinks,
     send,
     submit_options,
+    write_list,
 )
+from zonemta_py.core.clock import now_ms
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.envelope import SubmitOptions
+from zonemta_py.pipeline.envelope import SubmitOptions, envelope_of
 from zonemta_py.sink.script import Rule, Step
+from zonemta_py.sink.server import Sink
 
 pytest.importorskip("pyspark")
 
@@ -210,3 +215,65 @@ def _made_later(spark: "SparkSession", plan_path: Path) -> None:
 def test_nothing_to_send(spark: "SparkSession", tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="there is no plan here"):
         send(spark, tmp_path, submit_options("127.0.0.1:9"))
+
+
+async def test_warnings_of_relays_that_forget(spark: "SparkSession", directory: Path) -> None:
+    """A relay says in EHLO for how long it knows a key; a patience, or a pause between two runs, beyond that is said."""
+    from zonemta_py.pipeline.jobs.send import key_warnings
+
+    plan_path = await asyncio.to_thread(personal_plan, spark, directory, 3)
+    listener = {"address": "127.0.0.1:0", "submission_key": {"window": "1h"}}
+    async with relay_and_sinks(directory, listeners=[listener]) as here:
+
+        async def warnings(**changes: Any) -> list[str]:
+            options = submit_options(here.target, **changes)
+            return await asyncio.to_thread(key_warnings, spark, str(plan_path), options)
+
+        assert await warnings(patience_s=600.0) == []
+        [long] = await warnings(patience_s=7200.0)
+        assert "--patience is 2.0h, and 127.0.0.1:" in long
+        await asyncio.to_thread(send, spark, plan_path, submit_options(here.target))
+        assert await warnings(patience_s=600.0) == []
+        [run] = (plan_path / "ledger").glob("run=*")
+        run.rename(run.with_name(f"run={now_ms() - 2 * 3_600_000}"))
+        [late] = await warnings(patience_s=600.0)
+        assert "forgets submission keys after 1.0h" in late
+    unreachable = submit_options("127.0.0.1:1")
+    assert await asyncio.to_thread(key_warnings, spark, str(plan_path), unreachable) == []
+    sink = Sink()
+    port = await sink.start()
+    [silent] = await asyncio.to_thread(
+        key_warnings, spark, str(plan_path), submit_options(f"127.0.0.1:{port}")
+    )
+    assert "does not say" in silent
+    await sink.close()
+
+
+@pytest.mark.parametrize("releases", [True, False])
+async def test_times_of_sending(
+    spark: "SparkSession", directory: Path, monkeypatch: pytest.MonkeyPatch, releases: bool
+) -> None:
+    """The relay holds a message until its time, by HOLDUNTIL or by X-Not-Before."""
+    from zonemta_py.pipeline import submission
+
+    if not releases:
+        offers = submission.SmtpSession.offers
+        monkeypatch.setattr(
+            submission.SmtpSession,
+            "offers",
+            lambda self, name: name != "futurerelease" and offers(self, name),
+        )
+    # The tasks of Spark are other processes: this submits the envelopes of the plan here.
+    at_ms = now_ms() + 3_600_000
+    rows = [["u0@d0.example", str(at_ms)], ["u1@d1.example", ""]]
+    listed = write_list(directory / "list.csv", rows, head=("email", "at"))
+    await asyncio.to_thread(plan, spark, listed, directory / "plan", send_at_column="at")
+    stored = spark.read.parquet(f"{directory}/plan/envelopes").collect()
+    async with relay_and_sinks(directory) as here:
+        submitter = submission.EnvelopeSubmitter(submit_options(here.target, message=LETTER))
+        results = await submitter.send(envelope_of(row.asDict(recursive=True)) for row in stored)
+        await submitter.aclose()
+        assert [result.state for result in results] == ["accepted", "accepted"]
+        await until(lambda: here.delivered() == ["u1@d1.example"], "the message without a time")
+    accepted = logged_events(directory, "accepted")
+    assert sorted(event["not_before_ms"] for event in accepted) == [0, at_ms // 1000 * 1000]
