@@ -118,6 +118,22 @@ def test_it_updates_until_it_is_interrupted(
     assert not (output / "_next").exists()
 
 
+def test_tables_of_a_catalog(spark: "SparkSession", tmp_path: Path) -> None:
+    """Each run replaces them."""
+    from zonemta_py.pipeline.jobs.report import ReportRequest
+
+    write_segment(tmp_path / "events", "a", [delivered(n) for n in range(10)])
+    spark.sql(f"CREATE SCHEMA mail LOCATION '{tmp_path}/warehouse'")
+    for run in range(2):
+        request = ReportRequest(str(tmp_path / "events"), (), f"{tmp_path}/out-{run}", tables="mail")
+        report(spark, request)
+        assert {row["tableName"] for row in spark.sql("SHOW TABLES IN mail").collect()} == {
+            "rates", "hours", "days", "replies", "anomalies",
+        }  # fmt: skip
+        assert spark.table("mail.hours").agg({"delivered": "sum"}).collect()[0][0] == 10
+    spark.sql("DROP SCHEMA mail CASCADE")
+
+
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_an_update_on_a_file_system_of_spark(spark: "SparkSession", tmp_path: Path, scheme: str) -> None:
     from zonemta_py.pipeline.jobs.report import ReportRequest, update_report

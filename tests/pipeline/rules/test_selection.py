@@ -23,7 +23,7 @@ def test_variants() -> None:
     assert parse_variants("a=33.3,b=33.3,c=33.4")
     for text, problem in (
         ("a=60,b=60", "at most 100 %"),
-        ("a=10,a=10", "different name"),
+        ("a=10,a=10", "different names"),
         ("a", "per cent"),
         ("a b=5", "names with shares"),
         ("", "names with shares"),

@@ -31,6 +31,11 @@ from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_
     multiple=True,
     help="The output of zonemta pipeline dsn, for complaints; repeatable.",
 )
+@click.option(
+    "--tables",
+    metavar="SCHEMA",
+    help="Also write the tables to this schema of a catalog of the session, such as lake.mail (Iceberg, Delta, Hive).",
+)
 @overwrite_option
 @click.option("--warmup", type=EXISTING_FILE, help="A warm-up schedule to compare with what was sent.")
 @click.option(

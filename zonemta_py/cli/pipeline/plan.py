@@ -1,6 +1,5 @@
 """``zonemta pipeline plan``."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ import click
 from zonemta_py.cli.common import json_option, print_json, read_config, reports_errors
 from zonemta_py.cli.options import (
     EXISTING_FILE,
+    ConfigValue,
     email_column_option,
     message_option,
     per_message_option,
@@ -25,23 +25,8 @@ if TYPE_CHECKING:
     from zonemta_py.pipeline.spark.suppression import Suppression
 
 
-class _Parsed(click.ParamType[Any]):
-    """A value that a function of ``rules.selection`` parses."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The parsed value; fails with what is expected."""
-        try:
-            return self._parse(value)
-        except ValueError as exc:
-            self.fail(f"found '{value}', expected {exc}", param, ctx)
-
-
-SHARE = _Parsed("share", parse_share)
-VARIANTS = _Parsed("variants", parse_variants)
+SHARE = ConfigValue("PERCENT", lambda text: parse_share(str(text)))
+VARIANTS = ConfigValue("VARIANTS", lambda text: parse_variants(str(text)))
 
 
 def named_counts(

@@ -32,8 +32,9 @@ from zonemta_py.pipeline.transforms.classify import (
     Classifier,
     arrange_rows,
 )
+from zonemta_py.pipeline.transforms.envelopes import Packing
 from zonemta_py.pipeline.transforms.normalise import normalise_rows
-from zonemta_py.pipeline.transforms.pack import Packing, pack_rows, with_keys
+from zonemta_py.pipeline.transforms.pack import pack_rows, with_keys
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
 from zonemta_py.submit.merge import Template

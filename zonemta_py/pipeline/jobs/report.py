@@ -66,7 +66,10 @@ class NoAttempts(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """``plans``: those whose campaigns are distinguished. ``output``: a directory. ``reports``: directories that ``dsn`` wrote."""
+    """``plans``: those whose campaigns are distinguished. ``output``: a directory. ``reports``: directories that ``dsn`` wrote.
+
+    ``tables``: a schema of the session's catalogs that gets the tables, too, or None.
+    """
 
     events: str
     plans: Sequence[str]
@@ -75,6 +78,7 @@ class ReportRequest:
     thresholds: AnomalyThresholds = AnomalyThresholds()
     overwrite: bool = False
     reports: Sequence[str] = ()
+    tables: str | None = None
 
 
 def make_report(
@@ -192,6 +196,10 @@ def _write(
     row = written["rates"].where("dimension = 'all'").first()
     if row is None:
         raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
+    if request.tables:
+        progress(f"writing the tables of {request.tables}")
+        for name, table in written.items():
+            table.write.mode("overwrite").saveAsTable(f"{request.tables}.{name}")
     write_quarantine(spark, output, log)
     header = PageHeader(about.events, about.records, about.segments, list(map(str, log.damage)))
     write_text(spark, f"{output}/{PAGE}", page(header, written))

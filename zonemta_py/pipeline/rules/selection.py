@@ -60,7 +60,7 @@ def parse_variants(text: str) -> tuple[tuple[str, float], ...]:
             raise ValueError("names with shares in per cent, such as a=45,b=45,holdout=10")
         found.append((name, parse_share(share)))
     if len({name for name, _ in found}) < len(found):
-        raise ValueError("a different name for each variant")
+        raise ValueError("variants with different names")
     if sum(share for _, share in found) > 1 + ROUNDING:
-        raise ValueError("shares of at most 100 % together")
+        raise ValueError("variants with at most 100 % together")
     return tuple(found)

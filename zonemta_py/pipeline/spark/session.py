@@ -41,10 +41,6 @@ DEFAULTS = {
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     # A speculative task would submit everything twice; submission keys make that harmless, not free.
     "spark.speculation": "false",
-    # The state of streams is on disk: five million identities took three gigabytes of heap.
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
     # The output of a task is committed when the task is done, not when the job is.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.master": "local[*]",

@@ -1,18 +1,12 @@
-"""Packs recipients into envelopes, and orders the envelopes so that providers take turns.
+"""From the classified rows of a list to the envelopes of a plan, in the order of sending.
 
-The recipients of one provider share envelopes; those of small domains share envelopes with each other,
-because otherwise each of a million domains would need a message of its own. ``turn`` is a hash of the key: the envelopes of
-each provider are spread over the campaign, so that none receives them in bursts.
+``turn`` is a hash of the key: the envelopes of each provider are spread over the campaign, so that none receives them in bursts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -22,12 +16,9 @@ from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.submission_keys import KEY_DIGITS
 from zonemta_py.pipeline.spark.tables import RECIPIENT
 from zonemta_py.pipeline.transforms.classify import PLANNED, POSTPONED, Classifier, blocks_of, domains_of
+from zonemta_py.pipeline.transforms.envelopes import BATCH_ROWS, BlockPacker, Packing
 from zonemta_py.pipeline.transforms.normalise import FIELDS, SEND_AT
-from zonemta_py.routing import Router
 
-BATCH_ROWS = 10_000
-SHARED = ""  # the provider of envelopes for small domains
-SMALL_ENVELOPES = 10  # a provider that fills fewer envelopes of a block has none that is not full
 TURNS = 1 << 40  # ``turn`` is below this
 
 _STRING = StringType()
@@ -44,20 +35,6 @@ CLASSIFIED = StructType(
         *(StructField(name, _STRING) for name in ("given", "address", "kind", "why", "provider")),
     ]
 )
-Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How recipients are packed.
-
-    ``per_envelope``: recipients of an envelope; None: one, with its ``fields``. ``sender_domain``: for the routes.
-    """
-
-    router: Router
-    sender_domain: str
-    per_envelope: int | None
 
 
 def pack_rows(
@@ -135,145 +112,6 @@ def _packed(
     packer = BlockPacker(packing, to_arrow_schema(schema))
     for block in blocks_of(batches):
         yield from packer.pack(block)
-
-
-@dataclass(slots=True)
-class BlockPacker:
-    """Packs blocks of rows; remembers provider and zone of each domain."""
-
-    packing: Packing
-    schema: pa.Schema
-    _domains: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def pack(self, block: pa.Table) -> Iterator[pa.RecordBatch]:
-        """The rows of a block that was classified: first those that are left out, then the envelopes."""
-        is_planned = pc.equal(block.column("kind"), PLANNED)
-        left_out = block.filter(pc.invert(is_planned))
-        if left_out.num_rows:
-            given = pc.coalesce(left_out.column("given"), left_out.column("address"))
-            yield from self._batches(
-                left_out.num_rows,
-                kind=left_out.column("kind"),
-                address=given,
-                reason=left_out.column("why"),
-                **{name: left_out.column(name) for name in _extra(block)},
-            )
-        planned = block.filter(is_planned).combine_chunks()
-        if planned.num_rows:
-            yield from self._envelopes(planned)
-
-    def _envelopes(self, planned: pa.Table) -> Iterator[pa.RecordBatch]:
-        addresses = planned.column("address").combine_chunks()
-        domains = domains_of(addresses).dictionary_encode()
-        pairs = [self._provider_and_zone(domain) for domain in domains.dictionary.to_pylist()]
-        providers, zones = (pa.array([pair[part] for pair in pairs], pa.string()) for part in (0, 1))
-        domain = domains.indices.to_numpy()
-        names = _extra(planned)
-        if self.packing.per_envelope is None:
-            offsets = np.arange(len(addresses) + 1)
-            rows, shared = offsets[:-1], np.zeros(len(addresses), dtype=bool)
-        else:
-            groups = _numbered(zip(providers.to_pylist(), zones.to_pylist(), strict=True))
-            send_at = _send_at(planned) if "send_at_ms" in names else None
-            rows, offsets, shared = pack_groups(groups[domain], self.packing.per_envelope, send_at)
-        first = rows[offsets[:-1]]
-        provider = pc.if_else(
-            pa.array(shared), pa.scalar(SHARED), providers.take(pa.array(domain[first]))
-        )
-        members = self._recipients(planned, addresses, pa.array(rows))
-        yield from self._batches(
-            len(first),
-            kind=pa.array([PLANNED]).take(pa.array(np.zeros(len(first), dtype=np.int64))),
-            zone=zones.take(pa.array(domain[first])),
-            provider=provider,
-            recipients=pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), members),
-            **{name: planned.column(name).take(pa.array(first)) for name in names if name != "fields"},
-        )
-
-    def _recipients(
-        self, planned: pa.Table, addresses: pa.StringArray, rows: pa.Array
-    ) -> pa.StructArray:
-        """``tables.RECIPIENT`` of ``rows``; without merge fields ``fields`` is null."""
-        kind = self.schema.field("recipients").type.value_type
-        if "fields" in planned.column_names:
-            fields = planned.column("fields").combine_chunks().take(rows)
-        else:
-            fields = pa.nulls(len(rows), kind.field("fields").type)
-        return pa.StructArray.from_arrays(
-            [addresses.take(rows), fields], fields=[kind.field(n) for n in range(kind.num_fields)]
-        )
-
-    def _batches(self, rows: int, **columns: pa.Array) -> Iterator[pa.RecordBatch]:
-        """``columns`` as batches of the schema; what is not given is null."""
-        arrays = [
-            columns[each.name] if each.name in columns else pa.nulls(rows, each.type)
-            for each in self.schema
-        ]
-        yield from pa.table(arrays, schema=self.schema).to_batches(max_chunksize=BATCH_ROWS)
-
-    def _provider_and_zone(self, domain: str) -> tuple[str, str]:
-        found = self._domains.get(domain)
-        if found is None:
-            zone = self.packing.router.route(domain, self.packing.sender_domain, "", {})
-            found = self._domains[domain] = provider_of(domain), zone
-        return found
-
-
-def _extra(rows: pa.Table) -> list[str]:
-    return [each.name for each in (FIELDS, SEND_AT) if each.name in rows.column_names]
-
-
-def _numbered(pairs: Iterable[tuple[str, str]]) -> Numbers:
-    """For each pair of provider and zone the number of the zone << 32, plus that of the provider."""
-    providers: dict[str, int] = {}
-    zones: dict[str, int] = {}
-    numbers = [
-        (zones.setdefault(zone, len(zones)) << 32) + providers.setdefault(provider, len(providers))
-        for provider, zone in pairs
-    ]
-    return np.array(numbers, dtype=np.int64)
-
-
-def _send_at(planned: pa.Table) -> Numbers:
-    """The minute in which each recipient's message is sent; recipients of different minutes share none."""
-    times_ms = planned.column("send_at_ms").combine_chunks().fill_null(0)
-    minutes: Numbers = times_ms.to_numpy(zero_copy_only=False) // 60_000
-    return minutes
-
-
-def pack_groups(
-    groups: Numbers, per_envelope: int, send_at: Numbers | None = None
-) -> tuple[Numbers, Numbers, Flags]:
-    """Which rows share envelopes: all rows in the order of the envelopes, where each envelope begins (and the end), and
-    which envelopes are for several providers.
-
-    ``groups``: of each row, as ``_numbered`` says. Rows of different zones, or of different values of ``send_at``, share none.
-    """
-    together = groups >> 32
-    if send_at is not None:
-        _, minutes = np.unique(send_at, return_inverse=True)
-        together = together * len(minutes) + minutes
-    by_provider = (together << 32) + (groups & 0xFFFFFFFF)
-    order = np.argsort(by_provider, kind="stable")
-    rank, counts = _ranks(by_provider[order])
-    full = counts // per_envelope
-    own = np.where(full >= SMALL_ENVELOPES, counts, full * per_envelope)
-    is_own = rank < own
-    rest = order[~is_own]
-    own_begins = np.flatnonzero(rank[is_own] % per_envelope == 0)
-    rest_begins = np.flatnonzero(_ranks(together[rest])[0] % per_envelope == 0)
-    rows = np.concatenate([order[is_own], rest])
-    offsets = np.concatenate([own_begins, rest_begins + len(rows) - len(rest), [len(rows)]])
-    return rows, offsets, np.arange(len(offsets) - 1) >= len(own_begins)
-
-
-def _ranks(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Of each of the sorted ``values``: how many equal ones are before it, and how many there are."""
-    if not len(values):
-        return values, values
-    begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
-    counts = np.diff(np.append(begins, len(values)))
-    return np.arange(len(values)) - np.repeat(begins, counts), np.repeat(counts, counts)
 
 
 def with_keys(scope: str, slots: int) -> Callable[[DataFrame], DataFrame]:
