@@ -7,11 +7,12 @@ Source: RFC 3463 and IANA's registry of enhanced status codes; the bounce classe
 categories of PowerMTA for the names beside ours.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zonemta_py.core.patterns import PatternSet
 from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase
@@ -93,6 +94,7 @@ NAMES = {
 # Statuses of reasons of this relay, with the first digit 4 or 5.
 _LOCAL = {
     NO_ADDRESS[2:]: _C.BAD_DOMAIN,  # no exchanger has an address; after a day X.1.2
+    "3.0": _C.OTHER,  # trouble of this relay
     "1.10": _C.BAD_DOMAIN,
     "4.4": _C.ROUTING,
     "4.3": _C.DNS_FAILURE,
@@ -145,6 +147,22 @@ def status_matches(wanted: str, status: str) -> bool:
     return len(parts) == len(found) and all(w in ("*", f) for w, f in zip(parts, found, strict=True))
 
 
+_CODE = re.compile(r"[2-5]([0-9][0-9x]|xx)\Z")
+_STATUS = re.compile(r"[245*](\.(\d{1,3}|\*)){2}\Z")
+_REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
+_EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
+
+
+def is_code_pattern(text: str) -> bool:
+    """Whether ``text`` can be one of the codes of a rule."""
+    return _CODE.match(text) is not None
+
+
+def is_status_pattern(text: str) -> bool:
+    """Whether ``text`` can be one of the statuses of a rule."""
+    return _STATUS.match(text) is not None
+
+
 def searched(code: int, status: str, text: str) -> str:
     """What patterns are searched in: ``CODE STATUS TEXT``, cut, with single spaces and plain apostrophes."""
     words = str(Reply(code, status, text[:SEARCHED_MAX])).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
@@ -177,15 +195,16 @@ class Classifier:
         return self._cached(phase, code, status, text[:SEARCHED_MAX])
 
     def _explain(self, phase: str, code: int, status: str, text: str) -> Classified:
-        if not code and SAID not in text:
-            return Classified(_local_class(phase, status), None)
-        if not code:
+        if not code and phase == Phase.CONNECT and SAID in text:
             code, status, text = _quoted(text)
+        if not code:
+            return Classified(_local_class(phase, status), None)
         for rule in self._matching(phase, code, status, text):
             return Classified(rule.reply_class, rule)
         return Classified(_C.OTHER, None)
 
     def _matching(self, phase: str, code: int, status: str, text: str) -> Iterator[ReplyRule]:
+        status = status or _embedded(code, text)
         found = {self._owners[n] for n in self._patterns.matches(searched(code, status, text))}
         for number in sorted(found.union(self._bare)):
             if self.rules[number].allows(phase, code, status):
@@ -194,6 +213,51 @@ class Classifier:
     def matching(self, phase: str, code: int, status: str, text: str) -> list[ReplyRule]:
         """All rules that match a server's reply; the first one wins."""
         return list(self._matching(phase, code, status, text[:SEARCHED_MAX]))
+
+
+NO_RULES = Classifier(())
+
+
+def read_reply(text: str) -> Reply:
+    """The reply in a line of a log, or in the lines of a dialogue. Raises ValueError for one without a code."""
+    after = text.rpartition(SAID)[2].strip()
+    lines = [_REPLY.match(line.strip()) for line in after.splitlines()]
+    first = lines[0] if lines else None
+    if first is None:
+        raise ValueError("a reply begins with its code, such as 550 or 421")
+    words = [
+        line.strip() if match is None else match[2]
+        for match, line in zip(lines, after.splitlines(), strict=True)
+    ]
+    status = _EMBEDDED.match(words[0])
+    if status is not None:
+        words[1:] = [word.removeprefix(status[0]).strip() for word in words[1:]]
+    return make_reply(int(first[1]), " ".join(words))
+
+
+def classified_row(classifier: Classifier, text: str, phase: str = "") -> dict[str, Any]:
+    """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code."""
+    reply = read_reply(text)
+    found = classifier.explain(phase, reply.code, reply.status, reply.text)
+    names, rule = NAMES[found.reply_class], found.rule
+    return {
+        "class": found.reply_class,
+        "kumomta": names.kumomta,
+        "powermta": names.powermta,
+        "code": reply.code,
+        "status": reply.status,
+        "text": reply.text,
+        "file": rule.source if rule is not None else "",
+        "line": rule.line if rule is not None else 0,
+    }
+
+
+def _embedded(code: int, text: str) -> str:
+    """The status of RFC 3463 that a server wrote into the text, as qmail does: ``(#5.1.1)``; empty without one."""
+    for found in _EMBEDDED.findall(text):
+        if found[0] == str(code)[0]:
+            return str(found)
+    return ""
 
 
 def _local_class(phase: str, status: str) -> ReplyClass:
