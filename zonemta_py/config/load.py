@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -24,6 +24,8 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def load_config(path: Path | str) -> Config:
@@ -49,6 +51,20 @@ def load_plain(path: Path) -> Any:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     return plain(text, str(path))
+
+
+def read_document(path: Path, kind: type[T]) -> tuple[T, Reader]:
+    """A YAML file as a dataclass, and the reader that knows its lines. Raises ConfigError."""
+    try:
+        node = _composed(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    reader = Reader(path)
+    try:
+        value: T = kind() if node is None else reader.read(node, kind, kind(), "")
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply") from exc
+    return value, reader
 
 
 def plain(text: str, where: str) -> Any:

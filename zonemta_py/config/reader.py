@@ -29,6 +29,7 @@ from zonemta_py.config.units import (
     Seconds,
     Size,
     Smarthost,
+    Word,
     admin_address,
     byte_rate,
     duration,
@@ -40,6 +41,7 @@ from zonemta_py.config.units import (
     rate,
     size,
     smarthost,
+    word,
 )
 from zonemta_py.core.errors import ConfigError
 
@@ -56,6 +58,7 @@ _PARSERS: dict[Any, Any] = {
     Keep: keep,
     Smarthost: smarthost,
     AdminAddress: admin_address,
+    Word: word,
 }
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
@@ -80,6 +83,10 @@ class Reader:
     def file_of(self, key: str) -> Path:
         """The file that has ``key``."""
         return self._others[key].path if key in self._others else self.path
+
+    def line_of(self, key: str) -> int:
+        """The line of ``key``, which the file has."""
+        return self._lines[key]
 
     def fail(self, node: yaml.Node, key: str, text: str) -> NoReturn:
         """Refuse ``key`` because of its value, ``node``. Raises ConfigError."""
@@ -121,8 +128,8 @@ class Reader:
         return self._scalar(node, kind, key)
 
     def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
-        """A list; ``base``: what each item starts from, if that is a dataclass. One address needs no list."""
-        if item in (Smarthost, AdminAddress) and isinstance(node, yaml.ScalarNode):
+        """A list; ``base``: what each item starts from, if that is a dataclass. One address, rate or word needs no list."""
+        if item in (Smarthost, AdminAddress, Rate, Word) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == _NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, key, f"found {_shown(node)}, expected a list")

@@ -15,6 +15,7 @@ Seconds = NewType("Seconds", float)
 Size = NewType("Size", int)  # bytes
 Percent = NewType("Percent", int)
 ExitCode = NewType("ExitCode", int)
+Word = NewType("Word", str)  # of a list that may be given as its only item
 ProcessCount = NewType("ProcessCount", int)
 
 AUTO = ProcessCount(-1)  # chosen by the number of cores
@@ -263,6 +264,13 @@ def exit_code(value: object) -> ExitCode:
     if type(value) is not int or not 1 <= value <= 255:
         raise ValueError("an exit code from 1 to 255")
     return ExitCode(value)
+
+
+def word(value: object) -> Word:
+    """Text, or a number as text. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+        raise ValueError("a word or a list of words")
+    return Word(str(value))
 
 
 def percent(value: object) -> Percent:
