@@ -4,16 +4,16 @@ With ``config.reader`` the adapter of PyYAML: documents are composed to nodes, w
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from zonemta_py.config.checks import check
-from zonemta_py.config.reader import Reader
+from zonemta_py.config.reader import PARSERS, Reader
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.core.errors import ConfigError
@@ -22,6 +22,8 @@ from zonemta_py.core.errors import ConfigError
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
+
+Item = TypeVar("Item")
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,28 @@ def plain(text: str, where: str) -> Any:
         return yaml.safe_load(text)
     except (ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as exc:
         raise ConfigError(f"{where}: {exc}") from exc
+
+
+def load_items(
+    path: Path, key: str, kind: type[Item], parsers: Mapping[Any, Any]
+) -> tuple[tuple[Item, ...], Reader]:
+    """The list ``key`` of the mapping in ``path`` as dataclasses, for files that are not configurations.
+
+    ``parsers`` reads types of values that no configuration has. The reader knows the lines, for further checks.
+    Raises ConfigError.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    reader = Reader(path, {**PARSERS, **parsers})
+    try:
+        for name, value in _items(_composed(text, path)):
+            if name.value == key:
+                return reader.read(value, tuple[kind, ...], (), key), reader  # type: ignore[valid-type]
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply") from exc
+    return (), reader
 
 
 def to_yaml(values: Any) -> str:

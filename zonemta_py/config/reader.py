@@ -43,7 +43,7 @@ from zonemta_py.config.units import (
 )
 from zonemta_py.core.errors import ConfigError
 
-_PARSERS: dict[Any, Any] = {
+PARSERS: dict[Any, Any] = {
     Seconds: duration,
     Size: size,
     Rate: rate,
@@ -58,7 +58,7 @@ _PARSERS: dict[Any, Any] = {
     AdminAddress: admin_address,
 }
 
-_NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
+_NULL, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map", "seq"))
 
 _Pair = tuple[str, yaml.Node, yaml.Node]  # a key, its node and the node of its value
 
@@ -66,8 +66,9 @@ _Pair = tuple[str, yaml.Node, yaml.Node]  # a key, its node and the node of its 
 class Reader:
     """Converts nodes to typed values and remembers the line of each key."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, parsers: Mapping[Any, Any] = PARSERS) -> None:
         self.path = path
+        self._parsers = parsers
         self.deprecated: list[str] = []
         self._lines: dict[str, int] = {}
         self._old_names: dict[str, str] = {}  # keys by their new name, where the file has the old one
@@ -158,6 +159,9 @@ class Reader:
             if name not in known:
                 self.fail(name_node, where, f"unknown key; {_suggest(name, known)}")
             field = known[name]
+            if "one_or_more" in field.metadata and isinstance(value_node, yaml.ScalarNode):
+                items = [] if value_node.tag == _NULL else [value_node]
+                value_node = yaml.SequenceNode(_SEQ, items, value_node.start_mark)
             start = getattr(base, field.name)
             if "overrides" in field.metadata:
                 start = replace(base, **changes).item()
@@ -234,9 +238,9 @@ class Reader:
             value = _plain(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # PyYAML's, for odd tags
             self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_expected(kind)}")
-        if kind in _PARSERS:
+        if kind in self._parsers:
             try:
-                return _PARSERS[kind](value)
+                return self._parsers[kind](value)
             except ValueError as exc:
                 self.fail(node, key, f"found {_shown(node)}, expected {exc}")
         if kind is str and value is False and node.value.lower() == "off":

@@ -41,6 +41,11 @@ def number(default: int | None, least: int = 1, most: int = 10**9) -> Any:
     return field(default=default, metadata={"least": least, "most": most})
 
 
+def one_or_more() -> Any:
+    """A field with a list, empty by default; a single value needs no list."""
+    return field(default=(), metadata={"one_or_more": True})
+
+
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES = {
     "": 1, "B": 1,

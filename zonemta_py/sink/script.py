@@ -10,6 +10,8 @@
   times: 1                      # apply at most this often to each recipient (at connect: local address)
   stall: 5s                     # delay of the reply
   drop: true                    # close the connection instead of replying
+
+A mapping has the rules under ``rules``, and under ``providers`` what ``sink.provider_limits`` describes.
 """
 
 from collections import Counter
@@ -23,10 +25,11 @@ from typing import Any
 from zonemta_py.config.load import load_plain
 from zonemta_py.config.units import duration
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.sink.provider_limits import ProviderLimits, load_providers
 
 
 class Step(StrEnum):
-    """Where in the dialogue a rule applies."""
+    """Where in the dialogue a rule applies, in this order."""
 
     CONNECT = "connect"
     EHLO = "ehlo"
@@ -53,9 +56,10 @@ class Rule:
 
 
 class Script:
-    """Rules, and how often each was applied to a recipient."""
+    """Rules, and how often each was applied to a recipient; the limits of providers."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], providers: Sequence[ProviderLimits] = ()) -> None:
+        self.providers = tuple(providers)
         self._rules: dict[Step, list[tuple[int, Rule]]] = {}
         for number, rule in enumerate(rules):
             self._rules.setdefault(rule.at, []).append((number, rule))
@@ -94,11 +98,19 @@ class Script:
 
 
 def load_script(path: Path) -> Script:
-    """Read rules from a YAML file. Raises ConfigError, which names file and rule."""
-    document = load_plain(path)
-    if not isinstance(document, list):
-        raise ConfigError(f"{path}: expected a list of rules")
-    return Script([_rule(item, f"{path}: rule {number}") for number, item in enumerate(document, 1)])
+    """Read rules and providers from a YAML file. Raises ConfigError, which names file and rule or key."""
+    rules = load_plain(path)
+    providers: Sequence[ProviderLimits] = ()
+    if isinstance(rules, dict):
+        unknown = {str(key) for key in rules} - {"rules", "providers"}
+        if unknown:
+            text = "expected a list of rules, or a mapping with rules and providers"
+            raise ConfigError(f"{path}: unknown key '{min(unknown)}', {text}")
+        providers = load_providers(path)
+        rules = rules.get("rules") or []
+    if not isinstance(rules, list):
+        raise ConfigError(f"{path}: expected a list of rules, or a mapping with rules and providers")
+    return Script([_rule(item, f"{path}: rule {n}") for n, item in enumerate(rules, 1)], providers)
 
 
 def _rule(item: Any, where: str) -> Rule:
