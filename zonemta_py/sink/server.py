@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zonemta_py.core import clock
 from zonemta_py.core.codec import to_json
+from zonemta_py.sink.limited_session import LimitedSession
 from zonemta_py.sink.provider import Provider
 from zonemta_py.sink.script import Script
 from zonemta_py.sink.sink_session import SinkSession
@@ -63,7 +64,7 @@ class Sink:
 
     def session(self) -> SinkSession:
         """The protocol of a new connection."""
-        return SinkSession(self)
+        return LimitedSession(self) if self.providers else SinkSession(self)
 
     async def close(self) -> None:
         """Stop listening and abort every connection."""

@@ -4,8 +4,6 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from zonemta_py.core import clock
-from zonemta_py.sink.provider import Provider, ProviderSession, Refusal
 from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.tally import Received
 
@@ -28,7 +26,6 @@ class SinkSession(asyncio.Protocol):
         self._commands: deque[str] = deque()
         self._sender = self._helo = self._parameters = ""
         self._recipients: list[str] = []
-        self._provided: ProviderSession | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the greeting."""
@@ -38,48 +35,15 @@ class SinkSession(asyncio.Protocol):
         self._sink.tally.sessions += 1
         self._number = self._sink.tally.sessions
         self._sink.connections.add(self)
-        if self._sink.providers:
-            self._meet(self._sink.provider_at(self.local))
-        else:
-            self._greet()
-
-    def _meet(self, provider: Provider | None) -> None:
-        """Let a provider decide; where all places are taken, after its slack, since one may be about to be free."""
-        if provider is None:
-            self._greet()
-        elif provider.limits.slack and provider.crowded(self.peer):
-            self._stalled = True
-            loop = asyncio.get_running_loop()
-            loop.call_later(provider.limits.slack, self._enter, provider)
-        else:
-            self._enter(provider)
-
-    def _enter(self, provider: Provider) -> None:
-        self._stalled = False
-        if self._transport.is_closing():
-            return
-        found = provider.connect(self.peer, clock.monotonic_s())
-        if isinstance(found, Refusal):
-            self._refuse(found)
-        else:
-            self._provided = found
-            self._greet()
-            self._advance()
+        self._greet()
 
     def _greet(self) -> None:
         self._answer(Step.CONNECT, "", f"220 {self._sink.hostname} ESMTP")
         self._flush()
 
-    def eof_received(self) -> None:
-        """The client has closed: its place is free before ``connection_lost`` is called, a moment later."""
-        if self._provided is not None:
-            self._provided.close()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the session."""
         self._sink.connections.discard(self)
-        if self._provided is not None:
-            self._provided.close()
 
     def abort(self) -> None:
         """Close the connection without a reply."""
@@ -141,8 +105,6 @@ class SinkSession(asyncio.Protocol):
                 body = body.replace(b"\r\n.", b"\r\n")[2:]
             else:
                 body = b""
-            if self._provided is not None:
-                self._provided.accept(len(self._recipients), clock.monotonic_s())
             sink.tally.size_bytes += self._data_bytes
             sink.received(
                 Received(
@@ -197,12 +159,7 @@ class SinkSession(asyncio.Protocol):
             self._reply("502 5.5.2 Not implemented")
 
     def _answer(self, step: Step, argument: str, usual: str) -> bool:
-        """Reply by provider or script, else with ``usual``; True when the reply is positive."""
-        if self._provided is not None:
-            refusal = self._provided.decide(step, self._sender, argument, clock.monotonic_s())
-            if refusal is not None:
-                self._refuse(refusal)
-                return False
+        """Reply by the script, else with ``usual``; True when the reply is positive."""
         rule = self._sink.script.match(
             step, argument, self._sender, self._recipients, self.local, self._number
         )
@@ -230,17 +187,9 @@ class SinkSession(asyncio.Protocol):
             self._close()
         return positive
 
-    def _refuse(self, refusal: Refusal) -> None:
-        self._sink.tally.refused += 1
-        self._reply(refusal.reply)
-        if refusal.closes:
-            self._close()
-
     def _close(self) -> None:
         self._flush()
         self._transport.close()
-        if self._provided is not None:
-            self._provided.close()
 
     def _resume(self, reply: str) -> None:
         self._stalled = False
