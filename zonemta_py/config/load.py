@@ -21,6 +21,8 @@ from zonemta_py.core.errors import ConfigError
 # libyaml's composer, which most builds of PyYAML have, takes a tenth of the time.
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+Document = TypeVar("Document")
+
 _WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
 
 Item = TypeVar("Item")
@@ -51,6 +53,19 @@ def load_plain(path: Path) -> Any:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     return plain(text, str(path))
+
+
+def read_document(path: Path, kind: type[Document], base: Document) -> tuple[Reader, Document]:
+    """A YAML file as a ``kind``, a dataclass, and the reader that knows its lines. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    reader, node = Reader(path), _composed(text, path)
+    try:
+        return reader, base if node is None else reader.read(node, kind, base, "")
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply") from exc
 
 
 def plain(text: str, where: str) -> Any:

@@ -122,8 +122,8 @@ class Reader:
         return self._scalar(node, kind, key)
 
     def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
-        """A list; ``base``: what each item starts from, if that is a dataclass. One address needs no list."""
-        if item in (Smarthost, AdminAddress) and isinstance(node, yaml.ScalarNode):
+        """A list; ``base``: what each item starts from, if that is a dataclass. One address or rate needs no list."""
+        if item in (Smarthost, AdminAddress, Rate) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == _NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, key, f"found {_shown(node)}, expected a list")
