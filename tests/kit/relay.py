@@ -19,9 +19,9 @@ from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
-from zonemta_py.sink.provider import Provider
 from zonemta_py.sink.script import Rule, Script, load_script
 from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_provider import SinkProvider
 from zonemta_py.sink.tally import Received
 
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
@@ -66,7 +66,7 @@ class Stage:
         hosts: Sequence[str] = (),
         rules: Sequence[dict[str, Any]] = (),
         **limits: Any,
-    ) -> Provider:
+    ) -> SinkProvider:
         """Start a provider whose ``hosts`` are the MX of ``domains``, each with an address, all of one preference.
 
         ``limits`` and ``rules`` are what a script of ``zonemta sink`` has. ``sinks[name]`` keeps the messages.

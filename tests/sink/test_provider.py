@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.units import Rate, Seconds
+from zonemta_py.config.units import MessagesWithin, Rate, Seconds
 from zonemta_py.core.codec import to_json
-from zonemta_py.sink.provider import Provider, ProviderSession, Refusal, Violation
-from zonemta_py.sink.provider_limits import REPLIES, Block, ProviderLimit, ProviderLimits, Trigger
 from zonemta_py.sink.script import Step
+from zonemta_py.sink.sink_limits import REPLIES, LimitName, SinkBlock, SinkLimits
+from zonemta_py.sink.sink_provider import ProviderSession, Refusal, SinkProvider, Violation
 
 ONE, TWO = "127.0.0.5", "127.0.0.6"
 
 
-def provider(**limits: Any) -> Provider:
-    return Provider(ProviderLimits("bigmail", **limits))
+def provider(**limits: Any) -> SinkProvider:
+    return SinkProvider(SinkLimits("bigmail", **limits))
 
 
-def opened(at: Provider, client: str = ONE, now_s: float = 0.0) -> ProviderSession:
+def opened(at: SinkProvider, client: str = ONE, now_s: float = 0.0) -> ProviderSession:
     session = at.connect(client, now_s)
     assert isinstance(session, ProviderSession)
     return session
 
 
-def refused(at: Provider, client: str, now_s: float = 0.0) -> str:
+def refused(at: SinkProvider, client: str, now_s: float = 0.0) -> str:
     refusal = at.connect(client, now_s)
     assert isinstance(refusal, Refusal)
     assert refusal.closes
@@ -58,8 +58,8 @@ def test_sessions_of_all_clients_and_of_one() -> None:
     opened(at, TWO)
     assert (at.most_sessions, at.account(ONE).most_sessions, at.account(TWO).most_sessions) == (3, 2, 2)
     assert at.violations == [
-        Violation(1.0, ProviderLimit.SESSIONS_PER_ADDRESS, ONE),
-        Violation(2.0, ProviderLimit.SESSIONS, TWO),
+        Violation(1.0, LimitName.SESSIONS_PER_ADDRESS, ONE),
+        Violation(2.0, LimitName.SESSIONS, TWO),
     ]
 
 
@@ -67,10 +67,10 @@ def test_every_limit_that_an_attempt_exceeds_is_a_violation() -> None:
     """There is one reply, for the first."""
     at = provider(sessions=1, sessions_per_address=1, connect_rate=(Rate(1, 60.0),))
     opened(at)
-    assert refused(at, ONE) == REPLIES[ProviderLimit.SESSIONS_PER_ADDRESS]
+    assert refused(at, ONE) == REPLIES[LimitName.SESSIONS_PER_ADDRESS]
     account = at.account(ONE)
     assert set(account.violations) == {"sessions", "sessions_per_address", "connect_rate"}
-    assert account.refused == {ProviderLimit.SESSIONS_PER_ADDRESS: 1}
+    assert account.refused == {LimitName.SESSIONS_PER_ADDRESS: 1}
     assert len(at.violations) == 3
 
 
@@ -80,7 +80,7 @@ def test_messages_of_a_session() -> None:
     assert [message(session, 0.0) for _ in range(2)] == ["", ""]
     refusal = session.decide(Step.MAIL, "s@x", "", 3.0)
     assert refusal == Refusal("421 4.7.0 too many messages in this session", closes=True)
-    assert at.violations == [Violation(3.0, ProviderLimit.MESSAGES_PER_SESSION, ONE)]
+    assert at.violations == [Violation(3.0, LimitName.MESSAGES_PER_SESSION, ONE)]
     assert message(opened(at), 4.0) == ""
 
 
@@ -101,7 +101,7 @@ def test_several_rates_of_a_client() -> None:
     assert message(opened(at, TWO), 1.5) == ""
     account = at.account(ONE)
     assert account.accepted.times_s.tolist() == [0.0, 0.5, 1.0, 10.0]
-    assert account.violations == {ProviderLimit.RATE: 4}
+    assert account.violations == {LimitName.RATE: 4}
     assert [v.at_s for v in at.violations] == [0.9, 1.5, 2.1, 9.9]
     assert account.accepted.most_within(1.0) == 2
     assert account.messages == 4
@@ -113,7 +113,7 @@ def test_a_rate_of_all_clients() -> None:
     assert (message(one, 0.0), message(two, 0.1)) == ("", "")
     assert message(one, 0.2) == "450 4.7.28 rate limit exceeded"
     assert message(two, 1.0) == ""
-    assert at.violations == [Violation(0.2, ProviderLimit.RATE_TOTAL, ONE)]
+    assert at.violations == [Violation(0.2, LimitName.RATE_TOTAL, ONE)]
     assert at.accepted.times_s.tolist() == [0.0, 0.1, 1.0]
 
 
@@ -128,10 +128,10 @@ def test_a_rate_of_sessions() -> None:
     at = provider(connect_rate=(Rate(2, 60.0),))
     for now_s in (0.0, 1.0):
         opened(at, ONE, now_s).close()
-    assert refused(at, ONE, 59.0) == REPLIES[ProviderLimit.CONNECT_RATE]
+    assert refused(at, ONE, 59.0) == REPLIES[LimitName.CONNECT_RATE]
     opened(at, TWO, 59.0)
     opened(at, ONE, 60.0)
-    assert refused(at, ONE, 60.5) == REPLIES[ProviderLimit.CONNECT_RATE]
+    assert refused(at, ONE, 60.5) == REPLIES[LimitName.CONNECT_RATE]
     assert at.account(ONE).connected.times_s.tolist() == [0.0, 1.0, 60.0]
 
 
@@ -151,21 +151,21 @@ def test_greylisting_is_by_client_sender_and_recipient_and_no_violation() -> Non
     other = opened(at, TWO).decide(Step.RCPT, "s@x", "r@d", 30.0)
     assert other == Refusal("451 4.7.1 Greylisted", closes=False)
     assert at.violations == []
-    assert at.account(ONE).refused == {ProviderLimit.GREYLIST: 4}
+    assert at.account(ONE).refused == {LimitName.GREYLIST: 4}
 
 
 def test_a_block_begins_with_the_message_that_is_too_many() -> None:
-    block = Block(Trigger(Rate(3, 60.0)), Seconds(600.0), reply="550 5.7.1 go away")
+    block = SinkBlock(MessagesWithin(Rate(3, 60.0)), Seconds(600.0), reply="550 5.7.1 go away")
     at = provider(block=block)
     session = opened(at)
     assert [message(session, float(t)) for t in range(3)] == ["", "", ""]
     assert message(session, 59.0) == "550 5.7.1 go away"
-    assert at.violations == [Violation(59.0, ProviderLimit.BLOCK, ONE)]
+    assert at.violations == [Violation(59.0, LimitName.BLOCK, ONE)]
     assert session.decide(Step.RCPT, "s@x", "r@d", 60.0) is not None  # also a transaction under way
     assert message(session, 658.0) == "550 5.7.1 go away"
     assert message(opened(at, TWO), 658.0) == ""
     assert len(at.violations) == 1  # later refusals are counted as such
-    assert at.account(ONE).refused == {ProviderLimit.BLOCK: 1, ProviderLimit.BLOCKED: 2}
+    assert at.account(ONE).refused == {LimitName.BLOCK: 1, LimitName.BLOCKED: 2}
     assert message(session, 659.0) == ""
 
 
@@ -177,7 +177,7 @@ def test_a_block_begins_with_the_message_that_is_too_many() -> None:
     ],
 )  # fmt: skip
 def test_a_block_of_a_test(at_step: str, refusing: list[Step]) -> None:
-    at = provider(block=Block(at=at_step))
+    at = provider(block=SinkBlock(at=at_step))
     session = opened(at)
     at.block(ONE, "421 4.7.0 blocked for now")
     steps = (Step.EHLO, Step.MAIL, Step.RCPT, Step.DOT)

@@ -1,18 +1,20 @@
 """Providers in the script of a sink: what is read, and errors with file, line and key."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from zonemta_py.config.units import Rate
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.units import MessagesWithin, Rate
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.sink import provider_limits
-from zonemta_py.sink.provider_limits import Block, ProviderLimits, Trigger
+from zonemta_py.sink import sink_limits
 from zonemta_py.sink.script import Step, load_script
+from zonemta_py.sink.sink_limits import SinkBlock, SinkLimits
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
-FULL = ProviderLimits(
+FULL = SinkLimits(
     name="bigmail",
     local=("127.0.0.21", "127.0.0.22"),
     sessions=20,
@@ -22,7 +24,7 @@ FULL = ProviderLimits(
     rate_total=(Rate(100, 1),),
     connect_rate=(Rate(60, 60),),
     greylist=30.0,  # type: ignore[arg-type]
-    block=Block(Trigger(Rate(200, 60)), 600.0, "mail", "550 5.7.1 blocked"),  # type: ignore[arg-type]
+    block=SinkBlock(MessagesWithin(Rate(200, 60)), 600.0, "mail", "550 5.7.1 blocked"),  # type: ignore[arg-type]
     slack=0.005,  # type: ignore[arg-type]
     replies={"rate": "421 4.7.28 slow down"},
 )
@@ -31,7 +33,7 @@ FULL = ProviderLimits(
 def test_the_example_of_the_module_and_of_the_docs(directory: Path) -> None:
     """Both show every key."""
     path = directory / "s.yaml"
-    path.write_text((provider_limits.__doc__ or "").partition("\n\n")[2])
+    path.write_text((sink_limits.__doc__ or "").partition("\n\n")[2])
     assert load_script(path).providers == (FULL,)
     section = OPERATIONS.read_text().partition("### Providers with limits")[2]
     [example] = re.findall(r"```yaml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
@@ -39,6 +41,11 @@ def test_the_example_of_the_module_and_of_the_docs(directory: Path) -> None:
     script = load_script(path)
     assert script.providers[0] == FULL
     assert script.match(Step.RCPT, "no@x.example", "", [], "127.0.0.21", 1) is not None
+
+
+def test_every_limit_of_the_relay_can_be_played() -> None:
+    """Under the same name as in the configuration of the relay."""
+    assert {each.name for each in fields(ProviderLimits)} <= {each.name for each in fields(SinkLimits)}
 
 
 def test_a_mapping_may_lack_either(directory: Path) -> None:
@@ -56,7 +63,8 @@ def test_a_mapping_may_lack_either(directory: Path) -> None:
     [
         ("providers: 1", "s.yaml:1: providers: found '1', expected a list"),
         ("providers: [1]", r"s.yaml:1: providers\[0\]: found '1', expected a mapping"),
-        ("provider: []", "s.yaml: unknown key 'provider', expected a list of rules, or a mapping"),
+        ("provider: []", "s.yaml:1: provider: unknown key; did you mean 'providers'"),
+        ("providers: []\nproviders: []", "s.yaml:2: providers: appears twice"),
         ("providers: []\nrules: 5", "s.yaml: expected a list of rules"),
         ("providers: []\nrules: [{at: lunch}]", "s.yaml: rule 1: .*'at' is one of"),
         ("providers:\n- {sessions: 1}", r"s.yaml:2: providers\[0\]: a provider needs a name"),

@@ -17,9 +17,9 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.smtp_client import RawClient
 from zonemta_py.bench.process import free_port
 from zonemta_py.core import clock
-from zonemta_py.sink.provider import Provider
 from zonemta_py.sink.script import load_script
 from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_provider import SinkProvider
 
 HOSTS = ("127.0.0.21", "127.0.0.22")
 ONE, TWO = "127.0.0.5", "127.0.0.6"
@@ -46,7 +46,7 @@ class Playing:
         self.clients: list[RawClient] = []
 
     @property
-    def provider(self) -> Provider:
+    def provider(self) -> SinkProvider:
         return self.sink.providers["bigmail"]
 
     async def connect(self, source: str = ONE, host: str = HOSTS[0]) -> tuple[RawClient, str]:

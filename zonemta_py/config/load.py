@@ -4,7 +4,7 @@ With ``config.reader`` the adapter of PyYAML: documents are composed to nodes, w
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from zonemta_py.config.checks import check
-from zonemta_py.config.reader import PARSERS, Reader
+from zonemta_py.config.reader import Reader
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.core.errors import ConfigError
@@ -24,8 +24,6 @@ _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Document = TypeVar("Document")
 
 _WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
-
-Item = TypeVar("Item")
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +59,13 @@ def read_document(path: Path, kind: type[Document], base: Document) -> tuple[Rea
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from exc
+    return parse_document(text, path, kind, base)
+
+
+def parse_document(
+    text: str, path: Path, kind: type[Document], base: Document
+) -> tuple[Reader, Document]:
+    """As ``read_document``, of a text that ``path`` names in errors."""
     reader, node = Reader(path), _composed(text, path)
     try:
         return reader, base if node is None else reader.read(node, kind, base, "")
@@ -74,28 +79,6 @@ def plain(text: str, where: str) -> Any:
         return yaml.safe_load(text)
     except (ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as exc:
         raise ConfigError(f"{where}: {exc}") from exc
-
-
-def load_items(
-    path: Path, key: str, kind: type[Item], parsers: Mapping[Any, Any]
-) -> tuple[tuple[Item, ...], Reader]:
-    """The list ``key`` of the mapping in ``path`` as dataclasses, for files that are not configurations.
-
-    ``parsers`` reads types of values that no configuration has. The reader knows the lines, for further checks.
-    Raises ConfigError.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
-    reader = Reader(path, {**PARSERS, **parsers})
-    try:
-        for name, value in _items(_composed(text, path)):
-            if name.value == key:
-                return reader.read(value, tuple[kind, ...], (), key), reader  # type: ignore[valid-type]
-    except RecursionError as exc:
-        raise ConfigError(f"{path}: nested too deeply") from exc
-    return (), reader
 
 
 def to_yaml(values: Any) -> str:

@@ -140,6 +140,6 @@ def load_providers(file: Path | None, *, shipped: bool) -> ProviderTable:
 
 def is_limited(limits: ProviderLimits) -> bool:
     """Whether ``limits`` limit anything that the queue's process counts."""
-    return any(getattr(limits, each.name) for each in fields(limits) if each.name != "messages_per_session")
-
-
+    return any(
+        getattr(limits, each.name) for each in fields(limits) if each.name != "messages_per_session"
+    )

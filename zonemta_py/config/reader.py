@@ -22,6 +22,7 @@ from zonemta_py.config.units import (
     ExitCode,
     HostPort,
     Keep,
+    MessagesWithin,
     NameServer,
     Percent,
     ProcessCount,
@@ -35,6 +36,7 @@ from zonemta_py.config.units import (
     exit_code,
     host_port,
     keep,
+    messages_within,
     percent,
     process_count,
     rate,
@@ -43,7 +45,7 @@ from zonemta_py.config.units import (
 )
 from zonemta_py.core.errors import ConfigError
 
-PARSERS: dict[Any, Any] = {
+_PARSERS: dict[Any, Any] = {
     Seconds: duration,
     Size: size,
     Rate: rate,
@@ -54,11 +56,12 @@ PARSERS: dict[Any, Any] = {
     Percent: percent,
     ExitCode: exit_code,
     Keep: keep,
+    MessagesWithin: messages_within,
     Smarthost: smarthost,
     AdminAddress: admin_address,
 }
 
-_NULL, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map", "seq"))
+_NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
 
 _Pair = tuple[str, yaml.Node, yaml.Node]  # a key, its node and the node of its value
 
@@ -66,9 +69,8 @@ _Pair = tuple[str, yaml.Node, yaml.Node]  # a key, its node and the node of its 
 class Reader:
     """Converts nodes to typed values and remembers the line of each key."""
 
-    def __init__(self, path: Path, parsers: Mapping[Any, Any] = PARSERS) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._parsers = parsers
         self.deprecated: list[str] = []
         self._lines: dict[str, int] = {}
         self._old_names: dict[str, str] = {}  # keys by their new name, where the file has the old one
@@ -110,6 +112,8 @@ class Reader:
         self._lines.setdefault(key, node.start_mark.line + 1)
         if kind is str and node.tag == _STR:
             return node.value
+        if kind is object:  # what the caller reads by itself
+            return yaml.SafeLoader("").construct_document(node)
         if is_dataclass(kind):
             return self._dataclass(node, kind, base, key)
         origin = typing.get_origin(kind)
@@ -161,7 +165,7 @@ class Reader:
             field = known[name]
             if "one_or_more" in field.metadata and isinstance(value_node, yaml.ScalarNode):
                 items = [] if value_node.tag == _NULL else [value_node]
-                value_node = yaml.SequenceNode(_SEQ, items, value_node.start_mark)
+                value_node = yaml.SequenceNode("tag:yaml.org,2002:seq", items, value_node.start_mark)
             start = getattr(base, field.name)
             if "overrides" in field.metadata:
                 start = replace(base, **changes).item()
@@ -238,9 +242,9 @@ class Reader:
             value = _plain(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # PyYAML's, for odd tags
             self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_expected(kind)}")
-        if kind in self._parsers:
+        if kind in _PARSERS:
             try:
-                return self._parsers[kind](value)
+                return _PARSERS[kind](value)
             except ValueError as exc:
                 self.fail(node, key, f"found {_shown(node)}, expected {exc}")
         if kind is str and value is False and node.value.lower() == "off":

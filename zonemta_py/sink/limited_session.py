@@ -4,8 +4,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from zonemta_py.core import clock
-from zonemta_py.sink.provider import Provider, ProviderSession, Refusal
 from zonemta_py.sink.script import Step
+from zonemta_py.sink.sink_provider import ProviderSession, Refusal, SinkProvider
 from zonemta_py.sink.sink_session import SinkSession
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LimitedSession(SinkSession):
         else:
             self._enter(provider)
 
-    def _enter(self, provider: Provider) -> None:
+    def _enter(self, provider: SinkProvider) -> None:
         self._stalled = False
         if self._transport.is_closing():
             return

@@ -11,7 +11,7 @@
   stall: 5s                     # delay of the reply
   drop: true                    # close the connection instead of replying
 
-A mapping has the rules under ``rules``, and under ``providers`` what ``sink.provider_limits`` describes.
+A mapping has the rules under ``rules``, and under ``providers`` what ``sink.sink_limits`` describes.
 """
 
 from collections import Counter
@@ -22,10 +22,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.config.load import load_plain
+from zonemta_py.config.load import parse_document, plain
 from zonemta_py.config.units import duration
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.sink.provider_limits import ProviderLimits, load_providers
+from zonemta_py.sink.sink_limits import SinkLimits, check_limits
 
 
 class Step(StrEnum):
@@ -58,7 +58,7 @@ class Rule:
 class Script:
     """Rules, and how often each was applied to a recipient; the limits of providers."""
 
-    def __init__(self, rules: Sequence[Rule], providers: Sequence[ProviderLimits] = ()) -> None:
+    def __init__(self, rules: Sequence[Rule], providers: Sequence[SinkLimits] = ()) -> None:
         self.providers = tuple(providers)
         self._rules: dict[Step, list[tuple[int, Rule]]] = {}
         for number, rule in enumerate(rules):
@@ -97,17 +97,26 @@ class Script:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptFile:
+    """A script with providers. ``rules`` is a list of what ``_rule`` reads."""
+
+    rules: object = ()
+    providers: tuple[SinkLimits, ...] = ()
+
+
 def load_script(path: Path) -> Script:
     """Read rules and providers from a YAML file. Raises ConfigError, which names file and rule or key."""
-    rules = load_plain(path)
-    providers: Sequence[ProviderLimits] = ()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    rules = plain(text, str(path))
+    providers: Sequence[SinkLimits] = ()
     if isinstance(rules, dict):
-        unknown = {str(key) for key in rules} - {"rules", "providers"}
-        if unknown:
-            text = "expected a list of rules, or a mapping with rules and providers"
-            raise ConfigError(f"{path}: unknown key '{min(unknown)}', {text}")
-        providers = load_providers(path)
-        rules = rules.get("rules") or []
+        reader, found = parse_document(text, path, ScriptFile, ScriptFile())
+        providers = check_limits(reader, found.providers)
+        rules = list(found.rules) if isinstance(found.rules, (list, tuple)) else None
     if not isinstance(rules, list):
         raise ConfigError(f"{path}: expected a list of rules, or a mapping with rules and providers")
     return Script([_rule(item, f"{path}: rule {n}") for n, item in enumerate(rules, 1)], providers)

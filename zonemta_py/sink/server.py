@@ -11,8 +11,8 @@ from pathlib import Path
 from zonemta_py.core import clock
 from zonemta_py.core.codec import to_json
 from zonemta_py.sink.limited_session import LimitedSession
-from zonemta_py.sink.provider import Provider
 from zonemta_py.sink.script import Script
+from zonemta_py.sink.sink_provider import SinkProvider
 from zonemta_py.sink.sink_session import SinkSession
 from zonemta_py.sink.tally import Received, Tally
 
@@ -38,7 +38,7 @@ class Sink:
         on_message: Callable[[Received], None] | None = None,
     ) -> None:
         self.script = script or Script(())
-        self.providers = {limits.name: Provider(limits) for limits in self.script.providers}
+        self.providers = {limits.name: SinkProvider(limits) for limits in self.script.providers}
         self._provider_at = {
             address: provider
             for provider in self.providers.values()
@@ -73,7 +73,7 @@ class Sink:
         for session in list(self.connections):
             session.abort()
 
-    def provider_at(self, local: str) -> Provider | None:
+    def provider_at(self, local: str) -> SinkProvider | None:
         """The provider whose host has the address ``local``."""
         return self._provider_at.get(local) or self._provider_at.get("")
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from zonemta_py.config.units import Rate
 from zonemta_py.sink.event_times import EventTimes
-from zonemta_py.sink.provider_limits import ProviderLimit, ProviderLimits
 from zonemta_py.sink.script import Step
+from zonemta_py.sink.sink_limits import LimitName, SinkLimits
 
 _STEPS = tuple(Step)  # in the order of a dialogue
 
@@ -29,7 +29,7 @@ class Violation(NamedTuple):
     """An attempt over a limit."""
 
     at_s: float
-    limit: ProviderLimit
+    limit: LimitName
     client: str
 
 
@@ -49,8 +49,8 @@ class ClientAccount:
     recipients: int = 0
     open_sessions: int = 0
     most_sessions: int = 0  # open at the same time
-    violations: Counter[ProviderLimit] = field(default_factory=Counter)
-    refused: Counter[ProviderLimit] = field(default_factory=Counter)
+    violations: Counter[LimitName] = field(default_factory=Counter)
+    refused: Counter[LimitName] = field(default_factory=Counter)
     active_block: ActiveBlock | None = None
 
     @property
@@ -59,10 +59,10 @@ class ClientAccount:
         return len(self.accepted)
 
 
-class Provider:
+class SinkProvider:
     """One provider. ``clients``: accounts by client address."""
 
-    def __init__(self, limits: ProviderLimits) -> None:
+    def __init__(self, limits: SinkLimits) -> None:
         self.limits = limits
         self.clients: dict[str, ClientAccount] = {}
         self.accepted = EventTimes()  # of all clients
@@ -97,7 +97,7 @@ class Provider:
         if any(
             account.connected.full(rate, now_s, self.limits.slack) for rate in self.limits.connect_rate
         ):
-            exceeded.append(ProviderLimit.CONNECT_RATE)
+            exceeded.append(LimitName.CONNECT_RATE)
         session = ProviderSession(self, client, account)
         refusal = session.blocked(Step.CONNECT, now_s) or session.exceed(exceeded, now_s)
         if refusal is not None:
@@ -109,16 +109,16 @@ class Provider:
         self.most_sessions = max(self.most_sessions, self.open_sessions)
         return session
 
-    def _exceeded_sessions(self, account: ClientAccount) -> list[ProviderLimit]:
+    def _exceeded_sessions(self, account: ClientAccount) -> list[LimitName]:
         limits = self.limits
         exceeded = []
         if (
             limits.sessions_per_address is not None
             and account.open_sessions >= limits.sessions_per_address
         ):
-            exceeded.append(ProviderLimit.SESSIONS_PER_ADDRESS)
+            exceeded.append(LimitName.SESSIONS_PER_ADDRESS)
         if limits.sessions is not None and self.open_sessions >= limits.sessions:
-            exceeded.append(ProviderLimit.SESSIONS)
+            exceeded.append(LimitName.SESSIONS)
         return exceeded
 
     def is_greylisted(self, client: str, sender: str, recipient: str, now_s: float) -> bool:
@@ -162,7 +162,7 @@ class Provider:
 class ProviderSession:
     """One open session of a client."""
 
-    def __init__(self, provider: Provider, client: str, account: ClientAccount) -> None:
+    def __init__(self, provider: SinkProvider, client: str, account: ClientAccount) -> None:
         self._provider = provider
         self._client = client
         self._account = account
@@ -178,10 +178,10 @@ class ProviderSession:
         if step is Step.MAIL:
             most = provider.limits.messages_per_session
             if most is not None and self._messages >= most:
-                refusal = self.exceed([ProviderLimit.MESSAGES_PER_SESSION], now_s)
+                refusal = self.exceed([LimitName.MESSAGES_PER_SESSION], now_s)
         elif step is Step.RCPT:
             if provider.is_greylisted(self._client, sender, recipient, now_s):
-                refusal = self._refuse(ProviderLimit.GREYLIST)
+                refusal = self._refuse(LimitName.GREYLIST)
         elif step is Step.DOT:
             refusal = self._decide_message(now_s)
         return refusal
@@ -191,12 +191,12 @@ class ProviderSession:
         mine, of_all = self._account.accepted, self._provider.accepted
         exceeded = []
         if limits.block.after is not None and mine.full(limits.block.after, now_s, slack_s):
-            exceeded.append(ProviderLimit.BLOCK)
+            exceeded.append(LimitName.BLOCK)
             self._provider.block(self._client, until_s=now_s + limits.block.for_)
         if any(mine.full(rate, now_s, slack_s) for rate in limits.rate):
-            exceeded.append(ProviderLimit.RATE)
+            exceeded.append(LimitName.RATE)
         if any(of_all.full(rate, now_s, slack_s) for rate in limits.rate_total):
-            exceeded.append(ProviderLimit.RATE_TOTAL)
+            exceeded.append(LimitName.RATE_TOTAL)
         return self.exceed(exceeded, now_s)
 
     def accept(self, recipients: int, now_s: float) -> None:
@@ -221,20 +221,20 @@ class ProviderSession:
         if now_s >= active.until_s:
             self._account.active_block = None
             return None
-        self._account.refused[ProviderLimit.BLOCKED] += 1
+        self._account.refused[LimitName.BLOCKED] += 1
         return Refusal(active.reply, active.reply.startswith("421"))
 
-    def exceed(self, limits: Sequence[ProviderLimit], now_s: float) -> Refusal | None:
+    def exceed(self, limits: Sequence[LimitName], now_s: float) -> Refusal | None:
         """Note each limit that an attempt exceeds; the reply is for the first. None if there is none."""
         for limit in limits:
             self._account.violations[limit] += 1
             self._provider.violations.append(Violation(now_s, limit, self._client))
         return self._refuse(limits[0]) if limits else None
 
-    def _refuse(self, limit: ProviderLimit) -> Refusal:
+    def _refuse(self, limit: LimitName) -> Refusal:
         self._account.refused[limit] += 1
         reply = self._provider.limits.reply(limit)
-        return Refusal(reply, limit is ProviderLimit.MESSAGES_PER_SESSION or reply.startswith("421"))
+        return Refusal(reply, limit is LimitName.MESSAGES_PER_SESSION or reply.startswith("421"))
 
 
 def _most_within(times: EventTimes, rates: Sequence[Rate]) -> dict[str, int]:
@@ -242,5 +242,5 @@ def _most_within(times: EventTimes, rates: Sequence[Rate]) -> dict[str, int]:
     return {f"{rate.per_s:g}s": times.most_within(rate.per_s) for rate in rates}
 
 
-def _counts(counter: Counter[ProviderLimit]) -> str:
+def _counts(counter: Counter[LimitName]) -> str:
     return ", ".join(f"{limit} {count}" for limit, count in counter.items()) or "none"

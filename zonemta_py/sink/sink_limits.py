@@ -16,21 +16,16 @@ providers:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from ipaddress import ip_address
-from pathlib import Path
-from typing import NewType
 
-from zonemta_py.config.load import load_items
 from zonemta_py.config.reader import Reader
-from zonemta_py.config.units import Rate, Seconds, choice, duration, number, one_or_more
-
-Trigger = NewType("Trigger", Rate)  # messages within a time
+from zonemta_py.config.units import MessagesWithin, Rate, Seconds, choice, number, one_or_more
 
 
-class ProviderLimit(StrEnum):
+class LimitName(StrEnum):
     """What was exceeded. GREYLIST and BLOCKED refuse too, but no client can know of them before."""
 
     SESSIONS = "sessions"
@@ -44,30 +39,30 @@ class ProviderLimit(StrEnum):
     BLOCKED = "blocked"
 
 
-REPLIES: Mapping[ProviderLimit, str] = {
-    ProviderLimit.SESSIONS: "421 4.7.0 too many connections",
-    ProviderLimit.SESSIONS_PER_ADDRESS: "421 4.7.0 too many concurrent connections from your IP",
-    ProviderLimit.MESSAGES_PER_SESSION: "421 4.7.0 too many messages in this session",
-    ProviderLimit.RATE: "450 4.7.28 rate limit of your IP exceeded",
-    ProviderLimit.RATE_TOTAL: "450 4.7.28 rate limit exceeded",
-    ProviderLimit.CONNECT_RATE: "421 4.7.0 too many connections from your IP in this time",
-    ProviderLimit.GREYLIST: "451 4.7.1 Greylisted",
+REPLIES: Mapping[LimitName, str] = {
+    LimitName.SESSIONS: "421 4.7.0 too many connections",
+    LimitName.SESSIONS_PER_ADDRESS: "421 4.7.0 too many concurrent connections from your IP",
+    LimitName.MESSAGES_PER_SESSION: "421 4.7.0 too many messages in this session",
+    LimitName.RATE: "450 4.7.28 rate limit of your IP exceeded",
+    LimitName.RATE_TOTAL: "450 4.7.28 rate limit exceeded",
+    LimitName.CONNECT_RATE: "421 4.7.0 too many connections from your IP in this time",
+    LimitName.GREYLIST: "451 4.7.1 Greylisted",
 }  # a block has its own
 _REPLY = re.compile(r"[45]\d\d [^\r\n]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SinkBlock:
     """Refuses a client address, from the step ``at`` of a dialogue on. ``after``: None if only a test starts it."""
 
-    after: Trigger | None = None
+    after: MessagesWithin | None = None
     for_: Seconds = Seconds(600.0)
     at: str = choice("mail", "connect", "rcpt", "dot")
     reply: str = "550 5.7.1 mail from your IP is blocked"
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderLimits:
+class SinkLimits:
     """What a provider allows; None or () allows everything."""
 
     name: str = ""
@@ -79,32 +74,19 @@ class ProviderLimits:
     rate_total: tuple[Rate, ...] = one_or_more()
     connect_rate: tuple[Rate, ...] = one_or_more()
     greylist: Seconds | None = None
-    block: Block = Block()
+    block: SinkBlock = SinkBlock()
     slack: Seconds = Seconds(0.0)
     replies: dict[str, str] = field(default_factory=dict)
 
-    def reply(self, limit: ProviderLimit) -> str:
+    def reply(self, limit: LimitName) -> str:
         """What a client gets that exceeds ``limit``."""
-        if limit in (ProviderLimit.BLOCK, ProviderLimit.BLOCKED):
+        if limit in (LimitName.BLOCK, LimitName.BLOCKED):
             return self.block.reply
         return self.replies.get(limit, REPLIES[limit])
 
 
-def trigger(value: object) -> Trigger:
-    """Parse ``200 messages within 1m``. Raises ValueError."""
-    match = re.match(r"\s*(\d{1,9}) messages? within (.+)\Z", value) if isinstance(value, str) else None
-    try:
-        found = Rate(int(match[1]), duration(match[2])) if match else Rate(0, 0.0)
-    except ValueError:
-        found = Rate(0, 0.0)
-    if not found.events or not found.per_s:
-        raise ValueError("a number of messages in a time, such as 200 messages within 1m")
-    return Trigger(found)
-
-
-def load_providers(path: Path) -> tuple[ProviderLimits, ...]:
-    """The providers of a script. Raises ConfigError, which names file, line and key."""
-    providers, reader = load_items(path, "providers", ProviderLimits, {Trigger: trigger})
+def check_limits(reader: Reader, providers: Sequence[SinkLimits]) -> tuple[SinkLimits, ...]:
+    """``providers`` with addresses in the usual form. Raises ConfigError, which names file, line and key."""
     names: set[str] = set()
     addresses: set[str] = set()
     checked = []
@@ -120,7 +102,7 @@ def load_providers(path: Path) -> tuple[ProviderLimits, ...]:
     return tuple(checked)
 
 
-def _with_addresses(reader: Reader, key: str, limits: ProviderLimits, used: set[str]) -> ProviderLimits:
+def _with_addresses(reader: Reader, key: str, limits: SinkLimits, used: set[str]) -> SinkLimits:
     """``limits`` with its addresses in the usual form, which are added to ``used``."""
     local = []
     for index, text in enumerate(limits.local):
@@ -136,7 +118,7 @@ def _with_addresses(reader: Reader, key: str, limits: ProviderLimits, used: set[
     return replace(limits, local=tuple(local))
 
 
-def _check(reader: Reader, key: str, limits: ProviderLimits) -> None:
+def _check(reader: Reader, key: str, limits: SinkLimits) -> None:
     for name in limits.replies:
         if name not in REPLIES:
             reader.complain(f"{key}.replies.{name}", f"no such limit, allowed: {', '.join(REPLIES)}")
