@@ -50,6 +50,19 @@ async def test_a_relay_without_limits_is_found_out(directory: Path) -> None:
         assert sum(each.recipients for each in free.clients.values()) == 10
 
 
+async def test_a_relay_with_too_many_sessions_is_found_out(directory: Path) -> None:
+    """The provider never has more than two, and counts each attempt at a third."""
+    async with staged(directory) as stage:
+        bigmail = await stage.provider("bigmail", DOMAINS, HOSTS, sessions=2)
+        zone = {"connections": 5, "recipients_per_transaction": 1}
+        async with relaying(stage.config(zones={"default": zone})) as relay:
+            await send(relay, [f"{n}@{DOMAINS[n % 2]}" for n in range(60)])
+            await empty(relay)
+        assert {str(each.limit) for each in bigmail.violations} == {"sessions"}
+        assert bigmail.most_sessions == 2
+        assert len(bigmail.accepted) == 60
+
+
 async def test_a_block_that_ends(directory: Path) -> None:
     """What a provider blocks waits until the test ends the block."""
     async with staged(directory) as stage:

@@ -114,7 +114,7 @@ async def test_sessions(directory: Path, now: Now) -> None:
 
 async def test_a_place_that_becomes_free_within_the_slack(directory: Path) -> None:
     """The second session waits for its greeting; what it sends meanwhile is answered."""
-    async with playing(directory, sessions=1, slack=f"{scaled(1)}s") as made:
+    async with playing(directory, sessions=1, slack=f"{scaled(0.5)}s") as made:
         first = await made.client()
         early = await RawClient.connect(made.port, greeting=False, host=HOSTS[0], source=TWO)
         made.clients.append(early)
