@@ -147,7 +147,7 @@ def test_greylisting_is_by_client_sender_and_recipient_and_no_violation() -> Non
     assert asked("s@x", "other@d", 30.0)
     assert asked("other@x", "r@d", 30.0)
     assert not asked("s@x", "r@d", 30.0)
-    assert not asked("s@x", "r@d", 9999.0)
+    assert not asked("S@X", "R@d", 9999.0)
     other = opened(at, TWO).decide(Step.RCPT, "s@x", "r@d", 30.0)
     assert other == Refusal("451 4.7.1 Greylisted", closes=False)
     assert at.violations == []

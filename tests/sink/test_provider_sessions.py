@@ -17,8 +17,9 @@ from tests.kit.deadlines import scaled, until
 from tests.kit.smtp_client import RawClient
 from zonemta_py.bench.process import free_port
 from zonemta_py.core import clock
-from zonemta_py.sink.script import load_script
+from zonemta_py.sink.script import Rule, Script, Step, load_script
 from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_limits import SinkLimits
 from zonemta_py.sink.sink_provider import SinkProvider
 
 HOSTS = ("127.0.0.21", "127.0.0.22")
@@ -110,6 +111,43 @@ async def test_sessions(directory: Path, now: Now) -> None:
             (5001.0, "sessions_per_address", ONE), (5001.0, "sessions", TWO),
         ]  # fmt: skip
         assert made.sink.tally.refused == 2
+
+
+class _Transport(asyncio.Transport):
+    """A connection of a test whose end is never reported."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return (HOSTS[0] if name == "sockname" else ONE, 0)
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda session: session.data_received(b"QUIT\r\n"),
+        lambda session: session.eof_received(),
+        lambda session: session.connection_lost(ConnectionResetError()),
+        lambda session: session.data_received(b"EHLO a\r\nMAIL FROM:<no@a>\r\n"),
+    ],
+    ids=["QUIT", "end of stream", "reset", "a reply that closes"],
+)
+def test_each_end_of_a_session_counts_at_once(end: Any) -> None:
+    """Before the event loop reports the end of the connection: the client's next one may be accepted sooner."""
+    rule = Rule(Step.MAIL, reply="421 4.7.0 no")
+    sink = Sink(Script([rule], [SinkLimits("bigmail", HOSTS)]))
+    session = sink.session()
+    session.connection_made(_Transport())
+    assert sink.providers["bigmail"].open_sessions == 1
+    end(session)
+    assert sink.providers["bigmail"].open_sessions == 0
 
 
 async def test_a_place_that_becomes_free_within_the_slack(directory: Path) -> None:
