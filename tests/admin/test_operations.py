@@ -389,6 +389,7 @@ def test_every_operation_is_a_command() -> None:
         *QUEUE_COMMANDS,
         *tenant_commands.commands,
         "audit",
+        "classify",
         "why",
         "status",
         "loglevel",

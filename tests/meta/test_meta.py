@@ -66,7 +66,9 @@ def test_every_event_and_field_is_documented() -> None:
         if f"## {event.name}" not in text:
             missing.append(event.name)
         missing += [
-            f"{event.name}.{field.name}" for field in fields_of(event) if f"`{field.name}`" not in text
+            f"{event.name}.{field.encode_name}"
+            for field in fields_of(event)
+            if f"`{field.encode_name}`" not in text
         ]
     assert missing == []
 

@@ -12,7 +12,7 @@ from zonemta_py.config.units import MessagesWithin, Rate, Seconds
 from zonemta_py.core.codec import to_json
 from zonemta_py.sink.script import Step
 from zonemta_py.sink.sink_limits import REPLIES, LimitName, SinkBlock, SinkLimits
-from zonemta_py.sink.sink_provider import ProviderSession, Refusal, SinkProvider, Violation
+from zonemta_py.sink.sink_provider import ProviderSession, SinkProvider, SinkRefusal, Violation
 
 ONE, TWO = "127.0.0.5", "127.0.0.6"
 
@@ -29,7 +29,7 @@ def opened(at: SinkProvider, client: str = ONE, now_s: float = 0.0) -> ProviderS
 
 def refused(at: SinkProvider, client: str, now_s: float = 0.0) -> str:
     refusal = at.connect(client, now_s)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, SinkRefusal)
     assert refusal.closes
     return refusal.reply
 
@@ -79,7 +79,7 @@ def test_messages_of_a_session() -> None:
     session = opened(at)
     assert [message(session, 0.0) for _ in range(2)] == ["", ""]
     refusal = session.decide(Step.MAIL, "s@x", "", 3.0)
-    assert refusal == Refusal("421 4.7.0 too many messages in this session", closes=True)
+    assert refusal == SinkRefusal("421 4.7.0 too many messages in this session", closes=True)
     assert at.violations == [Violation(3.0, LimitName.MESSAGES_PER_SESSION, ONE)]
     assert message(opened(at), 4.0) == ""
 
@@ -88,7 +88,7 @@ def test_a_session_ends_with_other_replies_too() -> None:
     at = provider(messages_per_session=1, replies={"messages_per_session": "451 4.7.0 enough"})
     session = opened(at)
     message(session, 0.0)
-    assert session.decide(Step.MAIL, "s@x", "", 0.0) == Refusal("451 4.7.0 enough", closes=True)
+    assert session.decide(Step.MAIL, "s@x", "", 0.0) == SinkRefusal("451 4.7.0 enough", closes=True)
 
 
 def test_several_rates_of_a_client() -> None:
@@ -149,7 +149,7 @@ def test_greylisting_is_by_client_sender_and_recipient_and_no_violation() -> Non
     assert not asked("s@x", "r@d", 30.0)
     assert not asked("S@X", "R@d", 9999.0)
     other = opened(at, TWO).decide(Step.RCPT, "s@x", "r@d", 30.0)
-    assert other == Refusal("451 4.7.1 Greylisted", closes=False)
+    assert other == SinkRefusal("451 4.7.1 Greylisted", closes=False)
     assert at.violations == []
     assert at.account(ONE).refused == {LimitName.GREYLIST: 4}
 
@@ -183,7 +183,7 @@ def test_a_block_of_a_test(at_step: str, refusing: list[Step]) -> None:
     steps = (Step.EHLO, Step.MAIL, Step.RCPT, Step.DOT)
     found = {step: session.decide(step, "s@x", "r@d", 1e9) for step in steps}
     assert [step for step, refusal in found.items() if refusal] == refusing
-    assert found[Step.DOT] == Refusal("421 4.7.0 blocked for now", closes=True)
+    assert found[Step.DOT] == SinkRefusal("421 4.7.0 blocked for now", closes=True)
     if at_step == "connect":
         assert refused(at, ONE) == "421 4.7.0 blocked for now"
     else:
@@ -242,7 +242,7 @@ def test_open_sessions_are_counted_exactly(moves: list[tuple[str, int]]) -> None
             mine = sum(each == client for each, _ in model)
             found = at.connect(client, 0.0)
             excesses += (mine >= 3) + (len(model) >= 4)
-            assert isinstance(found, Refusal) == (mine >= 3 or len(model) >= 4)
+            assert isinstance(found, SinkRefusal) == (mine >= 3 or len(model) >= 4)
             if isinstance(found, ProviderSession):
                 model.append((client, found))
         elif model:

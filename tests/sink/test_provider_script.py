@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.units import MessagesWithin, Rate
+from zonemta_py.config.units import MessagesWithin, Rate, Word
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.sink import sink_limits
 from zonemta_py.sink.script import Step, load_script
@@ -16,7 +16,7 @@ from zonemta_py.sink.sink_limits import SinkBlock, SinkLimits
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 FULL = SinkLimits(
     name="bigmail",
-    local=("127.0.0.21", "127.0.0.22"),
+    local=(Word("127.0.0.21"), Word("127.0.0.22")),
     sessions=20,
     sessions_per_address=5,
     messages_per_session=50,
@@ -77,7 +77,7 @@ def test_a_mapping_may_lack_either(directory: Path) -> None:
         ("providers:\n- {name: a, local: mx.example}", r"local\[0\]: found 'mx.example', expected an IP address"),
         ("providers:\n- name: a\n  session: 4", r"s.yaml:3: providers\[0\].session: unknown key; did you mean 'sessions'"),
         ("providers:\n- {name: a, sessions: 0}", r"providers\[0\].sessions: found 0, allowed: 1 to"),
-        ("providers:\n- {name: a, rate: fast}", r"providers\[0\].rate\[0\]: found 'fast', expected a rate such as"),
+        ("providers:\n- {name: a, rate: fast}", r"providers\[0\].rate: found 'fast', expected a rate such as"),
         ("providers:\n- {name: a, rate: [10/s, 5]}", r"providers\[0\].rate\[1\]: found '5', expected a rate such as"),
         ("providers:\n- {name: a, greylist: 30}", r"providers\[0\].greylist: found '30', expected a duration"),
         ("providers:\n- {name: a, block: {after: 5}}", r"providers\[0\].block.after: found '5', expected a number of mess"),

@@ -16,6 +16,7 @@ import yaml
 from tests.kit.deadlines import scaled, until
 from tests.kit.smtp_client import RawClient
 from zonemta_py.bench.process import free_port
+from zonemta_py.config.units import Word
 from zonemta_py.core import clock
 from zonemta_py.sink.script import Rule, Script, Step, load_script
 from zonemta_py.sink.server import Sink
@@ -142,7 +143,7 @@ class _Transport(asyncio.Transport):
 def test_each_end_of_a_session_counts_at_once(end: Any) -> None:
     """Before the event loop reports the end of the connection: the client's next one may be accepted sooner."""
     rule = Rule(Step.MAIL, reply="421 4.7.0 no")
-    sink = Sink(Script([rule], [SinkLimits("bigmail", HOSTS)]))
+    sink = Sink(Script([rule], [SinkLimits("bigmail", tuple(map(Word, HOSTS)))]))
     session = sink.session()
     session.connection_made(_Transport())
     assert sink.providers["bigmail"].open_sessions == 1

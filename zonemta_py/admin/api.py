@@ -1,6 +1,6 @@
 """The operations over HTTP: ``/api/v1/NAME``, and what they are in OpenAPI 3.1.
 
-What reads is a GET with its arguments in the query, what changes a POST with a JSON object. The answer is
+What reads is a GET with its arguments in the query, what changes (and ``classify``) a POST with a JSON object. The answer is
 ``{"rows": [...]}``, or the rows as JSON lines for ``Accept: application/x-ndjson``. A token of a tenant is for the mail
 of that tenant: what belongs to others does not exist for it.
 """
@@ -48,7 +48,7 @@ class Api:
     def routes(self) -> list[HttpRoute]:
         """A route for each operation, and the schema."""
         routes = [
-            HttpRoute(_method(each), PREFIX + each.name, self._handler(each), each.role)
+            HttpRoute(each.method, PREFIX + each.name, self._handler(each), each.role)
             for each in OPERATIONS.values()
         ]
         return [*routes, HttpRoute("GET", SCHEMA_PATH, self._open_api, Role.READ, is_local=True)]
@@ -81,13 +81,9 @@ class Api:
         return handle
 
 
-def _method(operation: Operation) -> str:
-    return "POST" if operation.changes else "GET"
-
-
 async def _read(request: web.Request, operation: Operation) -> Request:
     """The arguments of an operation. Raises ValueError."""
-    if not operation.changes:
+    if operation.method == "GET":
         given: dict[str, Any] = dict(request.query)
         for name, values in ((name, request.query.getall(name)) for name in given):
             if name in _lists(operation):
@@ -204,7 +200,7 @@ def open_api(version: str) -> dict[str, Any]:
                 **{str(status): error for status in (400, 401, 403, 404, 406, 409, 413)},
             },
         }
-        if operation.changes:
+        if operation.method == "POST":
             reference = {"$ref": f"#/components/schemas/{operation.request.__name__}"}
             content = {"application/json": {"schema": reference}}
             described["requestBody"] = {"content": content, "required": True}
@@ -218,7 +214,7 @@ def open_api(version: str) -> dict[str, Any]:
                 }
                 for name, kind in schema.get("properties", {}).items()
             ]
-        paths[PREFIX + operation.name] = {_method(operation).lower(): described}
+        paths[PREFIX + operation.name] = {operation.method.lower(): described}
     return {
         "openapi": "3.1.0",
         "info": {"title": "zonemta", "version": version},

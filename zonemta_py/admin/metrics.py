@@ -27,7 +27,7 @@ from zonemta_py.admin.http_server import HttpRoute
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
 from zonemta_py.core.histogram import Histogram
-from zonemta_py.core.model import AGES_MIN, STATES
+from zonemta_py.core.model import AGES_MIN, STATES, OutcomeKind
 from zonemta_py.queue.census import OTHER
 from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.queue import Queue
@@ -36,6 +36,7 @@ ZONES_MAX = 50
 DESTINATIONS_MAX = 50
 TENANTS_MAX = 50
 REFUSALS_MAX = 60
+CLASSES_MAX = 500
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -124,6 +125,7 @@ class RelayCollector(Collector):
         for (zone, outcome, reply_class), count in summed.items():
             outcomes.add_metric([zone, outcome, str(reply_class)], count)
         yield outcomes
+        yield _classes(traffic.classes, zones)
         for name, help_text, by_zone in (
             ("zonemta_attempt_seconds", "How long attempts took.", traffic.attempt_s),
             ("zonemta_delivery_seconds", "From acceptance to delivery.", traffic.delivery_s),
@@ -251,6 +253,19 @@ def _gauge(name: str, help_text: str, value: float) -> Metric:
 
 def _counter(name: str, help_text: str, value: float) -> Metric:
     return CounterMetricFamily(name, help_text, value=value)
+
+
+def _classes(found: Counter[tuple[str, OutcomeKind, str]], zones: Mapping[str, str]) -> Metric:
+    made = CounterMetricFamily(
+        "zonemta_failures", "Recipients that were not delivered, by the class of the reply.",
+        labels=["zone", "outcome", "class"],
+    )  # fmt: skip
+    summed: Counter[tuple[str, str, str]] = Counter()
+    for (zone, kind, reply_class), count in found.items():
+        summed[zones.get(zone, OTHER), kind.value, reply_class] += count
+    for labels, count in summed.most_common(CLASSES_MAX):
+        made.add_metric(labels, count)
+    return made
 
 
 def _by_label(

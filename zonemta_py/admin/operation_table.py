@@ -10,6 +10,7 @@ from zonemta_py.admin.requests import (
     BounceRequest,
     ChangeRequest,
     CheckRequest,
+    ClassifyRequest,
     DeleteRequest,
     DestinationsRequest,
     FlushRequest,
@@ -46,17 +47,26 @@ from zonemta_py.core.errors import LocalError
 
 
 class Operation(NamedTuple):
-    """An entry of the table. ``least``: the role that it needs, if not that of its kind."""
+    """An entry of the table. ``least``: the role that it needs, if not that of its kind.
+
+    ``in_body``: its arguments hold addresses, which do not belong into a URL.
+    """
 
     name: str
     request: type[Request]
     handler: Callable[[Operations, Any], AsyncIterator[Row]]
     least: Role | None = None
+    in_body: bool = False
 
     @property
     def changes(self) -> bool:
         """Whether it changes something."""
         return self.least is not None or issubclass(self.request, ChangeRequest)
+
+    @property
+    def method(self) -> str:
+        """Of its HTTP request."""
+        return "POST" if self.changes or self.in_body else "GET"
 
     @property
     def role(self) -> Role:
@@ -98,6 +108,7 @@ OPERATIONS = {
         Operation("check", CheckRequest, Operations.check),
         Operation("audit", AuditRequest, Operations.audit),
         Operation("stats", StatsRequest, Operations.stats),
+        Operation("classify", ClassifyRequest, Operations.classify, in_body=True),
     )
 }
 _BY_REQUEST = {operation.request: operation for operation in OPERATIONS.values()}

@@ -16,6 +16,7 @@ from zonemta_py.admin.requests import (
     BodyRequest,
     BounceRequest,
     CheckRequest,
+    ClassifyRequest,
     DeleteRequest,
     FlushRequest,
     HoldRequest,
@@ -44,6 +45,7 @@ from zonemta_py.queue.format.keys import (
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.upkeep.check import check_bodies, check_queue
 from zonemta_py.queue.upkeep.inspect import message_row, recipient_rows
+from zonemta_py.smtp.classification import classified_row
 
 ALL = "all"
 DOWN = RunningRelay()
@@ -173,6 +175,13 @@ class Operations(ViewOperations, TenantOperations, EventOperations):
             raise LocalError("no relay is running")
         self._relay.set_log_level(request.level)
         yield {"level": request.level}
+
+    async def classify(self, request: ClassifyRequest) -> AsyncIterator[Row]:
+        """One row, see ``classified_row``. Raises LocalError for a text that is no reply."""
+        try:
+            yield classified_row(self._queue.classifier, request.text, request.phase)
+        except ValueError as exc:
+            raise LocalError(str(exc)) from exc
 
     async def trace(self, request: TraceRequest) -> AsyncIterator[Row]:
         """A row for each line of a dialogue from now on, until the client goes. Raises LocalError."""

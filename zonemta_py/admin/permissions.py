@@ -3,6 +3,7 @@
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import (
     ChangeRequest,
+    ClassifyRequest,
     FlushRequest,
     HistoryRequest,
     ListRequest,
@@ -16,7 +17,7 @@ from zonemta_py.core.errors import NotFound
 
 def restrict(operations: Operations, request: Request, tenant: str) -> Request:
     """``request`` for the mail of ``tenant`` only, if it is not empty. Raises NotFound, PermissionError."""
-    if not tenant:
+    if not tenant or isinstance(request, ClassifyRequest):
         return request
     if isinstance(request, (ListRequest, TailRequest, HistoryRequest)):
         return replace(request, tenant=tenant)

@@ -167,6 +167,13 @@ class ResumeRequest(ChangeRequest, frozen=True):
     user: str = ""
 
 
+class ClassifyRequest(Request, frozen=True):
+    """Say what a reply of a server is about, by the rules of the relay. ``phase``: connect, mail, rcpt, data or dot."""
+
+    text: str
+    phase: str = ""
+
+
 class UsageRequest(Request, frozen=True):
     """Show what a tenant has used of its limits."""
 

@@ -22,7 +22,7 @@ from zonemta_py.config.units import duration
 from zonemta_py.core import clock
 
 _SHOWN = (
-    "zone", "attempt", "code", "status", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
+    "zone", "attempt", "code", "status", "class", "mx", "mx_ip", "source_ip", "duration_ms", "reason", "due_ms", "report",
     "expires_ms", "new_message", "user", "client_ip", "protocol", "size_bytes", "message_id", "campaign", "tenant",
 )  # fmt: skip
 

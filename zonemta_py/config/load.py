@@ -21,11 +21,11 @@ from zonemta_py.core.errors import ConfigError
 # libyaml's composer, which most builds of PyYAML have, takes a tenth of the time.
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-Document = TypeVar("Document")
-
 _WITHOUT_PATHS = (str, int, float, type(None), TenantSettings)  # there may be 10,000 tenants
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def load_config(path: Path | str) -> Config:
@@ -53,24 +53,23 @@ def load_plain(path: Path) -> Any:
     return plain(text, str(path))
 
 
-def read_document(path: Path, kind: type[Document], base: Document) -> tuple[Reader, Document]:
-    """A YAML file as a ``kind``, a dataclass, and the reader that knows its lines. Raises ConfigError."""
+def read_document(path: Path, kind: type[T]) -> tuple[T, Reader]:
+    """A YAML file as a dataclass, and the reader that knows its lines. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    return parse_document(text, path, kind, base)
+    return parse_document(text, path, kind)
 
 
-def parse_document(
-    text: str, path: Path, kind: type[Document], base: Document
-) -> tuple[Reader, Document]:
+def parse_document(text: str, path: Path, kind: type[T]) -> tuple[T, Reader]:
     """As ``read_document``, of a text that ``path`` names in errors."""
-    reader, node = Reader(path), _composed(text, path)
+    node, reader = _composed(text, path), Reader(path)
     try:
-        return reader, base if node is None else reader.read(node, kind, base, "")
+        value: T = kind() if node is None else reader.read(node, kind, kind(), "")
     except RecursionError as exc:
         raise ConfigError(f"{path}: nested too deeply") from exc
+    return value, reader
 
 
 def plain(text: str, where: str) -> Any:

@@ -7,7 +7,7 @@ The relay ships a table, ``config/providers.yaml``. A file of the user adds prov
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
@@ -56,7 +56,7 @@ class ProviderSettings:
 class ProviderFile:
     """A file of providers."""
 
-    providers: dict[str, ProviderSettings]
+    providers: dict[str, ProviderSettings] = field(default_factory=dict)
 
 
 class ProviderTable:
@@ -111,7 +111,7 @@ def own_provider(hosts: tuple[str, ...]) -> str:
 
 def read_providers(path: Path) -> dict[str, ProviderSettings]:
     """The providers of a file. Raises ConfigError with file, line and key."""
-    reader, found = read_document(path, ProviderFile, ProviderFile({}))
+    found, reader = read_document(path, ProviderFile)
     owners: dict[str, str] = {}
     for name, each in found.providers.items():
         key = f"providers.{name}"

@@ -30,6 +30,7 @@ from zonemta_py.config.units import (
     Seconds,
     Size,
     Smarthost,
+    Word,
     admin_address,
     byte_rate,
     duration,
@@ -42,6 +43,7 @@ from zonemta_py.config.units import (
     rate,
     size,
     smarthost,
+    word,
 )
 from zonemta_py.core.errors import ConfigError
 
@@ -59,6 +61,7 @@ _PARSERS: dict[Any, Any] = {
     MessagesWithin: messages_within,
     Smarthost: smarthost,
     AdminAddress: admin_address,
+    Word: word,
 }
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
@@ -83,6 +86,10 @@ class Reader:
     def file_of(self, key: str) -> Path:
         """The file that has ``key``."""
         return self._others[key].path if key in self._others else self.path
+
+    def line_of(self, key: str) -> int:
+        """The line of ``key``, which the file has."""
+        return self._lines[key]
 
     def fail(self, node: yaml.Node, key: str, text: str) -> NoReturn:
         """Refuse ``key`` because of its value, ``node``. Raises ConfigError."""
@@ -126,8 +133,8 @@ class Reader:
         return self._scalar(node, kind, key)
 
     def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
-        """A list; ``base``: what each item starts from, if that is a dataclass. One address or rate needs no list."""
-        if item in (Smarthost, AdminAddress, Rate) and isinstance(node, yaml.ScalarNode):
+        """A list; ``base``: what each item starts from, if that is a dataclass. One address, rate or word needs no list."""
+        if item in (Smarthost, AdminAddress, Rate, Word) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == _NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, key, f"found {_shown(node)}, expected a list")
@@ -163,9 +170,6 @@ class Reader:
             if name not in known:
                 self.fail(name_node, where, f"unknown key; {_suggest(name, known)}")
             field = known[name]
-            if "one_or_more" in field.metadata and isinstance(value_node, yaml.ScalarNode):
-                items = [] if value_node.tag == _NULL else [value_node]
-                value_node = yaml.SequenceNode("tag:yaml.org,2002:seq", items, value_node.start_mark)
             start = getattr(base, field.name)
             if "overrides" in field.metadata:
                 start = replace(base, **changes).item()

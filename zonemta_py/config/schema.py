@@ -322,6 +322,13 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassifySettings:
+    """``file``: rules that are asked before the shipped ones for the class of a reply (``config/classify.yaml``)."""
+
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
     """How many processes receive and send; AUTO depends on the number of cores."""
 
@@ -355,6 +362,7 @@ class Config:
     dkim: Dkim = Dkim()
     resolver: Resolver = Resolver()
     events: Events = Events()
+    classify: ClassifySettings = ClassifySettings()
     admin: Admin = Admin()
     log: LogSettings = LogSettings()
     processes: Processes = Processes()

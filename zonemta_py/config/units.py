@@ -15,6 +15,7 @@ Seconds = NewType("Seconds", float)
 Size = NewType("Size", int)  # bytes
 Percent = NewType("Percent", int)
 ExitCode = NewType("ExitCode", int)
+Word = NewType("Word", str)  # of a list that may be given as its only item
 ProcessCount = NewType("ProcessCount", int)
 
 AUTO = ProcessCount(-1)  # chosen by the number of cores
@@ -39,11 +40,6 @@ def hidden(default: Any) -> Any:
 def number(default: int | None, least: int = 1, most: int = 10**9) -> Any:
     """A field with a whole number from ``least`` to ``most``, or None if that is its default."""
     return field(default=default, metadata={"least": least, "most": most})
-
-
-def one_or_more() -> Any:
-    """A field with a list, empty by default; a single value needs no list."""
-    return field(default=(), metadata={"one_or_more": True})
 
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -278,6 +274,13 @@ def exit_code(value: object) -> ExitCode:
     if type(value) is not int or not 1 <= value <= 255:
         raise ValueError("an exit code from 1 to 255")
     return ExitCode(value)
+
+
+def word(value: object) -> Word:
+    """Text, or a number as text. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+        raise ValueError("a word or a list of words")
+    return Word(str(value))
 
 
 def percent(value: object) -> Percent:

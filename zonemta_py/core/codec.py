@@ -30,6 +30,11 @@ def replace(record: S, **changes: Any) -> S:
     return msgspec.structs.replace(record, **changes)
 
 
+def named(key: str, default: Any) -> Any:
+    """A field of a Struct that is written as ``key``, a word that Python keeps for itself."""
+    return msgspec.field(name=key, default=default)
+
+
 fields_of: Callable[[type], tuple[Any, ...]] = msgspec.structs.fields
 
 pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode

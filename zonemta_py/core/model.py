@@ -23,7 +23,8 @@ class Attempt(Struct, frozen=True, array_like=True):
     """The result of one delivery attempt for the recipients that it concerns.
 
     ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``text`` is
-    then ours. ``uncertain``: the final dot was sent and no reply received. ``dsn``: the peer takes over the
+    then ours. ``reply_class``: one of ``smtp.classification.ReplyClass``, empty before it is classified and for
+    a success. ``uncertain``: the final dot was sent and no reply received. ``dsn``: the peer takes over the
     duty to report (RFC 3461). ``final``: success means delivery and not relaying.
     """
 
@@ -39,6 +40,7 @@ class Attempt(Struct, frozen=True, array_like=True):
     uncertain: bool = False
     dsn: bool = False
     final: bool = False
+    reply_class: str = ""
 
 
 class OutcomeKind(StrEnum):

@@ -3,6 +3,7 @@
 import socket
 from functools import partial
 
+from zonemta_py.config.classify import make_classifier
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import DAY
@@ -48,8 +49,14 @@ def open_queue(
         reports=reports or BounceReporter(config, hostname, make_router(config)),
         on_ready=on_ready,
     )
-    queue.limits.configure(limit_rules(config.tenants, config.limits))
+    configure_queue(queue, config)
     return queue
+
+
+def configure_queue(queue: Queue, config: Config) -> None:
+    """Use what a reload may change. Raises ConfigError, and changes nothing then."""
+    queue.classifier = make_classifier(config.classify.file)
+    queue.limits.configure(limit_rules(config.tenants, config.limits))
 
 
 def _longest_delay_ms(config: Config) -> int:

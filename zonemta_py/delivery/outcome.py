@@ -19,6 +19,7 @@ from zonemta_py.schedule.retry import (
     priority_of,
     warning_is_due,
 )
+from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import NO_ADDRESS, Phase, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
 from zonemta_py.smtp.headers import field_value, scan
@@ -89,7 +90,7 @@ def _lapse(recipient: QueuedRecipient) -> Attempt:
     text = "not delivered within the time that its sender allowed" + (
         f"; last: {reply}" if reply else ""
     )
-    return Attempt("", 0, LAPSED_STATUS, text)
+    return Attempt("", 0, LAPSED_STATUS, text, reply_class=ReplyClass.EXPIRED)
 
 
 def before_attempt(meta: Meta, recipients: Sequence[QueuedRecipient], now_ms: int) -> list[Outcome]:

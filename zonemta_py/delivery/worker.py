@@ -15,6 +15,7 @@ from zonemta_py.delivery.outcome import RetryRules, before_attempt, decide_outco
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
+from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
@@ -146,11 +147,12 @@ class Worker:
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
         rules = self._rules[number]
         now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
+        known = classify_attempts(context.queue.classifier, attempts)
         outcomes = [
             decide_outcome(
                 active.meta, priority, recipient, attempt, rules, now_ms, context.rng.random()
             )
-            for recipient, attempt in zip(lease.recipients, attempts, strict=False)
+            for recipient, attempt in zip(lease.recipients, known, strict=False)
             if attempt is not None
         ]
         effects = await settle_effects(context, self._table.zones[number], active, outcomes)

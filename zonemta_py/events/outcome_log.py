@@ -41,12 +41,13 @@ class OutcomeLog:
 
 
 def text_line(record: dict[str, Any]) -> str:
-    """``MSGID bounced to=<…> zone=… mx=… attempt=…: 550 5.1.1 …``."""
+    """``MSGID bounced to=<…> zone=… mx=… attempt=… class=…: 550 5.1.1 …``."""
     reply = " ".join(str(record[name]) for name in ("code", "status", "reply") if record.get(name))
     mx = f" mx={record['mx']}[{record['mx_ip']}]" if record.get("mx") else ""
+    about = f" class={record['class']}" if record.get("class") else ""
     return (
         f"{record['message']} {record['event']} to=<{record['recipient']}> zone={record['zone']}{mx} "
-        f"attempt={record['attempt']}: {_printable(reply)}"
+        f"attempt={record['attempt']}{about}: {_printable(reply)}"
     )
 
 

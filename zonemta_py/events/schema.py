@@ -6,7 +6,7 @@ together they identify the record, so that a repeat can be removed.
 
 from typing import ClassVar, Protocol
 
-from zonemta_py.core.codec import Struct, to_json
+from zonemta_py.core.codec import Struct, named, to_json
 
 
 class Event(Protocol):
@@ -112,7 +112,7 @@ class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
     """The fields of an attempt: the peer, the connection and the reply.
 
     ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``reply`` then
-    names the local error.
+    names the local error. ``class``: what the failure is about, see ``smtp.classification``; empty for a success.
     """
 
     phase: str
@@ -124,6 +124,7 @@ class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
     source_ip: str
     tls: bool
     duration_ms: int
+    reply_class: str = named("class", "")
 
 
 class Delivered(_OfAttempt, frozen=True, kw_only=True):
@@ -160,13 +161,14 @@ class Expired(_OfAttempt, frozen=True, kw_only=True):
 class Lapsed(_OfRecipient, frozen=True, kw_only=True):
     """The time that the submitter gave the message was over at ``expires_ms`` (X-Expire, RFC 2852).
 
-    ``reply`` has that of the last attempt. ``report`` as in ``bounced``.
+    ``reply`` has that of the last attempt. ``report`` as in ``bounced``. ``class`` is expired.
     """
 
     name: ClassVar[str] = "lapsed"
     expires_ms: int
     reply: str
     report: str
+    reply_class: str = named("class", "expired")
 
 
 class Requeued(_OfAttempt, frozen=True, kw_only=True):

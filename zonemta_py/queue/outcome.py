@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from zonemta_py.core.codec import Struct
+from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.format.records import DigestEntry, IdempotencyRecord, Mark, Meta, Note
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.smtp.classification import Classifier
 
 
 class Outcome(Struct, frozen=True):
@@ -22,6 +23,39 @@ class Outcome(Struct, frozen=True):
     due_ms: int = 0
     again: tuple[str, int] = ("", 0)
     attempted: bool = True
+
+
+def classify_attempts(
+    classifier: Classifier, attempts: Sequence[Attempt | None]
+) -> Sequence[Attempt | None]:
+    """``attempts`` with the classes of those that are no success; what recipients share stays shared."""
+    if all(each is None or each.reply_class or each.code // 100 == 2 for each in attempts):
+        return attempts
+    found: dict[int, Attempt] = {}
+    for each in attempts:
+        if each is not None and id(each) not in found:
+            found[id(each)] = _classified(classifier, each)
+    return [None if each is None else found[id(each)] for each in attempts]
+
+
+def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
+    if attempt.reply_class or attempt.code // 100 == 2:
+        return attempt
+    return replace(
+        attempt,
+        reply_class=classifier.classify(attempt.phase, attempt.code, attempt.status, attempt.text),
+    )
+
+
+def classify_outcomes(classifier: Classifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """``outcomes`` with the classes of their attempts."""
+    attempts = [each.attempt for each in outcomes]
+    known = classify_attempts(classifier, attempts)
+    if known is attempts:
+        return outcomes
+    return [
+        replace(each, attempt=attempt) for each, attempt in zip(outcomes, known, strict=True) if attempt
+    ]
 
 
 class AcceptedMessage(Struct, frozen=True):

@@ -33,7 +33,7 @@ from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.idempotency import IdempotencyKeys
 from zonemta_py.queue.intake_limits import IntakeLimiter
 from zonemta_py.queue.options import QueueOptions, Reports
-from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
+from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects, classify_outcomes
 from zonemta_py.queue.report_writer import ReportWriter
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
@@ -43,6 +43,7 @@ from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
 from zonemta_py.queue.verifications import Verifications
 from zonemta_py.queue.windows import DestinationOf, OnReady, ReadyWindows, ignore_ready
+from zonemta_py.smtp.classification import NO_RULES
 from zonemta_py.storage.interface import Store
 
 REJECTED = b'"event":"rejected"'
@@ -70,6 +71,7 @@ class Queue:
         self.store = store
         self.node = identity.node
         self.boot = identity.boot
+        self.classifier = NO_RULES
         self.poison_after = options.poison_after
         self.now = now
         self.ids = MessageIds(identity.node, identity.last_id)
@@ -263,6 +265,7 @@ class Queue:
         """
         active, now_ms = lease.active, self.now()
         batch = WriteBatch()
+        outcomes = classify_outcomes(self.classifier, outcomes)
         if outcomes:
             transitions.settle(
                 batch, active.meta, lease.number, outcomes, effects.failure_report, now_ms

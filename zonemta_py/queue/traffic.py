@@ -129,7 +129,8 @@ class Traffic:
 
     Since the start: ``outcomes``, recipients by zone, outcome and class of the reply (2, 4, 5; 0 without one);
     ``attempt_s``, how long attempts took, and ``delivery_s``, from acceptance to delivery, by zone; ``messages`` accepted
-    and their ``sizes``; ``accepted``, recipients by zone; ``rejected``, by command and code of the reply; ``failures``, the
+    and their ``sizes``; ``accepted``, recipients by zone; ``rejected``, by command and code of the reply; ``classes``,
+    recipients that were not delivered, by zone, outcome and class; ``failures``, the
     last reply that was no success, by destination.
     """
 
@@ -149,6 +150,7 @@ class Traffic:
         self.accepted: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
         self.rejected: Counter[tuple[str, int]] = Counter()
+        self.classes: Counter[tuple[str, OutcomeKind, str]] = Counter()
 
     def accept(self, size_bytes: int, zones: Iterable[str]) -> None:
         """A message was accepted; ``zones``: that of each of its recipients."""
@@ -168,6 +170,8 @@ class Traffic:
             key = zone, found.kind, found.attempt.code // 100
             totals[key] = totals.get(key, 0) + count
             attempted += count * found.attempted
+            if found.attempt.reply_class:
+                self.classes[zone, found.kind, found.attempt.reply_class] += count
         attempt = outcomes[0].attempt
         rows = [self.zones.row(zone, now_s), self.destinations.row(destination, now_s)]
         if attempt.source_ip or attempt.mx_ip:

@@ -246,6 +246,7 @@ def _record(
         "source_ip": attempt.source_ip,
         "tls": attempt.tls,
         "duration_ms": attempt.duration_ms,
+        "reply_class": attempt.reply_class,
     }
     if outcome.kind is OutcomeKind.DELIVERED:
         batch.record(Delivered(**fields))

@@ -8,6 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 
 from zonemta_py.admin.tokens import check_tokens
+from zonemta_py.config.classify import load_rules
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
 from zonemta_py.config.schema import Admin, Config
@@ -52,6 +53,8 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
         _prefix_errors("policies", partial(plain_function, function))
     _prefix_errors("admin.token_file", partial(read_token, config.admin.token_file))
     _prefix_errors("admin.tokens_file", partial(check_tokens, config))
+    if config.classify.file is not None:
+        _prefix_errors("classify.file", partial(load_rules, config.classify.file))
     _prefix_errors("dkim", partial(load_keys, config.dkim))
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):

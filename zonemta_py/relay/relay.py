@@ -14,7 +14,6 @@ from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.config.hooks import Hooks
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config, Processes
-from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import HostPort, ProcessCount
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError, LocalError, NotAccepted
@@ -23,7 +22,7 @@ from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import load_keys
-from zonemta_py.delivery.open_queue import open_queue
+from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.events.outcome_log import OutcomeLog
@@ -311,6 +310,7 @@ class Relay:
             prepared = self._intake.prepare(config, hostname, router)
             dkim_keys = load_keys(config.dkim)
             tokens = self.admin.prepare(config) if self.admin is not None else None
+            configure_queue(self._queue, config)
         except ConfigError:
             raise
         except Exception as exc:  # of a function that the configuration names
@@ -320,7 +320,6 @@ class Relay:
         self._reporter.configure(config, hostname, router)
         self._destinations.configure(config.zones)
         self._queue.windows.set_weights(weights_of(config))
-        self._queue.limits.configure(limit_rules(config.tenants, config.limits))
         if self.admin is not None and tokens is not None:
             self.admin.configure(config, tokens)
         self._delivery.configure(config, hostname, router, dkim_keys)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from zonemta_py.core import clock
 from zonemta_py.sink.script import Step
-from zonemta_py.sink.sink_provider import ProviderSession, Refusal, SinkProvider
+from zonemta_py.sink.sink_provider import ProviderSession, SinkProvider, SinkRefusal
 from zonemta_py.sink.sink_session import SinkSession
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class LimitedSession(SinkSession):
         if self._transport.is_closing():
             return
         found = provider.connect(self.peer, clock.monotonic_s())
-        if isinstance(found, Refusal):
+        if isinstance(found, SinkRefusal):
             self._refuse(found)
             return
         self._provided = found
@@ -69,7 +69,7 @@ class LimitedSession(SinkSession):
             self._provided.accept(len(self._recipients), now_s)
         return positive
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: SinkRefusal) -> None:
         self._sink.tally.refused += 1
         self._reply(refusal.reply)
         if refusal.closes:

@@ -114,7 +114,7 @@ def load_script(path: Path) -> Script:
     rules = plain(text, str(path))
     providers: Sequence[SinkLimits] = ()
     if isinstance(rules, dict):
-        reader, found = parse_document(text, path, ScriptFile, ScriptFile())
+        found, reader = parse_document(text, path, ScriptFile)
         providers = check_limits(reader, found.providers)
         rules = list(found.rules) if isinstance(found.rules, (list, tuple)) else None
     if not isinstance(rules, list):

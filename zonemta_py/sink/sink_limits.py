@@ -22,7 +22,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 
 from zonemta_py.config.reader import Reader
-from zonemta_py.config.units import MessagesWithin, Rate, Seconds, choice, number, one_or_more
+from zonemta_py.config.units import MessagesWithin, Rate, Seconds, Word, choice, number
 
 
 class LimitName(StrEnum):
@@ -66,13 +66,13 @@ class SinkLimits:
     """What a provider allows; None or () allows everything."""
 
     name: str = ""
-    local: tuple[str, ...] = one_or_more()
+    local: tuple[Word, ...] = ()
     sessions: int | None = number(None)
     sessions_per_address: int | None = number(None)
     messages_per_session: int | None = number(None)
-    rate: tuple[Rate, ...] = one_or_more()
-    rate_total: tuple[Rate, ...] = one_or_more()
-    connect_rate: tuple[Rate, ...] = one_or_more()
+    rate: tuple[Rate, ...] = ()
+    rate_total: tuple[Rate, ...] = ()
+    connect_rate: tuple[Rate, ...] = ()
     greylist: Seconds | None = None
     block: SinkBlock = SinkBlock()
     slack: Seconds = Seconds(0.0)
@@ -104,13 +104,13 @@ def check_limits(reader: Reader, providers: Sequence[SinkLimits]) -> tuple[SinkL
 
 def _with_addresses(reader: Reader, key: str, limits: SinkLimits, used: set[str]) -> SinkLimits:
     """``limits`` with its addresses in the usual form, which are added to ``used``."""
-    local = []
+    local: list[Word] = []
     for index, text in enumerate(limits.local):
         try:
-            local.append(str(ip_address(text)))
+            local.append(Word(str(ip_address(text))))
         except ValueError:
             reader.complain(f"{key}.local[{index}]", f"found '{text}', expected an IP address")
-    for address in local or [""]:
+    for address in local or [Word("")]:
         if address in used:
             text = f"{address} belongs to an earlier provider"
             reader.complain(f"{key}.local", text if address else "only one provider may lack addresses")

@@ -18,7 +18,7 @@ from zonemta_py.sink.sink_limits import LimitName, SinkLimits
 _STEPS = tuple(Step)  # in the order of a dialogue
 
 
-class Refusal(NamedTuple):
+class SinkRefusal(NamedTuple):
     """A negative reply. ``closes``: the connection ends after it."""
 
     reply: str
@@ -90,7 +90,7 @@ class SinkProvider:
         """Whether a session of ``client`` would be one too many now."""
         return bool(self._exceeded_sessions(self.account(client)))
 
-    def connect(self, client: str, now_s: float) -> "ProviderSession | Refusal":
+    def connect(self, client: str, now_s: float) -> "ProviderSession | SinkRefusal":
         """Open a session, or refuse it."""
         account = self.account(client)
         exceeded = self._exceeded_sessions(account)
@@ -169,7 +169,7 @@ class ProviderSession:
         self._open = True
         self._messages = 0
 
-    def decide(self, step: Step, sender: str, recipient: str, now_s: float) -> Refusal | None:
+    def decide(self, step: Step, sender: str, recipient: str, now_s: float) -> SinkRefusal | None:
         """The answer to a command or, at DOT, to a message; None: no limit is against it."""
         refusal = self.blocked(step, now_s)
         if refusal is not None:
@@ -186,7 +186,7 @@ class ProviderSession:
             refusal = self._decide_message(now_s)
         return refusal
 
-    def _decide_message(self, now_s: float) -> Refusal | None:
+    def _decide_message(self, now_s: float) -> SinkRefusal | None:
         limits, slack_s = self._provider.limits, self._provider.limits.slack
         mine, of_all = self._account.accepted, self._provider.accepted
         exceeded = []
@@ -213,7 +213,7 @@ class ProviderSession:
             self._account.open_sessions -= 1
             self._provider.open_sessions -= 1
 
-    def blocked(self, step: Step, now_s: float) -> Refusal | None:
+    def blocked(self, step: Step, now_s: float) -> SinkRefusal | None:
         """The refusal of a client that is blocked at this step."""
         active = self._account.active_block
         if active is None or _STEPS.index(step) < _STEPS.index(Step(self._provider.limits.block.at)):
@@ -222,19 +222,19 @@ class ProviderSession:
             self._account.active_block = None
             return None
         self._account.refused[LimitName.BLOCKED] += 1
-        return Refusal(active.reply, active.reply.startswith("421"))
+        return SinkRefusal(active.reply, active.reply.startswith("421"))
 
-    def exceed(self, limits: Sequence[LimitName], now_s: float) -> Refusal | None:
+    def exceed(self, limits: Sequence[LimitName], now_s: float) -> SinkRefusal | None:
         """Note each limit that an attempt exceeds; the reply is for the first. None if there is none."""
         for limit in limits:
             self._account.violations[limit] += 1
             self._provider.violations.append(Violation(now_s, limit, self._client))
         return self._refuse(limits[0]) if limits else None
 
-    def _refuse(self, limit: LimitName) -> Refusal:
+    def _refuse(self, limit: LimitName) -> SinkRefusal:
         self._account.refused[limit] += 1
         reply = self._provider.limits.reply(limit)
-        return Refusal(reply, limit is LimitName.MESSAGES_PER_SESSION or reply.startswith("421"))
+        return SinkRefusal(reply, limit is LimitName.MESSAGES_PER_SESSION or reply.startswith("421"))
 
 
 def _most_within(times: EventTimes, rates: Sequence[Rate]) -> dict[str, int]:

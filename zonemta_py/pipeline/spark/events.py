@@ -35,8 +35,8 @@ def event_schema() -> StructType:
     for event in EVENTS:
         for field in fields_of(event):
             kind = _TYPES.get(field.type, StringType())
-            if types.setdefault(field.name, kind) != kind:
-                types[field.name] = StringType()
+            if types.setdefault(field.encode_name, kind) != kind:
+                types[field.encode_name] = StringType()
     segment: dict[str, DataType] = {"date": DateType(), "hour": IntegerType()}
     return StructType([StructField(name, kind) for name, kind in {**types, **segment}.items()])
 

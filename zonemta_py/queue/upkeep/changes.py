@@ -12,6 +12,7 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Note, Waiting
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.smtp.classification import ReplyClass
 
 if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
@@ -74,7 +75,7 @@ class Return(Change):
     def __init__(self, queue: "Queue", reason: str) -> None:
         self._queue = queue
         self._now_ms = queue.now()
-        self._attempt = Attempt("operator", 0, "5.0.0", reason)
+        self._attempt = Attempt("operator", 0, "5.0.0", reason, reply_class=ReplyClass.OTHER)
         self._notes: list[Note] = []
 
     def write(self, withdrawal: Withdrawal, key: bytes, record: Waiting) -> None:

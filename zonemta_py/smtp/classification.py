@@ -1,0 +1,278 @@
+"""What a failed attempt is about: one class for each reply, by rules. Pure.
+
+``config/classify.yaml`` has the rules, ``docs/classification.md`` the meaning of each class. Reasons of this relay
+(code 0) are known by their status, without rules.
+
+Source: RFC 3463 and IANA's registry of enhanced status codes; the bounce classes of KumoMTA and the bounce
+categories of PowerMTA for the names beside ours.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from zonemta_py.core.patterns import PatternSet
+from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase
+from zonemta_py.smtp.reply import Reply, make_reply
+
+SEARCHED_MAX = 1024  # characters of a reply that patterns see
+CACHED_MAX = 4096  # replies whose class is remembered
+SAID = " said: "  # between a host and its reply, in the text of a session that could not be opened
+
+
+class ReplyClass(StrEnum):
+    """The classes. Events have them as ``class``."""
+
+    INVALID_RECIPIENT = "invalid_recipient"
+    INACTIVE_MAILBOX = "inactive_mailbox"
+    MAILBOX_FULL = "mailbox_full"
+    BAD_DOMAIN = "bad_domain"
+    DNS_FAILURE = "dns_failure"
+    BLOCKED = "blocked"
+    SPAM_CONTENT = "spam_content"
+    VIRUS = "virus"
+    ATTACHMENT = "attachment"
+    TOO_LARGE = "too_large"
+    CONTENT = "content"
+    POLICY = "policy"
+    AUTHENTICATION = "authentication"
+    RATE_LIMITED = "rate_limited"
+    CONNECTION_LIMITED = "connection_limited"
+    GREYLISTED = "greylisted"
+    TOO_MANY_RECIPIENTS = "too_many_recipients"
+    RELAY_DENIED = "relay_denied"
+    INVALID_SENDER = "invalid_sender"
+    ROUTING = "routing"
+    PROTOCOL = "protocol"
+    BAD_CONNECTION = "bad_connection"
+    NO_ANSWER = "no_answer"
+    SERVER_ERROR = "server_error"
+    EXPIRED = "expired"
+    OTHER = "other"
+
+
+class Names(NamedTuple):
+    """What others call a class."""
+
+    kumomta: str
+    powermta: str
+
+
+_C = ReplyClass
+NAMES = {
+    _C.INVALID_RECIPIENT: Names("InvalidRecipient", "bad-mailbox"),
+    _C.INACTIVE_MAILBOX: Names("InactiveMailbox", "inactive-mailbox"),
+    _C.MAILBOX_FULL: Names("QuotaIssues", "quota-issues"),
+    _C.BAD_DOMAIN: Names("BadDomain", "bad-domain"),
+    _C.DNS_FAILURE: Names("DNSFailure", "routing-errors"),
+    _C.BLOCKED: Names("SpamBlock", "spam-related"),
+    _C.SPAM_CONTENT: Names("SpamContent", "spam-related"),
+    _C.VIRUS: Names("VirusRelated", "virus-related"),
+    _C.ATTACHMENT: Names("ProhibitedAttachment", "content-related"),
+    _C.TOO_LARGE: Names("ContentRelated", "content-related"),
+    _C.CONTENT: Names("ContentRelated", "content-related"),
+    _C.POLICY: Names("PolicyRelated", "policy-related"),
+    _C.AUTHENTICATION: Names("AuthenticationFailed", "policy-related"),
+    _C.RATE_LIMITED: Names("TransientFailure", "policy-related"),
+    _C.CONNECTION_LIMITED: Names("BadConnection", "policy-related"),
+    _C.GREYLISTED: Names("TransientFailure", "policy-related"),
+    _C.TOO_MANY_RECIPIENTS: Names("TooManyRecipients", "policy-related"),
+    _C.RELAY_DENIED: Names("RelayDenied", "relaying-issues"),
+    _C.INVALID_SENDER: Names("InvalidSender", "invalid-sender"),
+    _C.ROUTING: Names("RoutingErrors", "routing-errors"),
+    _C.PROTOCOL: Names("ProtocolErrors", "protocol-errors"),
+    _C.BAD_CONNECTION: Names("BadConnection", "bad-connection"),
+    _C.NO_ANSWER: Names("NoAnswerFromHost", "no-answer-from-host"),
+    _C.SERVER_ERROR: Names("BadConfiguration", "bad-configuration"),
+    _C.EXPIRED: Names("MessageExpired", "message-expired"),
+    _C.OTHER: Names("Uncategorized", "other"),
+}
+
+# Statuses of reasons of this relay, with the first digit 4 or 5.
+_LOCAL = {
+    NO_ADDRESS[2:]: _C.BAD_DOMAIN,  # no exchanger has an address; after a day X.1.2
+    "3.0": _C.OTHER,  # trouble of this relay
+    "1.10": _C.BAD_DOMAIN,
+    "4.4": _C.ROUTING,
+    "4.3": _C.DNS_FAILURE,
+    "4.1": _C.NO_ANSWER,
+    LOST[2:]: _C.BAD_CONNECTION,
+    "4.6": _C.ROUTING,
+    "4.7": _C.EXPIRED,
+    "6.3": _C.CONTENT,
+    "6.7": _C.CONTENT,
+    "7.5": _C.BAD_CONNECTION,  # TLS failed
+    "7.10": _C.BAD_CONNECTION,  # TLS is required and not offered
+}
+_NO_MX = "5.4.4"  # neither MX nor address; 4.4.4 is a configuration that leads nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRule:
+    """Every condition that is not empty must hold: one of the patterns, codes, statuses, phases.
+
+    Codes are ``550``, ``45x`` or ``4xx``, statuses ``5.7.1``, ``4.2.*`` or ``*.7.1``. ``source`` and ``line``: where it
+    was read.
+    """
+
+    reply_class: ReplyClass
+    patterns: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    statuses: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    source: str = ""
+    line: int = 0
+
+    def allows(self, phase: str, code: int, status: str) -> bool:
+        """Whether all conditions but the patterns hold."""
+        if self.phases and phase not in self.phases:
+            return False
+        if self.codes and not any(code_matches(each, code) for each in self.codes):
+            return False
+        return not self.statuses or any(status_matches(each, status) for each in self.statuses)
+
+
+def code_matches(wanted: str, code: int) -> bool:
+    """Whether ``code`` is ``wanted``, in which ``x`` stands for any digit."""
+    found = str(code)
+    return len(found) == len(wanted) and all(w in ("x", f) for w, f in zip(wanted, found, strict=True))
+
+
+def status_matches(wanted: str, status: str) -> bool:
+    """Whether ``status`` is ``wanted``, in which ``*`` stands for any number."""
+    parts, found = wanted.split("."), status.split(".")
+    return len(parts) == len(found) and all(w in ("*", f) for w, f in zip(parts, found, strict=True))
+
+
+_CODE = re.compile(r"[2-5]([0-9][0-9x]|xx)\Z")
+_STATUS = re.compile(r"[245*](\.(\d{1,3}|\*)){2}\Z")
+_REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
+_EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
+
+
+def is_code_pattern(text: str) -> bool:
+    """Whether ``text`` can be one of the codes of a rule."""
+    return _CODE.match(text) is not None
+
+
+def is_status_pattern(text: str) -> bool:
+    """Whether ``text`` can be one of the statuses of a rule."""
+    return _STATUS.match(text) is not None
+
+
+def searched(code: int, status: str, text: str) -> str:
+    """What patterns are searched in: ``CODE STATUS TEXT``, cut, with single spaces and plain apostrophes."""
+    words = str(Reply(code, status, text[:SEARCHED_MAX])).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    return " ".join(words.split())[:SEARCHED_MAX]
+
+
+class Classified(NamedTuple):
+    """A class, and the rule that gave it; None for a reason of this relay, or a reply that no rule knows."""
+
+    reply_class: ReplyClass
+    rule: ReplyRule | None
+
+
+class Classifier:
+    """Applies rules to replies: the first one that matches gives the class. Raises ValueError for a bad pattern."""
+
+    def __init__(self, rules: Sequence[ReplyRule]) -> None:
+        self.rules = tuple(rules)
+        self._owners = [n for n, rule in enumerate(self.rules) for _ in rule.patterns]
+        self._patterns = PatternSet([each for rule in self.rules for each in rule.patterns])
+        self._bare = [n for n, rule in enumerate(self.rules) if not rule.patterns]
+        self._cached = lru_cache(maxsize=CACHED_MAX)(self._explain)
+
+    def classify(self, phase: str, code: int, status: str, text: str) -> ReplyClass:
+        """The class of an attempt's reply, or of its reason if ``code`` is 0."""
+        return self.explain(phase, code, status, text).reply_class
+
+    def explain(self, phase: str, code: int, status: str, text: str) -> Classified:
+        """The class, and the rule that gave it."""
+        return self._cached(phase, code, status, text[:SEARCHED_MAX])
+
+    def _explain(self, phase: str, code: int, status: str, text: str) -> Classified:
+        if not code and phase == Phase.CONNECT and SAID in text:
+            code, status, text = _quoted(text)
+        if not code:
+            return Classified(_local_class(phase, status), None)
+        for rule in self._matching(phase, code, status, text):
+            return Classified(rule.reply_class, rule)
+        return Classified(_C.OTHER, None)
+
+    def _matching(self, phase: str, code: int, status: str, text: str) -> Iterator[ReplyRule]:
+        status = status or _embedded(code, text)
+        found = {self._owners[n] for n in self._patterns.matches(searched(code, status, text))}
+        for number in sorted(found.union(self._bare)):
+            if self.rules[number].allows(phase, code, status):
+                yield self.rules[number]
+
+    def matching(self, phase: str, code: int, status: str, text: str) -> list[ReplyRule]:
+        """All rules that match a server's reply; the first one wins."""
+        return list(self._matching(phase, code, status, text[:SEARCHED_MAX]))
+
+
+NO_RULES = Classifier(())
+
+
+def read_reply(text: str) -> Reply:
+    """The reply in a line of a log, or in the lines of a dialogue. Raises ValueError for one without a code."""
+    after = text.rpartition(SAID)[2].strip()
+    lines = [_REPLY.match(line.strip()) for line in after.splitlines()]
+    first = lines[0] if lines else None
+    if first is None:
+        raise ValueError("a reply begins with its code, such as 550 or 421")
+    words = [
+        line.strip() if match is None else match[2]
+        for match, line in zip(lines, after.splitlines(), strict=True)
+    ]
+    status = _EMBEDDED.match(words[0])
+    if status is not None:
+        words[1:] = [word.removeprefix(status[0]).strip() for word in words[1:]]
+    return make_reply(int(first[1]), " ".join(words))
+
+
+def classified_row(classifier: Classifier, text: str, phase: str = "") -> dict[str, Any]:
+    """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code."""
+    reply = read_reply(text)
+    found = classifier.explain(phase, reply.code, reply.status, reply.text)
+    names, rule = NAMES[found.reply_class], found.rule
+    return {
+        "class": found.reply_class,
+        "kumomta": names.kumomta,
+        "powermta": names.powermta,
+        "code": reply.code,
+        "status": reply.status,
+        "text": reply.text,
+        "file": rule.source if rule is not None else "",
+        "line": rule.line if rule is not None else 0,
+    }
+
+
+def _embedded(code: int, text: str) -> str:
+    """The status of RFC 3463 that a server wrote into the text, as qmail does: ``(#5.1.1)``; empty without one."""
+    for found in _EMBEDDED.findall(text):
+        if found[0] == str(code)[0]:
+            return str(found)
+    return ""
+
+
+def _local_class(phase: str, status: str) -> ReplyClass:
+    """The class of a reason of this relay, whose status is that of ``delivery.mx``, ``endpoints``, ``transports``."""
+    if phase == "operator":
+        return _C.OTHER
+    if status == _NO_MX:
+        return _C.BAD_DOMAIN
+    if phase == Phase.CONNECT and status[2:] == "7.0":  # credentials that cannot be used
+        return _C.POLICY
+    return _LOCAL.get(status[2:], _C.OTHER)
+
+
+def _quoted(text: str) -> Reply:
+    """The server's reply in the text of a session that could not be opened."""
+    reply = text.partition(SAID)[2]
+    code, _, rest = reply.partition(" ")
+    return make_reply(int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 0, rest)
