@@ -7,7 +7,7 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.format.records import DigestEntry, IdempotencyRecord, Mark, Meta, Note
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.smtp.classification import Classifier
+from zonemta_py.smtp.classification import ReplyClassifier
 
 
 class Outcome(Struct, frozen=True):
@@ -26,7 +26,7 @@ class Outcome(Struct, frozen=True):
 
 
 def classify_attempts(
-    classifier: Classifier, attempts: Sequence[Attempt | None]
+    classifier: ReplyClassifier, attempts: Sequence[Attempt | None]
 ) -> Sequence[Attempt | None]:
     """``attempts`` with the classes of those that are no success; what recipients share stays shared."""
     if all(each is None or each.reply_class or each.code // 100 == 2 for each in attempts):
@@ -38,7 +38,7 @@ def classify_attempts(
     return [None if each is None else found[id(each)] for each in attempts]
 
 
-def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
+def _classified(classifier: ReplyClassifier, attempt: Attempt) -> Attempt:
     if attempt.reply_class or attempt.code // 100 == 2:
         return attempt
     return replace(
@@ -47,7 +47,7 @@ def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
     )
 
 
-def classify_outcomes(classifier: Classifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+def classify_outcomes(classifier: ReplyClassifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     """``outcomes`` with the classes of their attempts."""
     attempts = [each.attempt for each in outcomes]
     known = classify_attempts(classifier, attempts)
