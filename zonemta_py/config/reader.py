@@ -128,8 +128,8 @@ class Reader:
         return self._scalar(node, kind, key)
 
     def _list(self, node: yaml.Node, item: Any, base: Any, key: str) -> Any:
-        """A list; ``base``: what each item starts from, if that is a dataclass. One address or word needs no list."""
-        if item in (Smarthost, AdminAddress, Word) and isinstance(node, yaml.ScalarNode):
+        """A list; ``base``: what each item starts from, if that is a dataclass. One address, rate or word needs no list."""
+        if item in (Smarthost, AdminAddress, Rate, Word) and isinstance(node, yaml.ScalarNode):
             return () if node.tag == _NULL else (self._scalar(node, item, key),)
         if not isinstance(node, yaml.SequenceNode):
             self.fail(node, key, f"found {_shown(node)}, expected a list")

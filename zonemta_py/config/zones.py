@@ -154,6 +154,8 @@ class DeliverySettings:
     """How mail is sent: what a zone may set for some destinations differently."""
 
     pool: str = "default"
+    fallback_pool: str | None = None
+    fallback_after: int = number(3, 1, 1000)
     messages_per_connection: int = number(100)
     recipients_per_transaction: int = number(100, 1, 10_000)
     smarthost: tuple[Smarthost, ...] = ()

@@ -3,8 +3,6 @@
 import socket
 from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import blake2b
-from math import log
 from random import Random
 
 from zonemta_py.config.schema import Config, PoolAddress
@@ -14,7 +12,9 @@ from zonemta_py.core import clock
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, DestinationFailed
 from zonemta_py.delivery.mx import MxResolver
-from zonemta_py.smtp.mx_order import Host, allowed, order
+from zonemta_py.delivery.request import EgressOrder
+from zonemta_py.schedule.sources import ranked
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, allowed, best, order
 
 SOLE_ENDPOINT_S = 5.0  # how long a sole endpoint is not looked up again: the least TTL of an answer
 SOLE_ENDPOINTS_MAX = 10_000
@@ -50,8 +50,20 @@ class EndpointResolver:
         self._listening = [listener.address for listener in config.listeners]
         self._pools = {name: each.pool for name, each in config.tenants.items() if each.pool is not None}
 
-    async def find(self, zone: Zone, domain: str, message: str, tenant: str = "") -> Candidates:
-        """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed."""
+    async def find(
+        self,
+        zone: Zone,
+        domain: str,
+        message: str,
+        tenant: str = "",
+        order: EgressOrder | None = None,
+    ) -> Candidates:
+        """The endpoints for ``domain`` in the order to try them, at least one. Raises DestinationFailed.
+
+        ``order`` names the source address; without one it is chosen from the pool of the tenant, or the zone.
+        """
+        if order is not None:
+            return await self._ordered(zone, domain, order)
         pool = self._pools.get(tenant, zone.pool)
         key = (zone.smarthost or domain, zone.port, pool, _security(zone))
         sole = self._sole.get(key)
@@ -64,12 +76,36 @@ class EndpointResolver:
             self._sole[key] = (clock.monotonic_s() + SOLE_ENDPOINT_S, endpoints)
         return endpoints
 
-    async def _look_up(self, zone: Zone, domain: str, message: str, pool_name: str) -> Candidates:
+    async def exchangers(self, domain: str) -> MxAnswer:
+        """The exchangers of ``domain``; none if they cannot be found now."""
+        try:
+            return best(await self._resolver.resolve(domain))
+        except DestinationFailed:
+            return NO_MX_ANSWER
+
+    async def _ordered(self, zone: Zone, domain: str, order: EgressOrder) -> Candidates:
+        """Endpoints with the source of ``order``, and hosts of the family that it asks for."""
+        source = PoolAddress(order.source, order.ehlo)
+        security = f"{_security(zone)} {order.ehlo or ''}"
+        endpoints = [
+            (Endpoint(host, ip, port, order.source, security), source)
+            for host, ip, port in await self._hosts(zone, domain)
+            if _fits(ip, order)
+        ]
+        if not endpoints:
+            way = f"from {order.source}" if order.source else f"over {order.family}"
+            raise DestinationFailed(0, "4.4.4", f"no host of {domain} can be reached {way}")
+        return endpoints
+
+    async def _hosts(self, zone: Zone, domain: str) -> list[tuple[str, str, int]]:
+        """(host, IP, port) of the hosts for ``domain``, in the order to try them. Raises DestinationFailed."""
         if zone.smarthost:
-            found = await self._smarthosts(zone.smarthost)
-        else:
-            hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
-            found = [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
+            return await self._smarthosts(zone.smarthost)
+        hosts = self._preferred_to_us(domain, await self._resolver.resolve(domain), zone.port)
+        return [(*pair, zone.port) for pair in self._permitted(domain, order(hosts, self._rng))]
+
+    async def _look_up(self, zone: Zone, domain: str, message: str, pool_name: str) -> Candidates:
+        found = await self._hosts(zone, domain)
         pool, security = self._config.pools[pool_name], _security(zone)
         endpoints = []
         for host, ip, port in found:
@@ -142,6 +178,14 @@ class EndpointResolver:
         return await (self._resolver.resolve if smarthost.by_mx else self._resolver.addresses_of)(host)
 
 
+def _fits(ip: str, order: EgressOrder) -> bool:
+    """Whether a host at ``ip`` can be reached as ``order`` says."""
+    version = 6 if ":" in ip else 4
+    if order.source is not None and (6 if ":" in order.source else 4) != version:
+        return ip.startswith("/")
+    return order.family not in ("ipv4", "ipv6") or order.family == f"ipv{version}"
+
+
 def _security(zone: Zone) -> str:
     if not zone.destinations:
         return ""
@@ -169,29 +213,18 @@ def _is_local(ip: str) -> bool:
 
 
 def choose_source(pool: Sequence[PoolAddress], message: str, target_ip: str) -> PoolAddress | None:
-    """The address of ``pool`` from which ``message`` is sent to ``target_ip``; None if no family matches.
-
-    By weight, and the same for every attempt of a message: a greylisting server must see the retry
-    come from the address of the first attempt. Weighted rendezvous hashing: an address that is added
-    takes its share from the others, one that is removed gives up its own, and no other message moves.
-    """
+    """The address of ``pool`` from which ``message`` is sent to ``target_ip``; None if no family matches."""
     if target_ip.startswith("/"):
         return NO_SOURCE
     version = 6 if ":" in target_ip else 4
     fitting = [
         entry
         for entry in pool
-        if entry.weight and (entry.address is None or (6 if ":" in entry.address else 4) == version)
+        if entry.weight
+        and not entry.disabled
+        and (entry.address is None or (6 if ":" in entry.address else 4) == version)
     ]
-    if len(fitting) <= 1:
-        return fitting[0] if fitting else None
-    return max(fitting, key=lambda entry: entry.weight / -log(_draw(message, entry.address or "")))
-
-
-def _draw(message: str, address: str) -> float:
-    """A number between 0 and 1, both excluded, that depends on nothing but the arguments."""
-    digest = blake2b(f"{message} {address}".encode(), digest_size=6).digest()
-    return (int.from_bytes(digest, "big") + 0.5) / 2**48
+    return ranked(fitting, message)[0] if fitting else None
 
 
 def credentials(zone: DeliverySettings) -> tuple[str, str] | None:

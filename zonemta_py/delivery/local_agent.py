@@ -10,6 +10,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.smtp.classify import Phase
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
 from zonemta_py.smtp.reply import Reply, printable
 from zonemta_py.transports.blackhole import BlackholeTransport
 from zonemta_py.transports.interface import LocalMessage, LocalTransport
@@ -50,7 +51,7 @@ class LocalAgent:
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         """Deliver to each recipient, one after the other. Raises QueueUnavailable."""
-        context.session_opened()
+        context.session_opened(0)
         attempts = []
         for recipient in request.recipients:
             began_s = clock.monotonic_s()
@@ -80,6 +81,10 @@ class LocalAgent:
                 )
             )
         return DeliveryResult(attempts)
+
+    async def resolve(self, domain: str) -> MxAnswer:
+        """See ``DeliveryAgent``: nothing is looked up."""
+        return NO_MX_ANSWER
 
     def close(self) -> None:
         """Close idle connections."""

@@ -8,7 +8,25 @@ from typing import Protocol
 
 from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.model import Attempt
+from zonemta_py.smtp.mx_order import MxAnswer
 from zonemta_py.transports.pipelining import DsnOptions
+
+
+class EgressOrder(Struct, frozen=True, array_like=True):
+    """From which address a request goes to which provider, and what it may do there.
+
+    ``source`` None: the system chooses the address. ``connects``: how many new sessions it may open, -1: any number.
+    ``messages_max``: of one session, 0: any number. ``family``: ipv4, ipv6 or both. ``idle_max``: how many sessions without
+    a request may be open when it opens one, from ``source`` to the provider and from all addresses; -1: any number.
+    """
+
+    provider: str
+    source: str | None
+    ehlo: str | None
+    connects: int
+    messages_max: int
+    family: str
+    idle_max: tuple[int, int]
 
 
 class DeliveryRequest(Struct, frozen=True, array_like=True):
@@ -17,7 +35,8 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     ``message`` is the id; ``size_bytes`` counts the header, the empty line and the body. ``dsn`` is
     None when the client asked for nothing. ``idle_limits``: how many idle sessions the zone, and the
     destination, may have during the transaction. ``body_hash`` is DKIM's, empty when not known.
-    ``tenant``: whose mail it is, or empty.
+    ``tenant``: whose mail it is, or empty. ``order``: what limits of providers and addresses allow; None: there are
+    none, and the agent chooses an address of the zone's pool. ``asks_hosts``: the result is to have them.
     ``hurried``: mail of other destinations waits until there is a session, so each host has less time for it.
     """
 
@@ -35,10 +54,15 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     body_hash: bytes = b""
     hurried: bool = False
     tenant: str = ""
+    order: EgressOrder | None = None
+    asks_hosts: bool = False
 
-    def within(self, idle_limits: tuple[int, int]) -> "DeliveryRequest":
-        """The same request with other ``idle_limits``."""
-        return self if idle_limits == self.idle_limits else replace(self, idle_limits=idle_limits)
+    def within(self, idle_limits: tuple[int, int], idle_max: tuple[int, int]) -> "DeliveryRequest":
+        """The same request with other limits of idle sessions."""
+        changed = self if idle_limits == self.idle_limits else replace(self, idle_limits=idle_limits)
+        if self.order is None or idle_max == self.order.idle_max:
+            return changed
+        return replace(changed, order=replace(self.order, idle_max=idle_max))
 
 
 class DeliveryResult(Struct, frozen=True, array_like=True):
@@ -48,6 +72,8 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
     succeed. ``has_idle``: the agent has idle sessions with the destination, so the destination is
     reachable. ``refuses_sessions``: the peer closed a new session with 421. ``recipients_max``: the limit per
     transaction that the peer revealed, 0 if it did not. ``sessions``: how many were opened for the request.
+    ``not_permitted``: a further session was needed and not allowed, and nothing was attempted. ``hosts``: those of the
+    domain, if the request asked for them.
     """
 
     attempts: Sequence[Attempt | None]
@@ -57,6 +83,8 @@ class DeliveryResult(Struct, frozen=True, array_like=True):
     refuses_sessions: bool = False
     recipients_max: int = 0
     sessions: int = 0
+    not_permitted: bool = False
+    hosts: MxAnswer | None = None
 
 
 class RequestContext(Protocol):
@@ -70,8 +98,8 @@ class RequestContext(Protocol):
     def body(self) -> bytes | AsyncIterator[bytes]:
         """The body: whole, or in chunks. The iterator raises QueueCorrupt before the end of a damaged one."""
 
-    def session_opened(self) -> None:
-        """A session with the destination is available: the transaction begins."""
+    def session_opened(self, opened: int) -> None:
+        """A session with the destination is available: the transaction begins. ``opened``: 1 if it is new, else 0."""
 
 
 class DeliveryAgent(Protocol):
@@ -79,6 +107,9 @@ class DeliveryAgent(Protocol):
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         """Execute ``request``. Raises AgentLost, and what ``context`` raises."""
+
+    async def resolve(self, domain: str) -> MxAnswer:
+        """The exchangers of ``domain``; none if they cannot be found now. Raises AgentLost."""
 
     def close(self) -> None:
         """No request follows. Idle sessions end now, the others after their transaction."""

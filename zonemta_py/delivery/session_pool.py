@@ -7,15 +7,24 @@ from dataclasses import dataclass
 from itertools import count
 
 from zonemta_py.delivery.endpoints import Endpoint
+from zonemta_py.delivery.request import EgressOrder
 from zonemta_py.transports.pipelining import SmtpSession
 
 EXPIRY_S = 1.0  # sessions whose time is over are looked for no more often
 
-OnClosed = Callable[[str, int], None]
+OnClosed = Callable[[str, int, "Way", int], None]
+Way = tuple[str, str]  # provider and source address; both empty for a session of no order
+NO_WAY: Way = ("", "")
+QUIT_S = 2.0  # that a peer has to close a session, before another one is opened in its place
 _Key = tuple[str, int, str | None, str]
 
 
-def ignore_closed(destination: str, idle: int) -> None:
+def way_of(order: EgressOrder | None) -> Way:
+    """The way of a request with ``order``."""
+    return NO_WAY if order is None else (order.provider, order.source or "")
+
+
+def ignore_closed(destination: str, idle: int, way: Way, idle_there: int) -> None:
     """The ``on_closed`` of a pool in the process that counts its sessions."""
 
 
@@ -33,6 +42,8 @@ class _IdleSession:
     destination: str
     session: SmtpSession
     expires_s: float
+    way: Way
+    pool: "SessionPool"
 
 
 class _Group:
@@ -64,19 +75,61 @@ class _Group:
         return list(self._entries.get(name, {}).values())
 
 
+class IdleSessions:
+    """The idle sessions of all zones in a process, by provider and source address."""
+
+    def __init__(self) -> None:
+        self._by_way = _Group()
+        self._by_provider = _Group()
+        self._numbers = count()
+
+    def next_number(self) -> int:
+        """Greater than every one before."""
+        return next(self._numbers)
+
+    def add(self, entry: _IdleSession) -> None:
+        """The session is idle."""
+        self._by_way.add(entry.way, entry)
+        self._by_provider.add(entry.way[0], entry)
+
+    def remove(self, entry: _IdleSession) -> None:
+        """The session is not idle any more."""
+        self._by_way.remove(entry.way, entry)
+        self._by_provider.remove(entry.way[0], entry)
+
+    def count(self, way: Way) -> int:
+        """The number of idle sessions on ``way``."""
+        return self._by_way.size(way)
+
+    async def trim(self, way: Way, most: tuple[int, int]) -> None:
+        """Close what is beyond ``most`` on ``way``, and at its provider (-1: any number); returns when the peers have closed."""
+        closing = []
+        for group, name, limit in (
+            (self._by_way, way, most[0]), (self._by_provider, way[0], most[1]),
+        ):  # fmt: skip
+            while limit >= 0 and group.size(name) > limit:
+                entry = group.oldest(name)
+                entry.pool.remove(entry)
+                closing.append(entry.session.quit(QUIT_S))
+        if closing:
+            await asyncio.gather(*closing)
+
+
 class SessionPool:
     """The idle sessions of one zone.
 
-    ``on_closed(destination, idle)`` is called when the pool has closed a session with ``destination``;
-    ``idle`` is the number of those that remain. No call but ``close`` looks at all sessions, once a second at most.
+    ``on_closed(destination, idle, way, idle_there)`` is called when the pool has closed a session with ``destination``;
+    ``idle`` and ``idle_there`` are the numbers of those that remain. No call but ``close`` looks at all sessions, once a second at most.
     """
 
-    def __init__(self, on_closed: OnClosed = ignore_closed) -> None:
+    def __init__(
+        self, on_closed: OnClosed = ignore_closed, together: IdleSessions | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._by_key = _Group()
         self._by_destination = _Group()
         self._whole = _Group()  # under None
-        self._numbers = count()
+        self.together = together if together is not None else IdleSessions()
         self._timer: asyncio.TimerHandle | None = None
         self._on_closed = on_closed
 
@@ -88,6 +141,16 @@ class SessionPool:
         self._by_key.remove(_key(entry.endpoint), entry)
         self._by_destination.remove(entry.destination, entry)
         self._whole.remove(None, entry)
+        self.together.remove(entry)
+
+    def remove(self, entry: _IdleSession) -> None:
+        """Forget an idle session that is being closed."""
+        self._remove(entry)
+        self._closed(entry)
+
+    def _closed(self, entry: _IdleSession) -> None:
+        idle, there = self.count(entry.destination), self.together.count(entry.way)
+        self._on_closed(entry.destination, idle, entry.way, there)
 
     def take(self, endpoint: Endpoint) -> SmtpSession | None:
         """The most recently used usable session with ``endpoint``, removed from the pool, or None."""
@@ -103,10 +166,19 @@ class SessionPool:
         """Whether ``take`` would return a session with ``endpoint``."""
         return any(entry.session.usable for entry in self._by_key.all(_key(endpoint)))
 
-    def put(self, endpoint: Endpoint, destination: str, session: SmtpSession, idle_s: float) -> None:
+    def put(
+        self,
+        endpoint: Endpoint,
+        destination: str,
+        session: SmtpSession,
+        idle_s: float,
+        way: Way = NO_WAY,
+    ) -> None:
         """Keep ``session`` for at most ``idle_s``, and EXPIRY_S when others end at the same time."""
         expires_s = self._loop.time() + idle_s
-        entry = _IdleSession(next(self._numbers), endpoint, destination, session, expires_s)
+        number = self.together.next_number()
+        entry = _IdleSession(number, endpoint, destination, session, expires_s, way, self)
+        self.together.add(entry)
         self._by_key.add(_key(endpoint), entry)
         self._by_destination.add(destination, entry)
         self._whole.add(None, entry)
@@ -126,7 +198,7 @@ class SessionPool:
     def _close(self, entry: _IdleSession) -> None:
         self._remove(entry)
         entry.session.close()
-        self._on_closed(entry.destination, self.count(entry.destination))
+        self._closed(entry)
 
     def _close_expired(self) -> None:
         self._timer = None

@@ -13,17 +13,23 @@ from random import Random
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, faults
+from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import DestinationFailed, SessionLost
 from zonemta_py.delivery.attempts import all_unreachable, no_session
 from zonemta_py.delivery.dkim import Signer
 from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
 from zonemta_py.delivery.peers import Peers
-from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.delivery.request import (
+    DeliveryRequest,
+    DeliveryResult,
+    RequestContext,
+)
 from zonemta_py.delivery.request_progress import RequestProgress
-from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.session_pool import QUIT_S, SessionPool, way_of
 from zonemta_py.delivery.transaction import MessageForm, MessageForms, transact
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
 from zonemta_py.smtp.classify import LOST, Phase
+from zonemta_py.smtp.mx_order import MxAnswer
 from zonemta_py.smtp.reply import Reply
 from zonemta_py.transports.connect import (
     LoopsBack,
@@ -39,6 +45,7 @@ OpenSession = tuple[SmtpSession, Endpoint, bool]  # the last: it was idle
 
 AVOIDED_S = 60.0  # how long idle sessions with other hosts are preferred to one that opened none
 FAILED_MAX = 10_000
+NEVER_S = float("-inf")
 HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
 CONVERSIONS = 2  # to 7 bits at the same time
 SESSIONS_MAX = 3  # of one request, with different endpoints or after an idle one
@@ -57,6 +64,10 @@ class SmtpResources:
     unreachable: UnreachableHosts
     rng: Random
     conversions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
+
+
+class NotPermitted(DestinationFailed):
+    """A session is needed, and the order of the request permits none."""
 
 
 class TooSlow(DestinationFailed):
@@ -85,13 +96,16 @@ class SmtpAgent:
         endpoints: Candidates = ()
         try:
             endpoints = await self._resources.endpoints.find(
-                zone, request.domain, request.message, request.tenant
+                zone, request.domain, request.message, request.tenant, request.order
             )
             session, endpoint, reused = await self._session(endpoints, request, zone)
+        except NotPermitted:
+            return replace(await self._answer(request, DeliveryResult([])), not_permitted=True)
         except DestinationFailed as exc:
             has_idle = any(self.pool.has_idle(candidate) for candidate, _ in endpoints)
-            return no_session(request, exc, progress.began_s, has_idle=has_idle)
-        context.session_opened()
+            failed = no_session(request, exc, progress.began_s, has_idle=has_idle)
+            return await self._answer(request, failed)
+        context.session_opened(int(not reused))
         progress.opened += not reused
         if len(endpoints) > 1 and forms.converts(session):
             endpoints, session, endpoint, reused = await self._with_8bitmime(
@@ -112,15 +126,29 @@ class SmtpAgent:
                 self._resources.peers.pipelining_broke(endpoint.ip, clock.monotonic_s())
                 same = True
             if not progress.unserved or (progress.sessions == SESSIONS_MAX and not expired):
-                return progress.result()
+                return await self._answer(request, progress.result())
             if not same:
                 endpoints = _without(endpoints, endpoint)
             try:
+                if request.order is not None and request.order.connects >= 0:
+                    raise NotPermitted(0, "4.4.1", "no further session is permitted now")
                 session, endpoint = await self._new_session(endpoints, request, zone)
+            except NotPermitted:
+                return await self._answer(request, progress.result())
             except DestinationFailed as exc:
-                return progress.result(exc if expired else None)
+                return await self._answer(request, progress.result(exc if expired else None))
             progress.opened += 1
             reused = False
+
+    async def resolve(self, domain: str) -> MxAnswer:
+        """See ``DeliveryAgent``."""
+        return await self._resources.endpoints.exchangers(domain)
+
+    async def _answer(self, request: DeliveryRequest, result: DeliveryResult) -> DeliveryResult:
+        """``result``, with the hosts of the domain if they were asked for: they are cached by now."""
+        if not request.asks_hosts:
+            return result
+        return replace(result, hosts=await self._resources.endpoints.exchangers(request.domain))
 
     async def _serve(
         self, progress: RequestProgress, session: SmtpSession, endpoint: Endpoint, form: MessageForm
@@ -140,7 +168,7 @@ class SmtpAgent:
         if closed:
             session.close()
         else:
-            self._keep(session, endpoint, progress.request.destination)
+            await self._keep(session, endpoint, progress.request)
         return closed
 
     def close(self) -> None:
@@ -176,6 +204,8 @@ class SmtpAgent:
     def _may_add(self, endpoint: Endpoint, request: DeliveryRequest) -> bool:
         """Whether a session with ``endpoint`` is worth more than an idle one with another host."""
         idle = self.pool.count(request.destination)
+        if request.order is not None and request.order.connects >= 0:
+            return False
         if not idle or idle >= min(request.idle_limits):
             return False
         failed_s = self._failed.get(_addresses(endpoint))
@@ -185,7 +215,7 @@ class SmtpAgent:
         self, endpoints: Candidates, current: OpenSession, request: DeliveryRequest, zone: Zone
     ) -> tuple[Candidates, SmtpSession, Endpoint, bool]:
         """A session with another host that takes 8-bit mail, else ``current``, within the limits of sessions."""
-        others, destination = _without(endpoints, current[1]), request.destination
+        others = _without(endpoints, current[1])
         for endpoint, source in others[: SESSIONS_MAX - 1]:
             session, reused = self.pool.take(endpoint), True
             try:
@@ -198,15 +228,15 @@ class SmtpAgent:
                 current[0].close()
                 raise
             if session is not None and session.offers("8bitmime"):
-                self._keep(*current[:2], destination)
+                await self._keep(*current[:2], request)
                 return others, session, endpoint, reused
             if session is not None:
-                self._keep(session, endpoint, destination)
+                await self._keep(session, endpoint, request)
         return endpoints, *current
 
     def _has_room(self, request: DeliveryRequest) -> bool:
         """Whether one more session may be open beside that of the request."""
-        return self.pool.count(request.destination) < min(request.idle_limits)
+        return request.order is None and self.pool.count(request.destination) < min(request.idle_limits)
 
     async def _new_session(
         self,
@@ -225,8 +255,17 @@ class SmtpAgent:
         reachable = [e for e in left if not unreachable.skipped_s(_addresses(e[0]), now_s)]
         if not reachable and zone.smarthost:
             reachable = list(left)
-        for endpoint, source in reachable:
+        order, connects = request.order, -1 if request.order is None else request.order.connects
+        if connects >= 0:  # a host that has just failed must not use up what is permitted
+            reachable.sort(
+                key=lambda pair: now_s - self._failed.get(_addresses(pair[0]), NEVER_S) < AVOIDED_S
+            )
+        for tried, (endpoint, source) in enumerate(reachable):
+            if tried == connects:
+                raise self._no_connects(reachable[tried:], failure, now_s)
             self.pool.trim(request.destination, *request.idle_limits)
+            if order is not None:
+                await self.pool.together.trim(way_of(order), order.idle_max)
             ehlo = source.ehlo or resources.hostname
             trace = _trace(request, endpoint) if TRACER.is_active else None
             try:
@@ -248,6 +287,17 @@ class SmtpAgent:
                 unreachable.answered(_addresses(endpoint))
                 return session, endpoint
         raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
+
+    def _no_connects(
+        self, left: Candidates, failure: DestinationFailed | None, now_s: float
+    ) -> DestinationFailed:
+        """Why no session was opened: every host was tried lately, or none of ``left`` may be tried now."""
+        tried = (
+            now_s - self._failed.get(_addresses(endpoint), NEVER_S) < AVOIDED_S for endpoint, _ in left
+        )
+        if failure is not None and all(tried):
+            return failure
+        return NotPermitted(0, "4.4.1", "no further session is permitted now")
 
     def _failed_to_open(
         self, endpoint: Endpoint, request: DeliveryRequest, zone: Zone, failure: DestinationFailed
@@ -295,10 +345,17 @@ class SmtpAgent:
             log.info("%s; continuing without TLS", exc.text)
             return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
 
-    def _keep(self, session: SmtpSession, endpoint: Endpoint, destination: str) -> None:
-        zone = self._table.settings(destination)
-        if not self._closed and session.usable and session.messages < zone.messages_per_connection:
-            self.pool.put(endpoint, destination, session, zone.timeouts.idle)
+    async def _keep(self, session: SmtpSession, endpoint: Endpoint, request: DeliveryRequest) -> None:
+        """Keep the session for another request, or close it."""
+        zone, order = self._table.settings(request.destination), request.order
+        most = zone.messages_per_connection
+        if order is not None and order.messages_max:
+            most = min(most, order.messages_max)
+        if not self._closed and session.usable and session.messages < most:
+            way = way_of(order)
+            self.pool.put(endpoint, request.destination, session, zone.timeouts.idle, way)
+        elif order is not None:
+            await session.quit(QUIT_S)  # the worker may open another one at once
         else:
             session.close()
 

@@ -6,7 +6,7 @@ the queue's process no result can be settled.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -23,12 +23,13 @@ from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
-from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.session_pool import IdleSessions, SessionPool, Way, way_of
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER
 from zonemta_py.transports.tracing import TRACER
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class SenderProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agents: dict[str, SmtpAgent] = {}
         self._unreachable = SharedUnreachableHosts(self.link)
+        self._idle = IdleSessions()
         self._rng = Random()
         self._signer = Signer(Dkim(), {}, Tenants({}))
         self.look_ups: MxResolver | None = None
@@ -51,9 +53,11 @@ class SenderProcess:
     def _handle(self, frame: protocol.Frame) -> None:
         match frame:
             case protocol.Deliver():
-                task = asyncio.create_task(self._deliver(frame))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._deliver(frame))
+            case protocol.Resolve():
+                self._start(self._resolve(frame))
+            case protocol.Trim():
+                self._start(self._trim(frame))
             case protocol.Durable():
                 if frame.number in self._requests:
                     self._requests[frame.number].durable()
@@ -63,11 +67,6 @@ class SenderProcess:
             case protocol.Cancel():
                 if frame.number in self._requests:
                     self._requests[frame.number].cancel()
-            case protocol.Trim():
-                agent = self._agents.get(frame.zone)
-                if agent is not None:
-                    agent.pool.trim(frame.destination, frame.zone_limit, frame.destination_limit)
-                self.link.send(protocol.Trimmed(frame.number))
             case protocol.HostStatus():
                 self._unreachable.learn(frame)
             case protocol.ClearUnreachable():
@@ -76,6 +75,23 @@ class SenderProcess:
                 self._observe(frame)
             case protocol.Configure():
                 self._configure(frame)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _trim(self, frame: protocol.Trim) -> None:
+        agent = self._agents.get(frame.zone)
+        if agent is not None:
+            agent.pool.trim(frame.destination, frame.zone_limit, frame.destination_limit)
+        await self._idle.trim(frame.way, frame.way_limits)
+        self.link.send(protocol.Trimmed(frame.number))
+
+    async def _resolve(self, frame: protocol.Resolve) -> None:
+        agent = self._agents.get(frame.zone)
+        answer = NO_MX_ANSWER if agent is None else await agent.resolve(frame.domain)
+        self.link.send(protocol.Resolved(frame.number, answer))
 
     def _observe(self, frame: LogLevel | SetTraces) -> None:
         match frame:
@@ -98,26 +114,27 @@ class SenderProcess:
             frame.hostname, endpoints, Peers(config.peers), self._signer, self._unreachable, self._rng
         )
         self._agents = {
-            name: SmtpAgent(zone, resources, SessionPool(partial(self._report_idle, name)))
+            name: SmtpAgent(zone, resources, SessionPool(partial(self._report_idle, name), self._idle))
             for name, zone in config.zones.items()
         }
 
-    def _report_idle(self, zone: str, destination: str, idle: int) -> None:
-        self.link.send(protocol.IdleSessions(zone, destination, idle))
+    def _report_idle(self, zone: str, destination: str, idle: int, way: Way, idle_there: int) -> None:
+        self.link.send(protocol.IdleSessions(zone, destination, idle, way, idle_there))
 
     async def _deliver(self, frame: protocol.Deliver) -> None:
         context = self._requests[frame.number] = LinkContext(self.link, frame.number, frame.body)
-        result, problem, idle = None, "", 0
+        result, problem, idle, there = None, "", 0, 0
         try:
             agent = self._agents[frame.zone]
             result = await agent.deliver(frame.request, context)
             idle = agent.pool.count(frame.request.destination)
+            there = self._idle.count(way_of(frame.request.order))
         except Exception as exc:
             log.exception("a request failed by an internal error")
             problem = repr(exc)
         finally:
             del self._requests[frame.number]
-        self.link.send(protocol.Done(frame.number, result, problem, idle))
+        self.link.send(protocol.Done(frame.number, result, problem, idle, there))
 
 
 class LinkContext:
@@ -151,9 +168,9 @@ class LinkContext:
             if chunk.last:
                 return
 
-    def session_opened(self) -> None:
+    def session_opened(self, opened: int) -> None:
         """The queue's process writes the start of the transaction, and answers."""
-        self._link.send(protocol.SessionOpened(self._number))
+        self._link.send(protocol.SessionOpened(self._number, opened))
 
     def durable(self) -> None:
         """The start is on disk."""

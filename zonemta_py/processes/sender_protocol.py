@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from zonemta_py.core.codec import Struct, unpacker
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.session_pool import NO_WAY, Way
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
+from zonemta_py.smtp.mx_order import MxAnswer
 
 BODY_INLINE_MAX = 65_536  # bytes: a longer body is fetched chunk by chunk
 
@@ -51,13 +53,18 @@ class Chunk(Struct, frozen=True, array_like=True, tag=4):
 
 
 class Trim(Struct, frozen=True, array_like=True, tag=5):
-    """To a sender: close the idle sessions above these limits. Answered by Trimmed."""
+    """To a sender: close the idle sessions above these limits. Answered by Trimmed.
+
+    ``way``: provider and source address; ``way_limits``: see ``EgressOrder.idle_max``.
+    """
 
     number: int
     zone: str
     destination: str
     zone_limit: int
     destination_limit: int
+    way: Way = NO_WAY
+    way_limits: tuple[int, int] = (-1, -1)
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=6):
@@ -86,9 +93,10 @@ class ClearUnreachable(Struct, frozen=True, array_like=True, tag=8):
 
 
 class SessionOpened(Struct, frozen=True, array_like=True, tag=11):
-    """From a sender: there is a session for the request. Answered by Durable, or by Cancel."""
+    """From a sender: there is a session for the request, a new one if ``opened``. Answered by Durable, or by Cancel."""
 
     number: int
+    opened: int
 
 
 class FetchChunk(Struct, frozen=True, array_like=True, tag=12):
@@ -104,21 +112,24 @@ class FetchChunk(Struct, frozen=True, array_like=True, tag=12):
 class Done(Struct, frozen=True, array_like=True, tag=13):
     """From a sender: the result of a request; None: an internal error, ``problem``.
 
-    ``idle``: the number of idle sessions with the destination.
+    ``idle``: the number of idle sessions with the destination; ``idle_there``: on the way of the request.
     """
 
     number: int
     result: DeliveryResult | None
     problem: str
     idle: int
+    idle_there: int
 
 
 class IdleSessions(Struct, frozen=True, array_like=True, tag=14):
-    """From a sender: the number of idle sessions with a destination, after some were closed."""
+    """From a sender: the number of idle sessions with a destination, and on a way, after one was closed."""
 
     zone: str
     destination: str
     count: int
+    way: Way
+    count_there: int
 
 
 class Trimmed(Struct, frozen=True, array_like=True, tag=15):
@@ -127,9 +138,24 @@ class Trimmed(Struct, frozen=True, array_like=True, tag=15):
     number: int
 
 
+class Resolve(Struct, frozen=True, array_like=True, tag=9):
+    """To a sender: find the exchangers of a domain. Answered by Resolved."""
+
+    number: int
+    zone: str
+    domain: str
+
+
+class Resolved(Struct, frozen=True, array_like=True, tag=16):
+    """From a sender: the answer to Resolve ``number``."""
+
+    number: int
+    answer: MxAnswer
+
+
 Frame = (
     Configure | Deliver | Durable | Chunk | Trim | Cancel | HostStatus | ClearUnreachable
-    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed | LogLevel | SetTraces | Traced
+    | SessionOpened | FetchChunk | Done | IdleSessions | Trimmed | Resolve | Resolved | LogLevel | SetTraces | Traced
 )  # fmt: skip
 
 decode: Callable[[bytes | memoryview], Frame] = unpacker(cast(Any, Frame))  # a union is not a type

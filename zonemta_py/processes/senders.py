@@ -13,12 +13,14 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt, QueueUnavailable
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.delivery.session_pool import NO_WAY, Way, way_of
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import ChildProcess
 from zonemta_py.processes.link import LogLevel, SetTraces, Traced
 from zonemta_py.processes.supervisor import ProcessSupervisor
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
+from zonemta_py.smtp.mx_order import MxAnswer
 from zonemta_py.transports.tracing import TRACER
 
 
@@ -33,6 +35,10 @@ class RemoteAgent:
         """Execute ``request``. Raises AgentLost."""
         return await self._pool.deliver(self._zone, request, context)
 
+    async def resolve(self, domain: str) -> MxAnswer:
+        """See ``DeliveryAgent``. Raises AgentLost."""
+        return await self._pool.resolve(self._zone, domain)
+
     def close(self) -> None:
         """The processes close their sessions, when they get a new configuration or end."""
 
@@ -41,8 +47,15 @@ class SenderPool:
     """``size`` sender processes."""
 
     def __init__(
-        self, config: Config, hostname: str, unreachable: UnreachableHosts, size: int, log_target: str
+        self,
+        config: Config,
+        hostname: str,
+        unreachable: UnreachableHosts,
+        size: int,
+        log_target: str,
+        on_idle: Callable[[Way, int], None],
     ) -> None:
+        self._on_idle = on_idle
         self._config = config
         self._hostname = hostname
         self._unreachable = unreachable
@@ -55,7 +68,7 @@ class SenderPool:
         await self._supervisor.start()
 
     async def _launch(self, slot: int) -> "SenderChild":
-        child = SenderChild(slot, self._supervisor.on_lost, self.share_status)
+        child = SenderChild(slot, self._supervisor.on_lost, self.share_status, self._count_idle)
         await child.start(self._log_target)
         child.send(self._configuration())
         child.send(SetTraces(sorted(TRACER.targets)))
@@ -98,6 +111,9 @@ class SenderPool:
         for child in self._supervisor.children:
             child.send(SetTraces(targets))
 
+    def _count_idle(self, way: Way) -> None:
+        self._on_idle(way, sum(child.idle_ways[way] for child in self._supervisor.children))
+
     @property
     def pids(self) -> list[int]:
         """The running processes."""
@@ -116,14 +132,24 @@ class SenderPool:
         chosen = max(
             supervisor.children, key=lambda child: (child.idle[zone][destination] > 0, -child.active)
         )
-        idle_limits = await self._trim_others(zone, request, chosen)
-        return await chosen.deliver(next(self._numbers), zone, request.within(idle_limits), context)
+        within = await self._trim_others(zone, request, chosen)
+        return await chosen.deliver(next(self._numbers), zone, within, context)
+
+    async def resolve(self, zone: str, domain: str) -> MxAnswer:
+        """Find the exchangers of ``domain`` in the process that is always asked for it: it caches the answer."""
+        supervisor = self._supervisor
+        while not supervisor.children:
+            await supervisor.available.wait()
+        children = supervisor.children
+        return await children[hash(domain) % len(children)].resolve(next(self._numbers), zone, domain)
 
     async def _trim_others(
         self, zone: str, request: DeliveryRequest, chosen: "SenderChild"
-    ) -> tuple[int, int]:
-        """Close idle sessions in the other processes that exceed the limits; returns those for ``chosen``."""
+    ) -> DeliveryRequest:
+        """Close idle sessions in the other processes that exceed the limits; returns the request for ``chosen``."""
         in_zone, at_destination = request.idle_limits
+        order, way = request.order, way_of(request.order)
+        there_max, provider_max = (-1, -1) if order is None else order.idle_max
         trims = []
         for child in self._supervisor.children:
             if child is chosen:
@@ -132,26 +158,36 @@ class SenderPool:
             there, all_there = idle[request.destination], child.idle_in[zone]
             keep_there = min(there, max(0, at_destination))
             keep = min(all_there, max(0, in_zone))
-            if keep_there < there or keep < all_there:
+            on_way, at_provider = child.idle_ways[way], child.idle_at(way[0]) if order else 0
+            limits = _kept(on_way, there_max), _kept(at_provider, provider_max)
+            too_many = limits[0] not in (-1, on_way) or limits[1] not in (-1, at_provider)
+            if keep_there < there or keep < all_there or too_many:
                 number = next(self._numbers)
-                trim = protocol.Trim(number, zone, request.destination, keep, keep_there)
+                trim = protocol.Trim(number, zone, request.destination, keep, keep_there, way, limits)
                 trims.append(child.trim(trim))
             in_zone -= keep
             at_destination -= keep_there
+            there_max -= max(0, limits[0])
+            provider_max -= max(0, limits[1])
         for trimmed in trims:
             await trimmed
-        return in_zone, at_destination
+        return request.within((in_zone, at_destination), (there_max, provider_max))
 
     async def close(self) -> None:
         """End all processes; their requests raise AgentLost."""
         await self._supervisor.close()
 
 
+def _kept(idle: int, most: int) -> int:
+    """How many of ``idle`` sessions may stay; -1: no limit."""
+    return -1 if most < 0 else min(idle, most)
+
+
 class SenderChild(ChildProcess):
     """One sender: its requests, and the idle sessions it holds.
 
-    ``idle`` counts them by zone and destination, ``idle_in`` by zone. ``on_status`` is called when it finds out that a host is
-    unreachable, or reachable again.
+    ``idle`` counts them by zone and destination, ``idle_in`` by zone, ``idle_ways`` by provider and source. ``on_status`` is called when it finds out that a host is
+    unreachable, or reachable again, ``on_idle`` when the number of idle sessions on a way has changed.
     """
 
     kind = "sender"
@@ -162,13 +198,17 @@ class SenderChild(ChildProcess):
         slot: int,
         on_lost: Callable[["SenderChild"], None],
         on_status: Callable[[protocol.HostStatus, "SenderChild"], None],
+        on_idle: Callable[[Way], None],
     ) -> None:
         super().__init__(slot, protocol.decode, on_lost)
+        self._on_idle = on_idle
         self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.idle_in: Counter[str] = Counter()
+        self.idle_ways: Counter[Way] = Counter()
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
+        self._look_ups: dict[int, asyncio.Future[MxAnswer]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -182,7 +222,7 @@ class SenderChild(ChildProcess):
         """Execute a request. Raises AgentLost, RuntimeError for an internal error in the process."""
         if self.gone:
             raise AgentLost(f"sender {self.slot} ended", uncertain=False)
-        pending = self._pending[number] = _PendingRequest(zone, request.destination, context)
+        pending = self._pending[number] = _PendingRequest(zone, request, context)
         inline = None
         try:
             body = context.body()
@@ -196,6 +236,19 @@ class SenderChild(ChildProcess):
         except asyncio.CancelledError:
             self.send(protocol.Cancel(number))
             raise
+
+    async def resolve(self, number: int, zone: str, domain: str) -> MxAnswer:
+        """Find the exchangers of a domain. Raises AgentLost."""
+        if self.gone:
+            raise AgentLost(f"sender {self.slot} ended", uncertain=False)
+        answer: asyncio.Future[MxAnswer] = asyncio.get_running_loop().create_future()
+        self._look_ups[number] = answer
+        self.send(protocol.Resolve(number, zone, domain))
+        return await answer
+
+    def idle_at(self, provider: str) -> int:
+        """The number of idle sessions with ``provider``, from all addresses."""
+        return sum(idle for (there, _), idle in self.idle_ways.items() if there == provider)
 
     def trim(self, frame: protocol.Trim) -> "asyncio.Future[None]":
         """Close idle sessions; the future is done when they are closed."""
@@ -212,13 +265,18 @@ class SenderChild(ChildProcess):
             case Traced():
                 TRACER.hand_on(frame.line)
             case protocol.SessionOpened():
-                self._session_opened(frame.number)
+                self._session_opened(frame)
             case protocol.FetchChunk():
                 self._fetch_chunk(frame)
             case protocol.Done():
                 self._done(frame)
             case protocol.IdleSessions():
                 self._set_idle(frame.zone, frame.destination, frame.count)
+                self._set_idle_on(frame.way, frame.count_there)
+            case protocol.Resolved():
+                answer = self._look_ups.pop(frame.number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(frame.answer)
             case protocol.Trimmed():
                 trimmed = self._trims.pop(frame.number, None)
                 if trimmed is not None and not trimmed.done():
@@ -234,11 +292,19 @@ class SenderChild(ChildProcess):
         else:
             idle.pop(destination, None)
 
-    def _session_opened(self, number: int) -> None:
+    def _set_idle_on(self, way: Way, count: int) -> None:
+        if way != NO_WAY:
+            self.idle_ways[way] = count
+            if not count:
+                del self.idle_ways[way]
+            self._on_idle(way)
+
+    def _session_opened(self, frame: protocol.SessionOpened) -> None:
+        number = frame.number
         pending = self._pending.get(number)
         if pending is None:
             return
-        pending.context.session_opened()
+        pending.context.session_opened(frame.opened)
         started = pending.context.started
         assert isinstance(started, CommitFuture)
 
@@ -268,6 +334,7 @@ class SenderChild(ChildProcess):
         if pending is None:
             return
         self._set_idle(pending.zone, pending.destination, frame.idle)
+        self._set_idle_on(pending.way, frame.idle_there)
         if pending.result.done():
             return
         if frame.result is not None:
@@ -285,18 +352,27 @@ class SenderChild(ChildProcess):
             if not trimmed.done():
                 trimmed.set_result(None)
         self._trims.clear()
+        for answer in self._look_ups.values():
+            if not answer.done():
+                answer.set_exception(AgentLost(f"sender {self.slot} ended", uncertain=False))
+        self._look_ups.clear()
         self.idle.clear()
         self.idle_in.clear()
+        ways = list(self.idle_ways)
+        self.idle_ways.clear()
+        for way in ways:
+            self._on_idle(way)
 
 
 class _PendingRequest:
     """A request that a process executes. ``durable``: the process may have sent the final dot."""
 
-    __slots__ = ("_chunks", "_reading", "context", "destination", "durable", "result", "zone")
+    __slots__ = ("_chunks", "_reading", "context", "destination", "durable", "result", "way", "zone")
 
-    def __init__(self, zone: str, destination: str, context: RequestContext) -> None:
+    def __init__(self, zone: str, request: DeliveryRequest, context: RequestContext) -> None:
         self.zone = zone
-        self.destination = destination
+        self.destination = request.destination
+        self.way = way_of(request.order)
         self.context = context
         self.result: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
         self.durable = False

@@ -28,6 +28,25 @@ class Host(NamedTuple):
     ips: tuple[str, ...]
 
 
+class MxAnswer(NamedTuple):
+    """The exchangers of the best preference of a domain, and whether they have addresses of each family."""
+
+    hosts: tuple[str, ...]
+    has_ipv4: bool
+    has_ipv6: bool
+
+
+NO_MX_ANSWER = MxAnswer((), has_ipv4=True, has_ipv6=True)
+
+
+def best(hosts: Sequence[Host]) -> MxAnswer:
+    """The hosts of the best preference; the families are those of all hosts."""
+    first = min((host.preference for host in hosts), default=0)
+    names = tuple(sorted(host.name for host in hosts if host.preference == first))
+    families = {":" in ip for host in hosts for ip in host.ips}
+    return MxAnswer(names, has_ipv4=False in families, has_ipv6=True in families)
+
+
 def order(hosts: Sequence[Host], rng: Random) -> list[tuple[str, str]]:
     """(host name, IP) pairs in the order of attempts, at most TARGETS_MAX."""
     pairs: list[tuple[str, str]] = []

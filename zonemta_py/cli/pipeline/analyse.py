@@ -71,8 +71,8 @@ def report(
       zonemta pipeline report events --plan plans/june --output reports/june
       zonemta pipeline report events --output reports/now --every 5m
     """
+    from zonemta_py.config.warmup import read_warmups
     from zonemta_py.pipeline.jobs.report import ReportRequest, make_report, update_report
-    from zonemta_py.pipeline.rules.warmup import read_warmups
     from zonemta_py.pipeline.spark.event_log import damage_counts
 
     request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())

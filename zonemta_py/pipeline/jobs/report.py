@@ -13,11 +13,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.jobs.report_page import PageHeader, page
 from zonemta_py.pipeline.jobs.send import read_ledger
-from zonemta_py.pipeline.rules.warmup import WarmupSchedule
 from zonemta_py.pipeline.spark.attempts import (
     SUMS_SCHEMA,
     added,

@@ -18,6 +18,7 @@
     segment/NUMBER/MSGID/000001       this chunk is in segment NUMBER; the store's own, never seen above it
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
     meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT  what was submitted in a slot of a window of LENGTH ms
+    meta/sending/KIND/LENGTH/SLOT/ADDRESS/PROVIDER  what was sent in a slot of a window of LENGTH ms
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
@@ -48,6 +49,7 @@ META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
 META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"
+META_SENDING = b"meta/sending/"
 META_SUSPENDED = b"meta/suspended/"
 META_VERIFIED = b"meta/verified/"
 META_SEGMENT = b"meta/segment"
@@ -229,3 +231,14 @@ def parse_outbox(key: bytes) -> int:
 def created_ms(message: str) -> int:
     """The time in a message id: its first 12 hex digits are unix milliseconds."""
     return int(message[:12], 16)
+
+
+def sending_key(kind: str, length_ms: int, slot: int, address: str, provider: str) -> bytes:
+    """What an address used of a limit of ``kind`` at a provider, in a slot of a window."""
+    return META_SENDING + f"{kind}/{length_ms}/{slot:013d}/{address}/{provider}".encode()
+
+
+def parse_sending(key: bytes) -> tuple[str, int, int, str, str]:
+    """The arguments of ``sending_key``."""
+    kind, length_ms, slot, address, provider = key[len(META_SENDING) :].decode().split("/", 4)
+    return kind, int(length_ms), int(slot), address, provider

@@ -42,6 +42,10 @@ class SlidingWindow:
         self._used += amount
         return slot, amount_in_slot
 
+    def last(self) -> tuple[int, int] | None:
+        """The number and the use of the newest slot that has one."""
+        return self._slots[-1] if self._slots else None
+
     def restore(self, slot: int, amount: int) -> None:
         """Count what was used in ``slot``, later than those before."""
         self._slots.append((slot, amount))

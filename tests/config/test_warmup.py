@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from zonemta_py.config.warmup import WarmupSchedule, read_warmups
 from zonemta_py.core.errors import ConfigError
-from zonemta_py.pipeline.rules.warmup import WarmupSchedule, read_warmups
 
 
 def test_a_schedule(tmp_path: Path) -> None:

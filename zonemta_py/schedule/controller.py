@@ -1,0 +1,248 @@
+"""Goes back where a provider refuses or defers the mail of an address, and comes up again by steps. Pure; times are ms.
+
+Multiplicative decrease: of the sessions and the rate, at a reply of the class ``blocked`` and when more than a share of
+the attempts of an interval was deferred for reasons of ours. Additive increase: a step of the ceiling for each quiet
+interval. The state depends on nothing but the settings, the limits and the attempts with their times, so that the event
+log gives it again (``zonemta shaping replay``).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.units import Rate
+
+# Replies that say something of the sender, by their class; others say something of a mailbox or of the receiver.
+OF_SENDER = frozenset(
+    {"blocked", "spam_content", "rate_limited", "connection_limited", "policy", "authentication"}
+)  # fmt: skip
+BLOCKED = "blocked"
+APART = 10  # a decrease is not repeated within this part of an interval: its replies were under way
+MINUTE_S = 60.0
+
+
+class Pace(NamedTuple):
+    """What is allowed from an address to a provider, as stored: ``rate`` is messages a minute.
+
+    It was changed at ``changed_ms``, and comes up to ``top_sessions`` and ``top_rate``. Nothing is sent before
+    ``paused_ms``.
+    """
+
+    version: int
+    sessions: int
+    rate: int
+    top_sessions: int
+    top_rate: int
+    changed_ms: int
+    paused_ms: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.sessions} sessions, {self.rate}/m"
+
+
+class Change(NamedTuple):
+    """What has changed, when and why; ``before`` and ``after`` in words."""
+
+    time_ms: int
+    provider: str
+    address: str
+    what: str
+    before: str
+    after: str
+    cause: str
+
+
+FULL = "full"  # the words for what nothing limits
+PACE, PAUSE = "pace", "pause"
+Key = tuple[str, str]  # provider and address
+
+
+class Controller:
+    """The paces of all addresses at all providers; one that is not here is not limited."""
+
+    def __init__(self) -> None:
+        self._settings = ControllerSettings()
+        self._limits_of: Callable[[str], ProviderLimits] = lambda provider: ProviderLimits()
+        self.paces: dict[Key, Pace] = {}
+        self._seen: dict[Key, _Counts] = {}  # attempts, and those of OF_SENDER
+
+    def configure(
+        self, settings: ControllerSettings, limits_of: Callable[[str], ProviderLimits]
+    ) -> None:
+        """Use other settings; paces stay until they have come up."""
+        if settings.interval != self._settings.interval:
+            self._seen.clear()
+        self._settings, self._limits_of = settings, limits_of
+
+    @property
+    def _interval_ms(self) -> int:
+        return max(1, round(self._settings.interval * 1000))
+
+    def attempt(self, key: Key, reply_class: str, now_ms: int) -> list[Change]:
+        """An attempt has ended with a reply of ``reply_class``, empty if it was accepted. Returns what changed."""
+        changes = self.advance(key, now_ms)
+        if not self._settings.enabled:
+            return changes
+        counts = self._counts(key)
+        counts.add(now_ms, self._interval_ms, bad=reply_class in OF_SENDER)
+        if reply_class not in OF_SENDER:
+            return changes
+        pace = self.paces.get(key)
+        if pace is not None and now_ms < max(
+            pace.paused_ms, pace.changed_ms + self._interval_ms // APART
+        ):
+            return changes
+        if reply_class == BLOCKED:
+            changes.append(self._decrease(key, now_ms, "the class of a reply was blocked"))
+            return changes
+        made, bad = counts.of_last(now_ms, self._interval_ms)
+        if made >= self._settings.attempts and bad * 100 > made * self._settings.deferrals:
+            cause = f"{bad} of {made} attempts were refused or deferred"
+            changes.append(self._decrease(key, now_ms, cause))
+            del self._seen[key]
+        return changes
+
+    def _counts(self, key: Key) -> "_Counts":
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = _Counts()
+        return found
+
+    def _top(self, key: Key, now_ms: int) -> Pace:
+        """The pace that is full: the limits of the provider, else what was sent in the last interval."""
+        limits = self._limits_of(key[0])
+        attempts, _ = self._counts(key).of_last(now_ms, self._interval_ms)
+        rates = [rate.events / rate.per_s * MINUTE_S for rate in limits.rate]
+        observed = attempts / self._settings.interval * MINUTE_S
+        rate = max(1, round(min(rates, default=observed)))
+        sessions = limits.sessions_per_address or limits.sessions or self._settings.sessions
+        return Pace(1, sessions, rate, sessions, rate, now_ms, 0, "")
+
+    def _decrease(self, key: Key, now_ms: int, cause: str) -> Change:
+        before = self.paces.get(key)
+        pace = before or self._top(key, now_ms)
+        part = (100 - self._settings.decrease) / 100
+        return self._set(
+            key, pace._replace(
+                sessions=max(1, int(pace.sessions * part)), rate=max(1, int(pace.rate * part)),
+                changed_ms=now_ms, cause=cause,
+            ), now_ms, cause,
+        )  # fmt: skip
+
+    def _set(self, key: Key, pace: Pace, time_ms: int, cause: str) -> Change:
+        before = self.paces.get(key)
+        self.paces[key] = pace
+        return Change(time_ms, *key, PACE, str(before) if before else FULL, str(pace), cause)
+
+    def lower(
+        self, key: Key, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
+    ) -> Change:
+        """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps."""
+        sessions, rate, cause = to
+        pace = self.paces.get(key) or self._top(key, now_ms)
+        lowered = pace._replace(
+            sessions=pace.sessions if sessions is None else max(1, min(pace.sessions, sessions)),
+            rate=pace.rate if rate is None else max(1, min(pace.rate, rate)),
+            changed_ms=max(pace.changed_ms, until_ms - self._interval_ms), cause=cause,
+        )  # fmt: skip
+        return self._set(key, lowered, now_ms, cause)
+
+    def top(self, key: Key, now_ms: int) -> Pace:
+        """The pace that is full, for rules that lower it to a share."""
+        return self.paces.get(key) or self._top(key, now_ms)
+
+    def pause(self, key: Key, until_ms: int, now_ms: int, cause: str) -> Change | None:
+        """Send nothing until ``until_ms``, then come up from the floor; None: that is so already."""
+        pace = self.paces.get(key) or self._top(key, now_ms)
+        if pace.paused_ms >= until_ms:
+            return None
+        before = "sending" if pace.paused_ms <= now_ms else f"paused until {pace.paused_ms}"
+        self.paces[key] = pace._replace(
+            sessions=1, rate=max(1, pace.top_rate * self._settings.step // 100),
+            changed_ms=until_ms, paused_ms=until_ms, cause=cause,
+        )  # fmt: skip
+        return Change(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
+
+    def end(self, key: Key, now_ms: int, cause: str) -> Change | None:
+        """Forget the pace, as an operator asks for it."""
+        pace = self.paces.pop(key, None)
+        self._seen.pop(key, None)
+        return None if pace is None else Change(now_ms, *key, PACE, str(pace), FULL, cause)
+
+    def due_ms(self, key: Key) -> int | None:
+        """When the pace comes up by a step."""
+        pace = self.paces.get(key)
+        return None if pace is None else max(pace.changed_ms + self._interval_ms, pace.paused_ms)
+
+    def advance(self, key: Key, now_ms: int) -> list[Change]:
+        """Come up by the steps that are due."""
+        changes: list[Change] = []
+        while (due_ms := self.due_ms(key)) is not None and due_ms <= now_ms:
+            pace = self.paces[key]
+            raised = pace._replace(
+                sessions=min(pace.top_sessions, pace.sessions + self._step(pace.top_sessions)),
+                rate=min(pace.top_rate, pace.rate + self._step(pace.top_rate)), changed_ms=due_ms,
+            )  # fmt: skip
+            cause = f"quiet for {self._settings.interval:g} s"
+            if (raised.sessions, raised.rate) == (pace.top_sessions, pace.top_rate):
+                del self.paces[key]
+                changes.append(Change(due_ms, *key, PACE, str(pace), FULL, cause))
+            else:
+                changes.append(self._set(key, raised, due_ms, cause))
+        return changes
+
+    def _step(self, top: int) -> int:
+        return max(1, -(-top * self._settings.step // 100))
+
+    def counts(self, now_ms: int) -> Iterator[tuple[Key, int, int]]:
+        """The attempts of the last interval, and those that were refused or deferred for reasons of ours."""
+        for key, counts in list(self._seen.items()):
+            yield key, *counts.of_last(now_ms, self._interval_ms)
+
+    def forget_idle(self, now_ms: int) -> None:
+        """Drop the counts of where nothing was sent lately."""
+        for key, counts in list(self._seen.items()):
+            if now_ms - counts.began_ms > 2 * self._interval_ms:
+                del self._seen[key]
+
+
+class _Counts:
+    """Attempts in the present period and the one before: together they estimate those of the last interval."""
+
+    __slots__ = ("attempts", "attempts_before", "bad", "bad_before", "began_ms")
+
+    def __init__(self) -> None:
+        self.began_ms = 0
+        self.attempts = self.attempts_before = self.bad = self.bad_before = 0
+
+    def add(self, now_ms: int, interval_ms: int, *, bad: bool) -> None:
+        self._turn(now_ms, interval_ms)
+        self.attempts += 1
+        self.bad += bad
+
+    def _turn(self, now_ms: int, interval_ms: int) -> None:
+        began_ms = now_ms - now_ms % interval_ms
+        if began_ms == self.began_ms:
+            return
+        follows = began_ms - self.began_ms == interval_ms
+        self.attempts_before, self.attempts = self.attempts if follows else 0, 0
+        self.bad_before, self.bad = self.bad if follows else 0, 0
+        self.began_ms = began_ms
+
+    def of_last(self, now_ms: int, interval_ms: int) -> tuple[int, int]:
+        """The attempts of the last interval, and those among them that were bad."""
+        self._turn(now_ms, interval_ms)
+        left_ms = interval_ms - now_ms % interval_ms
+        return (
+            self.attempts + self.attempts_before * left_ms // interval_ms,
+            self.bad + self.bad_before * left_ms // interval_ms,
+        )
+
+
+def rate_of(pace: Pace) -> tuple[Rate, ...]:
+    """The rate of a pace, over a second if that is one message or more, else over a minute."""
+    if pace.rate >= MINUTE_S:
+        return (Rate(int(pace.rate // MINUTE_S), 1.0), Rate(pace.rate, MINUTE_S))
+    return (Rate(pace.rate, MINUTE_S),)

@@ -1,0 +1,308 @@
+"""Whether a session may open and a message be sent now, from one of our addresses to a provider. Pure; times are ms.
+
+``Permits.take`` grants one message in a session or says which limit refuses it, and until when. What is granted is
+counted from then on, so the limits hold over all zones and processes. Waiting for a limit is the work of ``gates``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from zonemta_py.config.plain import rate_text
+from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
+from zonemta_py.config.schema import AddressLimits
+from zonemta_py.config.units import Rate
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows, Use
+
+Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, length (ms), slot, use
+NO_ADDRESS_LIMITS = AddressLimits()
+ANY = ""  # the sum over all addresses
+MESSAGES, CONNECTS = "messages", "connects"
+
+
+class Refusal(NamedTuple):
+    """Which limit refuses, until when (ms; UNKNOWN: until an event), and why, in words."""
+
+    limit: Limit
+    until_ms: int
+    reason: str
+
+
+class Ceiling:
+    """What the controller allows at a provider from an address, below the limits. ``paused_ms``: nothing until then."""
+
+    __slots__ = ("messages", "paused_ms", "reason", "sessions")
+
+    def __init__(self) -> None:
+        self.sessions: int | None = None
+        self.messages: RateWindows | None = None
+        self.paused_ms = 0
+        self.reason = ""
+
+
+class Path:
+    """What is under way between a provider and an address of ours; either is empty for the sum over all."""
+
+    __slots__ = (
+        "address",
+        "ceiling",
+        "connects",
+        "idle",
+        "messages",
+        "provider",
+        "sessions",
+        "sessions_max",
+    )
+
+    def __init__(self, provider: str, address: str) -> None:
+        self.provider = provider
+        self.address = address
+        self.sessions = 0  # of workers
+        self.idle = 0  # sessions without one
+        self.sessions_max: int | None = None
+        self.messages: RateWindows | None = None
+        self.connects: RateWindows | None = None
+        self.ceiling = Ceiling()
+
+    def limit(self, sessions: int | None, rate: Sequence[Rate], connect_rate: Sequence[Rate]) -> None:
+        """Apply limits, at first and after a reload."""
+        self.sessions_max = sessions
+        self.messages = _windows(self.messages, rate)
+        self.connects = _windows(self.connects, connect_rate)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything may be refused here."""
+        ceiling = self.ceiling
+        return bool(
+            self.sessions_max is not None or self.messages or self.connects or ceiling.paused_ms
+            or ceiling.sessions is not None or ceiling.messages
+        )  # fmt: skip
+
+    def most(self) -> int | None:
+        """How many sessions may be open; None: any number."""
+        own, lower = self.sessions_max, self.ceiling.sessions
+        return own if lower is None else lower if own is None else min(own, lower)
+
+    def refuse(self, now_ms: int, *, session: bool) -> Refusal | None:
+        """What refuses a message now; ``session``: in a further session."""
+        ceiling = self.ceiling
+        if now_ms < ceiling.paused_ms:
+            return Refusal(Limit.PAUSE, ceiling.paused_ms, ceiling.reason)
+        most = self.most()
+        if session and most is not None and self.sessions >= most:
+            lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
+            limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
+            return Refusal(limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use")
+        for windows, limit in (
+            (self.messages, self._named(Limit.PROVIDER_RATE)), (ceiling.messages, Limit.CONTROLLER),
+        ):  # fmt: skip
+            wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
+            if windows is not None and wait_ms:
+                return Refusal(limit, wait_ms, f"the rate to {self} is {_rates(windows)}")
+        if session and self.connects is not None and not self.idle:
+            wait_ms = self.connects.wait_ms(now_ms)
+            if wait_ms:
+                text = f"new sessions with {self}: {_rates(self.connects)}"
+                return Refusal(self._named(Limit.PROVIDER_CONNECT_RATE), wait_ms, text)
+        return None
+
+    def _named(self, limit: Limit) -> Limit:
+        return limit if self.provider else _OF_ADDRESS[limit]
+
+    def __str__(self) -> str:
+        if not self.provider:
+            return f"others from {self.address}"
+        return f"{self.provider} from {self.address}" if self.address else self.provider
+
+
+_OF_ADDRESS = {
+    Limit.PROVIDER_SESSIONS: Limit.ADDRESS_SESSIONS,
+    Limit.PROVIDER_RATE: Limit.ADDRESS_RATE,
+    Limit.PROVIDER_CONNECT_RATE: Limit.ADDRESS_CONNECT_RATE,
+}
+
+
+class Permit:
+    """One session of a worker, and the message in it. ``paths``: where both count.
+
+    ``connects``: how many new sessions it may open; -1: any number.
+    """
+
+    __slots__ = (
+        "address", "connects", "granted", "messages", "openings", "paths", "provider", "stored",
+    )  # fmt: skip
+
+    def __init__(self, provider: str, address: str, paths: Sequence[Path]) -> None:
+        self.provider = provider
+        self.address = address
+        self.paths = paths
+        self.messages: list[tuple[Path, RateWindows, Use]] = []
+        self.openings: list[tuple[Path, RateWindows, Use]] = []
+        self.connects = -1
+        self.granted = False  # a message, which has not ended
+        self.stored: Stored = []
+
+
+FREE = Permit("", "", ())  # of a worker that nothing limits
+
+
+class Permits:
+    """All that is under way. ``on_room(provider, address)`` is called when something has ended there."""
+
+    def __init__(self, on_room: Callable[[str, str], None]) -> None:
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._on_room = on_room
+        self._limits_of: Callable[[str], ProviderLimits] = lambda provider: NO_LIMITS
+        self._addresses: dict[str, AddressLimits] = {}
+
+    def configure(
+        self, limits_of: Callable[[str], ProviderLimits], addresses: dict[str, AddressLimits]
+    ) -> None:
+        """Use other limits; what is under way, and was used, counts on."""
+        self._limits_of, self._addresses = limits_of, addresses
+        for path in self._paths.values():
+            self._apply(path)
+
+    def _apply(self, path: Path) -> None:
+        if not path.provider:
+            own = self._addresses.get(path.address, NO_ADDRESS_LIMITS)
+            path.limit(own.sessions, own.rate, own.connect_rate)
+            return
+        limits = self._limits_of(path.provider)
+        if path.address:
+            path.limit(limits.sessions_per_address, limits.rate, limits.connect_rate)
+        else:
+            path.limit(limits.sessions, (), ())
+
+    def path(self, provider: str, address: str) -> Path:
+        """The state of a pair; of a provider, or an address, if the other is empty."""
+        found = self._paths.get((provider, address))
+        if found is None:
+            found = self._paths[provider, address] = Path(provider, address)
+            self._apply(found)
+        return found
+
+    def paths(self) -> Iterator[Path]:
+        """All of them."""
+        return iter(list(self._paths.values()))
+
+    def _parts(self, provider: str, address: str) -> tuple[Path, Path, Path]:
+        return self.path(provider, address), self.path(provider, ANY), self.path("", address)
+
+    def is_limited(self, provider: str, address: str) -> bool:
+        """Whether a message from ``address`` to ``provider`` may ever be refused."""
+        if self._limits_of(provider) != NO_LIMITS:
+            return True
+        if self._addresses.get(address, NO_ADDRESS_LIMITS) != NO_ADDRESS_LIMITS:
+            return True
+        known = (self._paths.get((provider, each)) for each in (address, ANY))
+        return any(path is not None and path.is_limited for path in known)
+
+    def refusal(
+        self, provider: str, address: str, now_ms: int, *, session: bool = True
+    ) -> Refusal | None:
+        """What refuses a message from ``address`` to ``provider`` now; of several limits the longest."""
+        latest: Refusal | None = None
+        for path in self._parts(provider, address):
+            found = path.refuse(now_ms, session=session)
+            if found is not None and (latest is None or found.until_ms > latest.until_ms):
+                latest = found
+        return latest
+
+    def take(self, provider: str, address: str, now_ms: int) -> Permit | Refusal:
+        """A session with a message in it, which ``release`` ends; or what refuses it."""
+        refused = self.refusal(provider, address, now_ms)
+        if refused is not None:
+            return refused
+        permit = Permit(provider, address, self._parts(provider, address))
+        for path in permit.paths:
+            path.sessions += 1
+        self._grant(permit, now_ms)
+        return permit
+
+    def renew(self, permit: Permit, now_ms: int) -> Refusal | None:
+        """Another message in the session of ``permit``, whose message has ended; or what refuses it."""
+        refused = self.refusal(permit.provider, permit.address, now_ms, session=False)
+        if refused is None:
+            self._grant(permit, now_ms)
+        return refused
+
+    def _grant(self, permit: Permit, now_ms: int) -> None:
+        permit.connects, permit.granted = -1, True
+        for path in permit.paths:
+            for windows in (path.messages, path.ceiling.messages):
+                if windows is not None:
+                    permit.messages.append((path, windows, windows.grant()))
+        limited = [path for path in permit.paths if path.connects is not None]
+        if limited:
+            may = all(path.connects.wait_ms(now_ms) == 0 for path in limited if path.connects)
+            permit.connects = int(may)
+            for path in limited if may else ():
+                assert path.connects is not None
+                permit.openings.append((path, path.connects, path.connects.grant()))
+
+    def begin(self, permit: Permit, now_ms: int, opened: int) -> None:
+        """The message is sent now, in a session that is new if ``opened``."""
+        for _, windows, use in permit.messages:
+            windows.begin(use, now_ms)
+        self._end_openings(permit, now_ms, opened)
+
+    def _end_openings(self, permit: Permit, now_ms: int, opened: int) -> None:
+        for path, windows, use in permit.openings:
+            if opened:
+                windows.begin(use, now_ms)
+                permit.stored += _named(CONNECTS, path, windows.end(use, now_ms))
+            else:
+                windows.cancel(use)
+        permit.openings.clear()
+
+    def end(self, permit: Permit, now_ms: int, *, opened: int = 0) -> Stored:
+        """The message has its answer, or was never sent. Returns what is stored, for the batch that settles it."""
+        self._end_openings(permit, now_ms, opened)
+        cancelled = False
+        for path, windows, use in permit.messages:
+            if use.sent_ms:
+                ended = windows.end(use, now_ms)
+                if windows is path.messages:  # those of the controller are not stored
+                    permit.stored += _named(MESSAGES, path, ended)
+            else:
+                windows.cancel(use)
+                cancelled = True
+        permit.messages.clear()
+        permit.granted = False
+        if cancelled:
+            self._on_room(permit.provider, permit.address)
+        stored, permit.stored = permit.stored, []
+        return stored
+
+    def release(self, permit: Permit) -> None:
+        """The worker has left the session, which may stay open without one."""
+        for path in permit.paths:
+            path.sessions -= 1
+        self._on_room(permit.provider, permit.address)
+
+    def restore(self, stored: Sequence[tuple[str, str, str, int, int, int]], now_ms: int) -> None:
+        """Count what an earlier life stored."""
+        for kind, provider, address, length_ms, slot, used in stored:
+            path = self.path(provider, address)
+            windows = path.messages if kind == MESSAGES else path.connects
+            if windows is not None:
+                windows.restore(length_ms, slot, used, now_ms)
+
+
+def _named(kind: str, path: Path, windows: Sequence[tuple[int, int, int]]) -> Stored:
+    return [(kind, path.provider, path.address, *each) for each in windows]
+
+
+def _windows(before: RateWindows | None, rates: Sequence[Rate]) -> RateWindows | None:
+    if not rates:
+        return None
+    if before is None:
+        return RateWindows(rates)
+    before.configure(rates)
+    return before
+
+
+def _rates(windows: RateWindows) -> str:
+    return ", ".join(rate_text(rate) for rate in windows.rates)

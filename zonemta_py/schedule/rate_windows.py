@@ -1,0 +1,117 @@
+"""How many messages, or sessions, may begin now: several rates that all hold. Pure; times are ms.
+
+A rate holds exactly at the receiver, in any period of its length (decision 95): what was granted counts as used from
+the grant on, and leaves the window its length after it was answered. An answer that takes longer than a tenth of the
+shortest period counts as given by then, so that a slow peer does not lower the rate by more than that.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.core.sliding_window import SlidingWindow
+
+ANSWER_MIN_MS = 50
+UNKNOWN = -1  # an event opens it, not a time
+
+
+class Use:
+    """One message or session that was granted. ``sent_ms`` 0: it has not begun; ``counted``: its time runs."""
+
+    __slots__ = ("counted", "sent_ms")
+
+    def __init__(self) -> None:
+        self.sent_ms = 0
+        self.counted = False
+
+
+class RateWindows:
+    """The windows of ``rates``. ``stored`` are those whose use holds over a restart: of an hour and more."""
+
+    __slots__ = ("_answer_ms", "_granted", "_sent", "_underway", "rates", "windows")
+
+    def __init__(self, rates: Sequence[Rate]) -> None:
+        self.rates: tuple[Rate, ...] = ()
+        self.windows: list[SlidingWindow] = []
+        self._granted = 0  # that have not begun
+        self._underway = 0  # that have begun and have no answer
+        self._sent: deque[Use] = deque()
+        self.configure(rates)
+
+    def configure(self, rates: Sequence[Rate]) -> None:
+        """Use other rates, at least one; what was used under one that has the same period counts on."""
+        before = {rate.per_s: window for rate, window in zip(self.rates, self.windows, strict=True)}
+        self.rates = tuple(rates)
+        self.windows = [SlidingWindow(rate.events, round(rate.per_s * 1000)) for rate in rates]
+        self._answer_ms = max(ANSWER_MIN_MS, round(min(rate.per_s for rate in rates) * 100))
+        for rate, window in zip(self.rates, self.windows, strict=True):
+            if rate.per_s in before:
+                window.copy_uses(before[rate.per_s])
+
+    def wait_ms(self, now_ms: int) -> int:
+        """0: one may begin; else when (unix ms), or UNKNOWN: when one that is under way has ended."""
+        self._expire(now_ms)
+        held = self._granted + self._underway
+        latest_ms = 0
+        for window in self.windows:
+            if window.used(now_ms) + held < window.limit:
+                continue
+            if held >= window.limit:
+                return self._sent[0].sent_ms + self._answer_ms if self._sent else UNKNOWN
+            latest_ms = max(latest_ms, window.opens_ms(now_ms, held + 1), now_ms + 1)
+        return latest_ms
+
+    def grant(self) -> Use:
+        """One begins soon; ``wait_ms`` was 0."""
+        self._granted += 1
+        return Use()
+
+    def cancel(self, use: Use) -> None:
+        """It does not begin."""
+        self._granted -= 1
+
+    def begin(self, use: Use, now_ms: int) -> None:
+        """It begins now."""
+        self._granted -= 1
+        self._underway += 1
+        use.sent_ms = now_ms
+        self._sent.append(use)
+
+    def end(self, use: Use, now_ms: int) -> list[tuple[int, int, int]]:
+        """It has its answer. Returns (length in ms, slot, use of the slot) of the windows that are stored."""
+        if not use.counted:
+            self._count(use, now_ms)
+        self._expire(now_ms)
+        stored = []
+        for rate, window in zip(self.rates, self.windows, strict=True):
+            if rate.per_s >= HOUR and (last := window.last()) is not None:
+                stored.append((round(rate.per_s * 1000), *last))
+        return stored
+
+    def _count(self, use: Use, now_ms: int) -> None:
+        use.counted = True
+        self._underway -= 1
+        for window in self.windows:
+            window.add(now_ms, 1)
+
+    def _expire(self, now_ms: int) -> None:
+        sent = self._sent
+        while sent and (sent[0].counted or sent[0].sent_ms + self._answer_ms <= now_ms):
+            use = sent.popleft()
+            if not use.counted:
+                self._count(use, now_ms)
+
+    def restore(self, length_ms: int, slot: int, used: int, now_ms: int) -> None:
+        """Count what an earlier life stored."""
+        for rate, window in zip(self.rates, self.windows, strict=True):
+            if round(rate.per_s * 1000) == length_ms and slot >= window.oldest_slot(now_ms):
+                window.restore(slot, used)
+
+    def used(self, now_ms: int) -> list[tuple[Rate, int]]:
+        """What is used of each rate."""
+        self._expire(now_ms)
+        held = self._granted + self._underway
+        return [
+            (rate, window.used(now_ms) + held)
+            for rate, window in zip(self.rates, self.windows, strict=True)
+        ]

@@ -1,0 +1,60 @@
+"""Which address of a pool a message leaves from. Pure.
+
+By weight, and the same for every attempt of a message: a greylisting server must see the retry come from the address
+of the first attempt. Weighted rendezvous hashing: an address that is added takes its share from the others, one that
+is removed gives up its own, and no other message moves.
+"""
+
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from math import log
+
+from zonemta_py.config.schema import PoolAddress
+
+BY_SYSTEM = "system"  # the name of the address that the system chooses
+
+
+def source_name(entry: PoolAddress) -> str:
+    """Under which name the use of an address is counted."""
+    return entry.address or BY_SYSTEM
+
+
+def ranked(pool: Sequence[PoolAddress], message: str) -> list[PoolAddress]:
+    """The addresses of ``pool`` in the order in which ``message`` prefers them."""
+    if len(pool) == 1:
+        return list(pool)
+    return sorted(
+        pool, key=lambda entry: entry.weight / -log(_draw(message, entry.address or "")), reverse=True
+    )
+
+
+def usable(
+    pool: Sequence[PoolAddress], families: Collection[str], stopped: Collection[str] = ()
+) -> list[PoolAddress]:
+    """The addresses of ``pool`` that may be used with hosts of ``families``; not those in ``stopped``."""
+    return [
+        entry
+        for entry in pool
+        if entry.weight
+        and not entry.disabled
+        and (entry.address is None or _family(entry.address) in families)
+        and source_name(entry) not in stopped
+    ]
+
+
+def common_families(provider: str, hosts: str) -> tuple[str, ...]:
+    """The families that the settings of a provider allow and its hosts have; each is ipv4, ipv6 or both."""
+    found = {"ipv4", "ipv6"}
+    for each in (provider, hosts):
+        found &= {each} if each in found else {"ipv4", "ipv6"}
+    return tuple(sorted(found)) or (provider,)
+
+
+def _family(address: str) -> str:
+    return "ipv6" if ":" in address else "ipv4"
+
+
+def _draw(message: str, address: str) -> float:
+    """A number between 0 and 1, both excluded, that depends on nothing but the arguments."""
+    digest = blake2b(f"{message} {address}".encode(), digest_size=6).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2**48

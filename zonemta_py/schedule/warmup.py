@@ -1,0 +1,141 @@
+"""How much an address that is new may send today: the schedules of the warm-up file, and what was sent. Pure.
+
+A day is one of UTC. What is under way counts with what was sent, so that a number is never exceeded. A schedule stays
+where it is for one day more for each day on which the controller went back, and while an operator has paused it.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import NamedTuple
+
+from zonemta_py.config.warmup import WarmupSchedule
+
+DAY_MS = 86_400_000
+EPOCH = date(1970, 1, 1).toordinal()
+
+
+class WarmupState(NamedTuple):
+    """What must survive of a schedule, as stored. Days are counted from 1970-01-01.
+
+    ``delay_days``: by how many it is late. ``slowed_day``: the last on which it was slowed down; ``paused_day``: since
+    when it is paused, 0 if not. ``sent`` recipients on ``day``.
+    """
+
+    version: int = 1
+    delay_days: int = 0
+    slowed_day: int = 0
+    paused_day: int = 0
+    day: int = 0
+    sent: int = 0
+
+
+class Warming:
+    """One schedule and its state."""
+
+    __slots__ = ("schedule", "state", "underway")
+
+    def __init__(self, schedule: WarmupSchedule, state: WarmupState) -> None:
+        self.schedule = schedule
+        self.state = state
+        self.underway = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its address and provider, empty for all."""
+        return self.schedule.address, self.schedule.provider
+
+    def step(self, day: int) -> int:
+        """The place of ``day`` in the schedule; negative before it begins."""
+        state = self.state
+        late = state.delay_days + (max(0, day - state.paused_day) if state.paused_day else 0)
+        return day - (self.schedule.begins.toordinal() - EPOCH) - late
+
+    def allowed(self, day: int) -> int | None:
+        """How many recipients on ``day``; None: no limit any more."""
+        step, daily = self.step(day), self.schedule.daily
+        if step < 0:
+            return 0
+        return daily[step] if step < len(daily) else None
+
+    def room(self, now_ms: int) -> int | None:
+        """How many recipients may be sent to now; None: any number."""
+        day = now_ms // DAY_MS
+        allowed = self.allowed(day)
+        if allowed is None:
+            return None
+        sent = self.state.sent if self.state.day == day else 0
+        return max(0, allowed - sent - self.underway)
+
+    def count(self, recipients: int, now_ms: int) -> None:
+        """They were sent to."""
+        day, state = now_ms // DAY_MS, self.state
+        sent = state.sent if state.day == day else 0
+        self.state = state._replace(day=day, sent=sent + recipients)
+
+    def slow(self, now_ms: int) -> bool:
+        """Repeat the number of today tomorrow; False: that is so already, or it has no numbers any more."""
+        day, state = now_ms // DAY_MS, self.state
+        if state.slowed_day >= day or self.allowed(day) is None:
+            return False
+        self.state = state._replace(slowed_day=day, delay_days=state.delay_days + 1)
+        return True
+
+    def pause(self, now_ms: int) -> None:
+        """Stay at the number of today."""
+        if not self.state.paused_day:
+            self.state = self.state._replace(paused_day=now_ms // DAY_MS)
+
+    def go_on(self, now_ms: int) -> None:
+        """End a pause."""
+        paused_day, day = self.state.paused_day, now_ms // DAY_MS
+        if paused_day:
+            late = self.state.delay_days + max(0, day - paused_day)
+            self.state = self.state._replace(paused_day=0, delay_days=late)
+
+
+class WarmUp:
+    """All schedules."""
+
+    def __init__(self) -> None:
+        self._warming: dict[tuple[str, str], Warming] = {}
+
+    def configure(
+        self, schedules: Iterable[WarmupSchedule], stored: dict[tuple[str, str], WarmupState]
+    ) -> None:
+        """Use these schedules; ``stored``: states of an earlier life, for those that have none here."""
+        before, self._warming = self._warming, {}
+        for schedule in schedules:
+            key = schedule.address, schedule.provider
+            known = before.get(key)
+            if known is not None:
+                known.schedule = schedule
+            self._warming[key] = known or Warming(schedule, stored.get(key, WarmupState()))
+
+    def __bool__(self) -> bool:
+        return bool(self._warming)
+
+    def all(self) -> Sequence[Warming]:
+        """Every schedule."""
+        return list(self._warming.values())
+
+    def of(self, address: str, provider: str) -> list[Warming]:
+        """The schedules that mail from ``address`` to ``provider`` counts for."""
+        found = (self._warming.get((address, each)) for each in (provider, ""))
+        return [each for each in found if each is not None]
+
+    def room(self, address: str, provider: str, now_ms: int) -> int | None:
+        """How many recipients may be sent to now; None: any number."""
+        rooms = [each.room(now_ms) for each in self.of(address, provider)]
+        return min((room for room in rooms if room is not None), default=None)
+
+
+def plan(
+    target: int, begins: date, address: str, provider: str = "", first: int = 200, growth: float = 1.6
+) -> WarmupSchedule:
+    """A schedule that grows by ``growth`` a day from ``first`` to ``target`` recipients a day."""
+    daily: list[int] = []
+    number = float(min(first, target))
+    while number < target:
+        daily.append(round(number))
+        number *= growth
+    return WarmupSchedule(address, begins, (*daily, target), provider)
