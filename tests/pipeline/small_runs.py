@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from tests.pipeline.campaigns import PERSONAL, no_progress, open_log, plan, report, write_list
 from tests.pipeline.jobs.test_dsn import as_table, ledger_of
 from tests.pipeline.segments import HOUR_MS, accepted, delivered, write_segment
+from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.engagement import EngagementPolicy
 from zonemta_py.pipeline.rules.scenarios import scenarios
-from zonemta_py.config.warmup import WarmupSchedule
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

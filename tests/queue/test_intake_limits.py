@@ -9,10 +9,10 @@ from tests.kit.queue import Clock, opened, problems
 from zonemta_py.config.limits import ClientLimits, IntakeLimits, LimitRules, Subject
 from zonemta_py.config.units import DAY, HOUR, MINUTE, ByteRate, Rate
 from zonemta_py.core.networks import network_of
+from zonemta_py.core.sliding_window import SLOTS, SlidingWindow
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.intake_limits import IntakeLimiter, LimitedClient, Use
-from zonemta_py.core.sliding_window import SLOTS, SlidingWindow
 
 ANN = LimitedClient("acme", "ann", "192.0.2.1")
 ONE = Use(messages=1, recipients=1, bytes=100)

@@ -21,7 +21,7 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.cli.options import EXISTING_FILE, FILE
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
-from zonemta_py.smtp.classification import NAMES, ReplyClassifier, ReplyClass, classified_row
+from zonemta_py.smtp.classification import NAMES, ReplyClass, ReplyClassifier, classified_row
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.rule_lint import lint_rules
 

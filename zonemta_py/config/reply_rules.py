@@ -9,8 +9,8 @@ from zonemta_py.config.reader import Reader
 from zonemta_py.config.units import Word
 from zonemta_py.core.patterns import problem_of
 from zonemta_py.smtp.classification import (
-    ReplyClassifier,
     ReplyClass,
+    ReplyClassifier,
     ReplyRule,
     is_code_pattern,
     is_status_pattern,
