@@ -6,6 +6,7 @@ from pathlib import Path
 
 from zonemta_py.config.load import read_document
 from zonemta_py.config.reader import Reader
+from zonemta_py.config.shipped import shipped_file
 from zonemta_py.config.units import Word
 from zonemta_py.core.patterns import problem_of
 from zonemta_py.smtp.classification import (
@@ -17,7 +18,7 @@ from zonemta_py.smtp.classification import (
 )
 from zonemta_py.smtp.classify import Phase
 
-SHIPPED = Path(__file__).with_name("classify.yaml")
+SHIPPED = shipped_file("classify.yaml")
 _CLASSES = tuple(ReplyClass)
 _PHASES = tuple(Phase)
 
