@@ -86,7 +86,8 @@ async def test_scripts(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1", "a list of rules"),
+        ("a: 1", "s.yaml:1: a: unknown key; allowed: providers, rules"),
+        ("1", "a list of rules"),
         ("- 1", "rule 1: expected a mapping"),
         ("- {at: rcpt, rely: x}", "unknown key 'rely'"),
         ("- {at: lunch}", "'at' is one of"),

@@ -19,8 +19,9 @@ from zonemta_py.events.accounting import RecipientHistory, read_history
 from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.nameserver import NameServer
-from zonemta_py.sink.script import Rule, Script
+from zonemta_py.sink.script import Rule, Script, load_script
 from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_provider import SinkProvider
 from zonemta_py.sink.tally import Received
 
 FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
@@ -28,6 +29,7 @@ FAST_RETRY = {"delays": ["100ms"], "give_up_after": "1h"}
 
 PROCESS_COUNTS = "ZONEMTA_TEST_PROCESSES"  # "receivers/senders": the suites run in every one
 ONE_PROCESS = {"receivers": 0, "senders": 0}
+ADDRESSES = 16  # of receivers on one stage
 RECEIVERS, SENDERS = map(int, os.environ.get(PROCESS_COUNTS, "0/0").split("/"))
 
 
@@ -36,7 +38,7 @@ class Stage:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port = free_port("127.0.0.1", *(f"127.0.1.{n}" for n in range(1, 9)))
+        self.port = free_port("127.0.0.1", *(f"127.0.1.{n}" for n in range(1, ADDRESSES + 1)))
         self.names = NameServer({})
         self.dns_port = 0
         self.sinks: dict[str, Sink] = {}
@@ -47,8 +49,7 @@ class Stage:
 
     async def receiver(self, domain: str, *rules: Rule, kind: type[Sink] = Sink, **options: Any) -> Sink:
         """Start a receiver for ``domain`` that keeps its messages."""
-        self._used += 1
-        ip = f"127.0.1.{self._used}"
+        ip = self._next_address()
         sink = kind(Script(rules), keep=True, **options)
         await sink.start(ip, self.port)
         self.sinks[domain] = sink
@@ -57,6 +58,35 @@ class Stage:
         records[f"mx.{domain}"] = {"A": [ip]}
         self.names.records = records
         return sink
+
+    async def provider(
+        self,
+        name: str,
+        domains: Sequence[str],
+        hosts: Sequence[str] = (),
+        rules: Sequence[dict[str, Any]] = (),
+        **limits: Any,
+    ) -> SinkProvider:
+        """Start a provider whose ``hosts`` are the MX of ``domains``, each with an address, all of one preference.
+
+        ``limits`` and ``rules`` are what a script of ``zonemta sink`` has. ``sinks[name]`` keeps the messages.
+        """
+        addresses = {host: self._next_address() for host in hosts or [f"mx.{name}.example"]}
+        document = {"name": name, "local": list(addresses.values()), **limits}
+        path = self.directory / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"rules": list(rules), "providers": [document]}))
+        sink = self.sinks[name] = Sink(load_script(path), keep=True)
+        await sink.start(list(addresses.values()), self.port)
+        records = dict(self.names.records)
+        records |= {host: {"A": [ip]} for host, ip in addresses.items()}
+        records |= {domain: {"MX": [f"10 {host}." for host in addresses]} for domain in domains}
+        self.names.records = records
+        return sink.providers[name]
+
+    def _next_address(self) -> str:
+        self._used += 1
+        assert self._used <= ADDRESSES, "more receivers than addresses with a free port"
+        return f"127.0.1.{self._used}"
 
     def config(self, **changes: Any) -> Config:
         """A configuration that resolves the domains of the receivers; zones inherit a fast retry."""

@@ -16,8 +16,12 @@ class RawClient:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, port: int, *, greeting: bool = True) -> "RawClient":
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def connect(
+        cls, port: int, *, greeting: bool = True, host: str = "127.0.0.1", source: str | None = None
+    ) -> "RawClient":
+        """Connect to ``host``, from the address ``source``, and read the greeting, unless ``greeting`` is false."""
+        local = (source, 0) if source else None
+        client = cls(*await asyncio.open_connection(host, port, local_addr=local))
         if greeting:
             assert (await client.reply()).startswith("220")
         return client

@@ -21,7 +21,8 @@ from zonemta_py.config.units import duration
 from zonemta_py.queue.format.keys import DEFERRED, end_of, parse_recipient
 from zonemta_py.relay.relay import Relay
 from zonemta_py.sink.script import Rule, Step
-from zonemta_py.sink.server import Sink, SinkSession
+from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_session import SinkSession
 
 HOSTS = ("one", "two", "three")
 DOMAIN = "peer.example"

@@ -29,7 +29,7 @@ from zonemta_py.sink.tally import Received
     "--script",
     "script_path",
     type=FILE,
-    help="Rules in YAML that defer, refuse, stall or drop.",
+    help="Rules that defer, refuse, stall or drop, and providers with limits, in YAML.",
 )
 @click.option("--store", type=DIRECTORY, help="Write every message to a file in this directory.")
 @click.option("--count", type=click.IntRange(1), help="Exit after this number of messages.")
@@ -41,27 +41,45 @@ def sink(
     """Run an SMTP server that receives mail, for tests and benchmarks.
 
     It accepts every message and prints counts at the end (SIGINT, SIGTERM or --count). A script makes
-    it defer, refuse, stall or drop; docs/operations.md describes the rules.
+    it defer, refuse, stall or drop, or play mailbox providers with limits, whose violations it counts;
+    docs/operations.md describes all keys.
+
+    \b
+    A script:
+      rules:
+        - {at: rcpt, recipient: "no@*", reply: 550 5.1.1 no such user}
+      providers:
+        - name: bigmail
+          local: [127.0.0.21, 127.0.0.22]
+          sessions: 20
+          sessions_per_address: 5
+          messages_per_session: 50
+          rate: [10/s, 1000/h]
+          rate_total: 100/s
+          connect_rate: 60/m
+          greylist: 30s
+          block: {after: 200 messages within 1m, for: 10m}
 
     \b
     Example:
-      zonemta sink --listen 127.0.0.1:2526 --script greylist.yaml
+      zonemta sink --listen 0.0.0.0:2526 --script providers.yaml --json
     """
     script = load_script(script_path) if script_path else Script(())
     if store is not None:
         store.mkdir(parents=True, exist_ok=True)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        tally = runner.run(_run(script, store, listen, count))
+        server = runner.run(_run(script, store, listen, count))
     if as_json:
-        print_json(tally)
-    else:
-        for name, value in tally.items():
-            click.echo(f"{name:<18} {value}")
+        print_json(server.as_row())
+        return
+    for name, value in server.tally.as_row().items():
+        click.echo(f"{name:<18} {value}")
+    for name, provider in server.providers.items():
+        for line in provider.lines():
+            click.echo(f"{name:<18} {line}")
 
 
-async def _run(
-    script: Script, store: Path | None, listen: HostPort, count: int | None
-) -> dict[str, object]:
+async def _run(script: Script, store: Path | None, listen: HostPort, count: int | None) -> Sink:
     """Receive until a signal or ``count`` messages. Raises ConfigError when the address is in use."""
     stop = asyncio.Event()
 
@@ -81,4 +99,4 @@ async def _run(
     sys.stderr.flush()
     await stop.wait()
     await server.close()
-    return server.tally.as_row()
+    return server

@@ -56,10 +56,15 @@ def load_plain(path: Path) -> Any:
 def read_document(path: Path, kind: type[T]) -> tuple[T, Reader]:
     """A YAML file as a dataclass, and the reader that knows its lines. Raises ConfigError."""
     try:
-        node = _composed(path.read_text(encoding="utf-8"), path)
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    reader = Reader(path)
+    return parse_document(text, path, kind)
+
+
+def parse_document(text: str, path: Path, kind: type[T]) -> tuple[T, Reader]:
+    """As ``read_document``, of a text that ``path`` names in errors."""
+    node, reader = _composed(text, path), Reader(path)
     try:
         value: T = kind() if node is None else reader.read(node, kind, kind(), "")
     except RecursionError as exc:

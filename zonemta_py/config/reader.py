@@ -22,6 +22,7 @@ from zonemta_py.config.units import (
     ExitCode,
     HostPort,
     Keep,
+    MessagesWithin,
     NameServer,
     Percent,
     ProcessCount,
@@ -36,6 +37,7 @@ from zonemta_py.config.units import (
     exit_code,
     host_port,
     keep,
+    messages_within,
     percent,
     process_count,
     rate,
@@ -56,6 +58,7 @@ _PARSERS: dict[Any, Any] = {
     Percent: percent,
     ExitCode: exit_code,
     Keep: keep,
+    MessagesWithin: messages_within,
     Smarthost: smarthost,
     AdminAddress: admin_address,
     Word: word,
@@ -116,6 +119,8 @@ class Reader:
         self._lines.setdefault(key, node.start_mark.line + 1)
         if kind is str and node.tag == _STR:
             return node.value
+        if kind is object:  # what the caller reads by itself
+            return yaml.SafeLoader("").construct_document(node)
         if is_dataclass(kind):
             return self._dataclass(node, kind, base, key)
         origin = typing.get_origin(kind)

@@ -70,6 +70,7 @@ def without_user_info(url: str) -> str:
 
 
 ByteRate = NewType("ByteRate", Rate)  # bytes per time
+MessagesWithin = NewType("MessagesWithin", Rate)
 
 
 class Keep(NamedTuple):
@@ -182,6 +183,15 @@ def byte_rate(value: object) -> ByteRate:
     if not slash or not events:
         raise ValueError("a size for a time, such as 500MiB/h or 10GB/d")
     return ByteRate(Rate(events, per_s))
+
+
+def messages_within(value: object) -> MessagesWithin:
+    """Parse ``200 messages within 1m``. Raises ValueError."""
+    number, _, period = value.partition(" messages within ") if isinstance(value, str) else ("", "", "")
+    try:
+        return MessagesWithin(rate(f"{number}/{period}"))
+    except ValueError:
+        raise ValueError("a number of messages in a time, such as 200 messages within 1m") from None
 
 
 def keep(value: object) -> Keep:

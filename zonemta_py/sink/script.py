@@ -10,6 +10,8 @@
   times: 1                      # apply at most this often to each recipient (at connect: local address)
   stall: 5s                     # delay of the reply
   drop: true                    # close the connection instead of replying
+
+A mapping has the rules under ``rules``, and under ``providers`` what ``sink.sink_limits`` describes.
 """
 
 from collections import Counter
@@ -20,13 +22,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.config.load import load_plain
+from zonemta_py.config.load import parse_document, plain
 from zonemta_py.config.units import duration
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.sink.sink_limits import SinkLimits, check_limits
 
 
 class Step(StrEnum):
-    """Where in the dialogue a rule applies."""
+    """Where in the dialogue a rule applies, in this order."""
 
     CONNECT = "connect"
     EHLO = "ehlo"
@@ -53,9 +56,10 @@ class Rule:
 
 
 class Script:
-    """Rules, and how often each was applied to a recipient."""
+    """Rules, and how often each was applied to a recipient; the limits of providers."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], providers: Sequence[SinkLimits] = ()) -> None:
+        self.providers = tuple(providers)
         self._rules: dict[Step, list[tuple[int, Rule]]] = {}
         for number, rule in enumerate(rules):
             self._rules.setdefault(rule.at, []).append((number, rule))
@@ -93,12 +97,29 @@ class Script:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptFile:
+    """A script with providers. ``rules`` is a list of what ``_rule`` reads."""
+
+    rules: object = ()
+    providers: tuple[SinkLimits, ...] = ()
+
+
 def load_script(path: Path) -> Script:
-    """Read rules from a YAML file. Raises ConfigError, which names file and rule."""
-    document = load_plain(path)
-    if not isinstance(document, list):
-        raise ConfigError(f"{path}: expected a list of rules")
-    return Script([_rule(item, f"{path}: rule {number}") for number, item in enumerate(document, 1)])
+    """Read rules and providers from a YAML file. Raises ConfigError, which names file and rule or key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    rules = plain(text, str(path))
+    providers: Sequence[SinkLimits] = ()
+    if isinstance(rules, dict):
+        found, reader = parse_document(text, path, ScriptFile)
+        providers = check_limits(reader, found.providers)
+        rules = list(found.rules) if isinstance(found.rules, (list, tuple)) else None
+    if not isinstance(rules, list):
+        raise ConfigError(f"{path}: expected a list of rules, or a mapping with rules and providers")
+    return Script([_rule(item, f"{path}: rule {n}") for n, item in enumerate(rules, 1)], providers)
 
 
 def _rule(item: Any, where: str) -> Rule:

@@ -173,6 +173,11 @@ def searched(code: int, status: str, text: str) -> str:
     return " ".join(words.split())[:SEARCHED_MAX]
 
 
+def plain_words(text: str) -> str:
+    """``text`` without what is about something else: URLs, addresses, and what Postfix writes before a reason."""
+    return _OTHERS.sub("<>", text)
+
+
 class Classified(NamedTuple):
     """A class, and the rule that gave it; None for a reason of this relay, or a reply that no rule knows."""
 
@@ -210,7 +215,7 @@ class ReplyClassifier:
     def _matching(self, phase: str, code: int, status: str, text: str) -> Iterator[ReplyRule]:
         status = status or _embedded(code, text)
         whole = searched(code, status, text)
-        words = _OTHERS.sub("<>", whole)
+        words = plain_words(whole)
         found = self._found(words, phase, code, status)
         if not found and words != whole:
             found = self._found(whole, phase, code, status)
