@@ -7,7 +7,7 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.format.records import DigestEntry, IdempotencyRecord, Mark, Meta, Note
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.smtp.classification import Classifier
+from zonemta_py.smtp.classification import ReplyClassifier
 
 
 class Outcome(Struct, frozen=True):
@@ -26,7 +26,7 @@ class Outcome(Struct, frozen=True):
 
 
 def classify_attempts(
-    classifier: Classifier, attempts: Sequence[Attempt | None], provider: str = ""
+    classifier: ReplyClassifier, attempts: Sequence[Attempt | None], provider: str = ""
 ) -> Sequence[Attempt | None]:
     """``attempts`` of ``provider``, with the classes of those that are no success; what recipients share stays shared."""
     if not provider and all(
@@ -41,7 +41,7 @@ def classify_attempts(
     return [None if each is None else found[id(each)] for each in attempts]
 
 
-def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
+def _classified(classifier: ReplyClassifier, attempt: Attempt) -> Attempt:
     if attempt.reply_class or attempt.code // 100 == 2:
         return attempt
     return replace(
@@ -50,7 +50,7 @@ def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
     )
 
 
-def classify_outcomes(classifier: Classifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+def classify_outcomes(classifier: ReplyClassifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     """``outcomes`` with the classes of their attempts."""
     attempts = [each.attempt for each in outcomes]
     known = classify_attempts(classifier, attempts)

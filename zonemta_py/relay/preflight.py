@@ -8,9 +8,9 @@ from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 
 from zonemta_py.admin.tokens import check_tokens
-from zonemta_py.config.classify import load_rules
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
+from zonemta_py.config.reply_rules import load_rules
 from zonemta_py.config.schema import Admin, Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import HostPort, Network
