@@ -139,8 +139,11 @@ class Controller:
 
     def lower(
         self, key: Key, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
-    ) -> Change:
-        """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps."""
+    ) -> Change | None:
+        """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps.
+
+        None: no more was allowed before.
+        """
         sessions, rate, cause = to
         pace = self.paces.get(key) or self._top(key, now_ms)
         lowered = pace._replace(
@@ -148,7 +151,8 @@ class Controller:
             rate=pace.rate if rate is None else max(1, min(pace.rate, rate)),
             changed_ms=max(pace.changed_ms, until_ms - self._interval_ms), cause=cause,
         )  # fmt: skip
-        return self._set(key, lowered, now_ms, cause)
+        change = self._set(key, lowered, now_ms, cause)
+        return change if change.before != change.after else None
 
     def top(self, key: Key, now_ms: int) -> Pace:
         """The pace that is full, for rules that lower it to a share."""
