@@ -112,8 +112,8 @@ def _with_addresses(reader: Reader, key: str, limits: SinkLimits, used: set[str]
             reader.complain(f"{key}.local[{index}]", f"found '{text}', expected an IP address")
     for address in local or [Word("")]:
         if address in used:
-            text = f"{address} belongs to an earlier provider"
-            reader.complain(f"{key}.local", text if address else "only one provider may lack addresses")
+            taken = f"{address} belongs to an earlier provider"
+            reader.complain(f"{key}.local", taken if address else "only one provider may lack addresses")
         used.add(address)
     return replace(limits, local=tuple(local))
 
