@@ -7,6 +7,7 @@ from typing import Any
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
+from zonemta_py.smtp.mx_order import MxAnswer
 
 DELIVERED = Attempt("dot", 250, "2.0.0", "ok", mx="mx.a.example")
 DEFERRED = Attempt("rcpt", 451, "4.7.1", "later", mx="mx.a.example")
@@ -45,12 +46,15 @@ class ScriptedAgent:
         result = answer(request)
         if isinstance(result, DeliveryResult) and result.failure not in (None, LOST):
             return result
-        context.session_opened()
+        context.session_opened(1)
         self.bodies.append(await read(context))
         await context.started
         if isinstance(result, Exception):
             raise result
         return result
+
+    async def resolve(self, domain: str) -> MxAnswer:
+        return MxAnswer((f"mx.{domain}",), has_ipv4=True, has_ipv6=False)
 
     def close(self) -> None:
         self.closed = True
@@ -92,7 +96,7 @@ class Context:
         for start in range(0, len(self._body), self._chunk_bytes):
             yield self._body[start : start + self._chunk_bytes]
 
-    def session_opened(self) -> None:
+    def session_opened(self, opened: int) -> None:
         self.opened += 1
 
 

@@ -90,7 +90,7 @@ async def test_trim_closes_the_longest_idle_first() -> None:
     """First at the destination, then in the zone; negative limits are 0."""
     closed: list[tuple[str, int]] = []
     async with peering() as peer:
-        pool = SessionPool(lambda destination, idle: closed.append((destination, idle)))
+        pool = SessionPool(lambda destination, idle, *_: closed.append((destination, idle)))
         endpoint = peer.endpoint()
         sessions = [await peer.open() for _ in range(5)]
         for session, destination in zip(sessions, "abbba", strict=True):
@@ -112,7 +112,7 @@ async def test_a_session_is_closed_when_its_time_is_over() -> None:
     """One timer serves all: each session ends at its own time."""
     closed: list[tuple[str, int]] = []
     async with peering() as peer:
-        pool = SessionPool(lambda destination, idle: closed.append((destination, idle)))
+        pool = SessionPool(lambda destination, idle, *_: closed.append((destination, idle)))
         short, long = await peer.open(), await peer.open()
         pool.put(peer.endpoint(), "a.example", short, 0.05)
         pool.put(peer.endpoint(), "b.example", long, LONG_S)
@@ -129,7 +129,7 @@ async def test_a_taken_session_is_not_reported_as_closed() -> None:
     """Its user counts it; the pool reports the sessions that it closes itself."""
     closed: list[tuple[str, int]] = []
     async with peering() as peer:
-        pool = SessionPool(lambda destination, idle: closed.append((destination, idle)))
+        pool = SessionPool(lambda destination, idle, *_: closed.append((destination, idle)))
         session = await peer.open()
         pool.put(peer.endpoint(), "a.example", session, LONG_S)
         assert pool.take(peer.endpoint()) is session

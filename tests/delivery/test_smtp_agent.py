@@ -47,7 +47,7 @@ class Sending:
         resolver = MxResolver(config.resolver)
         endpoints = EndpointResolver(config, "relay.example", resolver, Random(1))
         self.closed: list[str] = []
-        self.pool = SessionPool(lambda destination, idle: self.closed.append(destination))
+        self.pool = SessionPool(lambda destination, idle, *_: self.closed.append(destination))
         resources = SmtpResources(
             "relay.example", endpoints, Peers({}), signer, self.unreachable, Random(1)
         )

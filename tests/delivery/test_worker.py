@@ -23,9 +23,11 @@ from zonemta_py.config.zones import BounceSettings, Retry, Zone
 from zonemta_py.core import clock
 from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
 from zonemta_py.delivery.worker import SUSPEND_S, LeaseResult, Worker
+from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
@@ -57,10 +59,15 @@ def scheduled(zone: Zone = ZONE, working: int = 0) -> tuple[Scheduler, WorkerSlo
     return scheduler, slot
 
 
+def egress_of(queue: Queue, zone: Zone = ZONE) -> ZoneEgress:
+    config = parse_config("hostname: relay.example\n", Path("z.yaml"))
+    return ZoneEgress("default", zone, Egress(queue, config), ScriptedAgent().resolve, lambda name: True)
+
+
 def worker_of(queue: Queue, zone: Zone = ZONE, scheduler: Scheduler | None = None) -> Worker:
     config = parse_config("hostname: relay.example\n", Path("z.yaml"))
     context = DeliveryContext(queue, config, "relay.example", make_router(config))
-    return Worker(context, zone, scheduler or scheduled(zone)[0])
+    return Worker(context, zone, scheduler or scheduled(zone)[0], egress_of(queue, zone))
 
 
 async def deliver(
@@ -91,7 +98,7 @@ async def test_the_request_of_a_lease(queue: Queue) -> None:
     [request] = agent.requests
     assert request == DeliveryRequest(
         "a.example", message, "a.example", "s@sender.example", ["x@a.example", "y@a.example"],
-        HEADER, len(HEADER) + 2 + 7, False, False, None, (3, 2),
+        HEADER, len(HEADER) + 2 + 7, False, False, None, (3, 2), asks_hosts=True,
     )  # fmt: skip
     assert agent.bodies == [b"hello\r\n"]
 
@@ -240,7 +247,7 @@ async def test_bodies(directory: Path) -> None:
             for body in (b"", b"small\r\n", b"x" * 300_000):
                 await accept(queue, "x@a.example", body=body)
                 held = lease(queue, "a.example")
-                context = LeaseContext(queue, held, *scheduled())
+                context = LeaseContext(egress_of(queue), held, *scheduled())
                 found = context.body()
                 assert isinstance(found, bytes) == (len(body) < 65_536)
                 agent = ScriptedAgent()

@@ -34,6 +34,7 @@ from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.keys import DEFERRED, SPILL, WAITING, chunk_key, end_of, mark_key
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import make_router
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
 from zonemta_py.storage.interface import Store
 
 ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=Percent(0)))
@@ -101,7 +102,10 @@ class Stage:
         return len(list(self.queue.store.keys(space, end_of(space))))
 
     async def idle(self) -> None:
-        await until(lambda: self.workers.scheduler.active == 0, "the end of every worker")
+        def is_idle() -> bool:
+            return self.workers.scheduler.active == 0 and self.workers.look_ups == 0
+
+        await until(is_idle, "the end of every worker")
 
 
 @asynccontextmanager
@@ -319,10 +323,13 @@ class HangingAgent:
         self.closed = False
 
     async def deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
-        context.session_opened()
+        context.session_opened(1)
         self.started.set()
         await asyncio.Event().wait()
         return DeliveryResult([DELIVERED])
+
+    async def resolve(self, domain: str) -> MxAnswer:
+        return NO_MX_ANSWER
 
     def close(self) -> None:
         self.closed = True

@@ -582,6 +582,7 @@ async def test_hold_and_release(directory: Path) -> None:
             await send(relay, ["x@a.example"])
             store = relay.queue.store
             await until(lambda: any(store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))), "a deferral")
+            await until(lambda: not relay.queue.deferral._expected, "the end of its commit")
             message = keys.parse_recipient(next(store.keys(keys.DEFERRED, keys.end_of(keys.DEFERRED))))[
                 1
             ]

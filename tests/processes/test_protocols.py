@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from zonemta_py.core.codec import fields_of, pack
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, EgressOrder
 from zonemta_py.processes import receiver_protocol, sender_protocol
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.format.records import DeliveryOptions, IdempotencyRecord, Origin
 from zonemta_py.queue.intake_limits import LimitedClient, Use
+from zonemta_py.smtp.mx_order import MxAnswer
 from zonemta_py.transports.pipelining import DsnOptions
 from zonemta_py.transports.tracing import TraceLine
 
@@ -30,6 +31,11 @@ def lists(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 ATTEMPT = st.builds(Attempt, TEXT, NUMBER, TEXT, TEXT, TEXT, TEXT, TEXT, FLAG, NUMBER, FLAG, FLAG, FLAG)
 RECORD = st.builds(IdempotencyRecord, NUMBER, NUMBER, TEXT, BYTES)
+PAIR = st.tuples(st.integers(-9, 9), st.integers(-9, 9))
+ORDER = st.builds(
+    EgressOrder, TEXT, st.none() | TEXT, st.none() | TEXT, st.integers(-1, 9), NUMBER, TEXT, PAIR
+)
+MX_ANSWER = st.builds(MxAnswer, lists(TEXT).map(tuple), FLAG, FLAG)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: NUMBER,
     float: st.floats(allow_nan=False),
@@ -48,10 +54,16 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     DeliveryRequest: st.builds(
         DeliveryRequest, TEXT, TEXT, TEXT, TEXT, lists(TEXT), BYTES, NUMBER, FLAG, FLAG,
         st.none() | st.builds(DsnOptions, TEXT, lists(TEXT)),
-        st.tuples(st.integers(-9, 9), st.integers(-9, 9)), BYTES, FLAG, TEXT,
+        PAIR, BYTES, FLAG, TEXT, st.none() | ORDER, FLAG,
     ),
     DeliveryResult | None: st.none()
-    | st.builds(DeliveryResult, lists(st.none() | ATTEMPT), st.none() | ATTEMPT, FLAG, FLAG),
+    | st.builds(
+        DeliveryResult, lists(st.none() | ATTEMPT), st.none() | ATTEMPT, FLAG, FLAG, FLAG, NUMBER, NUMBER, FLAG,
+        st.none() | MX_ANSWER,
+    ),
+    MxAnswer: MX_ANSWER,
+    tuple[str, str]: st.tuples(TEXT, TEXT),
+    tuple[int, int]: PAIR,
     TraceLine: st.builds(
         TraceLine, NUMBER, lists(TEXT).map(tuple), TEXT, TEXT, TEXT, TEXT, TEXT, TEXT
     ),
@@ -115,5 +127,5 @@ def test_the_wire_format() -> None:
     assert tags[sender_protocol] == {
         "Configure": 1, "Deliver": 2, "Durable": 3, "Chunk": 4, "Trim": 5, "Cancel": 6,
         "HostStatus": 7, "ClearUnreachable": 8, "LogLevel": 10, "SessionOpened": 11, "FetchChunk": 12, "Done": 13,
-        "IdleSessions": 14, "Trimmed": 15, "SetTraces": 21, "Traced": 22,
+        "IdleSessions": 14, "Trimmed": 15, "Resolve": 9, "Resolved": 16, "SetTraces": 21, "Traced": 22,
     }  # fmt: skip

@@ -60,7 +60,7 @@ class TenantOperations:
 
     async def suspended(self, request: SuspendedRequest) -> AsyncIterator[Row]:
         """A row for each suspended ``tenant`` or ``user``."""
-        for name in self._queue.suspended.names():
+        for name in self._queue.suspended.submitters():
             found, user = self._queue.suspended.get(name), name.removeprefix(USER)
             if found is not None:
                 who = {"tenant": name} if user == name else {"user": user}

@@ -250,7 +250,7 @@ class ViewOperations:
                 {"zone": zone, "destination": name, "why": to_plain(found)}
                 for (zone, name), found in why.items()
             ],
-            "suspended_submitters": queue.suspended.names(),
+            "suspended_submitters": queue.suspended.submitters(),
         }
 
     async def rates(self, request: RatesRequest) -> AsyncIterator[Row]:

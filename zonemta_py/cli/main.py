@@ -16,7 +16,7 @@ COMMANDS = {
     "log-level": "zonemta_py.cli.log_level",
     "submit": "zonemta_py.cli.submit",
     "lint": "zonemta_py.cli.lint",
-    "classify": "zonemta_py.cli.classify",
+    "classify": "zonemta_py.cli.classification",
     "queue": "zonemta_py.cli.queue.group",
     "status": "zonemta_py.cli.status",
     "top": "zonemta_py.cli.top",

@@ -278,7 +278,7 @@ def exit_code(value: object) -> ExitCode:
 
 def word(value: object) -> Word:
     """Text, or a number as text. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("a word or a list of words")
     return Word(str(value))
 

@@ -5,6 +5,7 @@ from random import Random
 
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.schema import Config
+from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
@@ -20,4 +21,12 @@ class DeliveryContext:
     router: Router
     hooks: Hooks = NO_HOOKS
     pending: PendingReports = field(default_factory=PendingReports)
+    _egress: Egress | None = None
     rng: Random = field(default_factory=Random)
+
+    @property
+    def egress(self) -> Egress:
+        """The permits that all zones share; made when the first zone asks, in a running loop."""
+        if self._egress is None:
+            self._egress = Egress(self.queue, self.config)
+        return self._egress

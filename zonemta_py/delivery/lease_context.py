@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
+from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
@@ -33,10 +34,20 @@ async def hold_if_suspended(queue: Queue, lease: Lease) -> bool:
 class LeaseContext:
     """The ``RequestContext`` of a lease in this process. ``slot``: its worker, in ``scheduler``."""
 
-    __slots__ = ("_active", "_lease", "_queue", "_scheduler", "_slot", "has_session", "started")
+    __slots__ = (
+        "_active",
+        "_egress",
+        "_lease",
+        "_queue",
+        "_scheduler",
+        "_slot",
+        "has_session",
+        "started",
+    )
 
-    def __init__(self, queue: Queue, lease: Lease, scheduler: Scheduler, slot: WorkerSlot) -> None:
-        self._queue = queue
+    def __init__(self, egress: ZoneEgress, lease: Lease, scheduler: Scheduler, slot: WorkerSlot) -> None:
+        self._queue = egress.queue
+        self._egress = egress
         self._lease = lease
         self._active = lease.active
         self._scheduler = scheduler
@@ -49,12 +60,13 @@ class LeaseContext:
         small = self._queue.bodies.small(self._active)
         return small if small is not None else self._queue.bodies.stream(self._active)
 
-    def session_opened(self) -> None:
+    def session_opened(self, opened: int) -> None:
         """Count the session with the destination, and record the start of the transaction.
 
         The message waits for its token with the final dot.
         """
         self.has_session = True
+        self._egress.begin(self._slot, opened)
         now_s, scheduler = clock.monotonic_s(), self._scheduler
         wait_s = scheduler.session_opened(self._slot, now_s)
         if scheduler.bucket is not None and scheduler.bucket.is_long:

@@ -3,7 +3,7 @@
 import socket
 from functools import partial
 
-from zonemta_py.config.classify import make_classifier
+from zonemta_py.config.reply_rules import make_classifier
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import limit_rules
 from zonemta_py.config.units import DAY

@@ -5,18 +5,21 @@ from collections.abc import Sequence
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
-from zonemta_py.core.codec import Struct
+from zonemta_py.core.codec import Struct, replace
 from zonemta_py.core.errors import AgentLost
-from zonemta_py.core.model import Attempt
+from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
+from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.outcome import RetryRules, before_attempt, decide_outcome, requested_priority
-from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest
+from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
+from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.outcome import classify_attempts
+from zonemta_py.queue.outcome import Outcome, classify_attempts
 from zonemta_py.queue.upkeep.interrupted import interrupt
+from zonemta_py.schedule.permits import Refusal
 from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
@@ -34,7 +37,7 @@ class LeaseResult(Struct, frozen=True):
     """How a lease ended: the future of its settle, and why the destination did not serve it, if so.
 
     ``at_connection_limit``: the destination serves no session in addition to the open ones; the lease
-    was released without an attempt, unless the peer closed without a word. ``recipients_max``: see
+    was released without an attempt, unless the peer closed without a word. ``recipients_max`` and ``not_permitted``: see
     ``DeliveryResult``.
     """
 
@@ -42,13 +45,17 @@ class LeaseResult(Struct, frozen=True):
     failure: Attempt | None = None
     at_connection_limit: bool = False
     recipients_max: int = 0
+    not_permitted: bool = False
 
 
 class Worker:
     """Delivers leases of one zone."""
 
-    def __init__(self, context: DeliveryContext, zone: Zone, scheduler: Scheduler) -> None:
+    def __init__(
+        self, context: DeliveryContext, zone: Zone, scheduler: Scheduler, egress: ZoneEgress
+    ) -> None:
         self._context = context
+        self._egress = egress
         self._zone = zone
         self._scheduler = scheduler
         self._table = scheduler.table
@@ -70,8 +77,11 @@ class Worker:
         expands = self._zone.sender_verp or verp.is_verp(meta.sender)
         if expands:
             queue.narrow(lease, 1)
-        request = self._request(lease, idle_limits, expands=expands, hurried=slot.hurried)
-        lease_context = LeaseContext(queue, lease, self._scheduler, slot)
+        order = self._egress.order(slot, lease)
+        if isinstance(order, Refusal):
+            return LeaseResult(await self._put_off(lease, order))
+        request = self._request(lease, idle_limits, order, expands=expands, hurried=slot.hurried)
+        lease_context = LeaseContext(self._egress, lease, self._scheduler, slot)
         try:
             result = await agent.deliver(request, lease_context)
         except AgentLost as exc:
@@ -79,10 +89,13 @@ class Worker:
             return LeaseResult(interrupt(queue, lease) if exc.uncertain else queue.release(lease))
         finally:
             lease_context.close()
+        puts = self._egress.end(slot, lease, result)
+        if result.not_permitted:
+            return LeaseResult(queue.release(lease), not_permitted=True)
         if result.sessions:
             queue.traffic.opened(lease.zone, lease.destination, result.sessions)
         if result.failure is None:
-            settled = await self._settle(lease, result.attempts)
+            settled = await self._settle(lease, result.attempts, puts)
             return LeaseResult(settled, recipients_max=result.recipients_max)
         failure = None if result.permanent else result.failure
         if meta.origin.tenant in self._own_pools and not slot.destination.failing:
@@ -92,11 +105,27 @@ class Worker:
             if result.refuses_sessions or not lease_context.has_session:
                 return LeaseResult(queue.release(lease), at_connection_limit=True)
             # The peer may have closed because of the message: an attempt, so that it is not repeated at once.
-            return LeaseResult(await self._settle(lease, result.attempts), at_connection_limit=True)
-        return LeaseResult(await self._settle(lease, result.attempts), failure)
+            settled = await self._settle(lease, result.attempts, puts)
+            return LeaseResult(settled, at_connection_limit=True)
+        return LeaseResult(await self._settle(lease, result.attempts, puts), failure)
+
+    async def _put_off(self, lease: Lease, refusal: Refusal) -> CommitFuture:
+        """Defer a message for which no address has room: others at its destination are sent meanwhile."""
+        due_ms, attempt = self._egress.again_ms(refusal), Attempt("", 0, "4.3.0", refusal.reason)
+        outcomes = [
+            Outcome(each, OutcomeKind.DEFERRED, attempt, due_ms, attempted=False)
+            for each in lease.recipients
+        ]
+        return self._context.queue.settle(lease, outcomes)
 
     def _request(
-        self, lease: Lease, idle_limits: tuple[int, int], *, expands: bool, hurried: bool
+        self,
+        lease: Lease,
+        idle_limits: tuple[int, int],
+        order: EgressOrder | None,
+        *,
+        expands: bool,
+        hurried: bool,
     ) -> DeliveryRequest:
         active, meta = lease.active, lease.active.meta
         recipients = [recipient.address for recipient in lease.recipients]
@@ -115,6 +144,8 @@ class Worker:
             meta.body_hash,
             hurried,
             meta.origin.tenant,
+            order,
+            self._egress.asks_hosts(lease.destination),
         )
 
     async def settle_unsent(self, lease: Lease) -> bool:
@@ -143,11 +174,14 @@ class Worker:
         due_ms = next_attempt(rules.policy, RetryContext(now_ms, 1, now_ms, end_ms), 0)
         return (due_ms - now_ms) / 1000 if due_ms is not None else SUSPEND_S
 
-    async def _settle(self, lease: Lease, attempts: Sequence[Attempt | None]) -> CommitFuture:
+    async def _settle(
+        self, lease: Lease, attempts: Sequence[Attempt | None], puts: Puts | None = None
+    ) -> CommitFuture:
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
         rules = self._rules[number]
         now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
-        known = classify_attempts(context.queue.classifier, attempts)
+        provider = self._egress.provider(lease.destination)
+        known = classify_attempts(context.queue.classifier, attempts, provider)
         outcomes = [
             decide_outcome(
                 active.meta, priority, recipient, attempt, rules, now_ms, context.rng.random()
@@ -156,7 +190,11 @@ class Worker:
             if attempt is not None
         ]
         effects = await settle_effects(context, self._table.zones[number], active, outcomes)
-        return context.queue.settle(lease, outcomes, effects)
+        now_ms = context.queue.now()  # the time of the events: their replay has the same effects
+        events, shaped = self._egress.attempts(provider, [each.attempt for each in outcomes], now_ms)
+        if events or shaped or puts:
+            effects = replace(effects, events=[*effects.events, *events], puts=[*(puts or ()), *shaped])
+        return context.queue.settle(lease, outcomes, effects, now_ms)
 
 
 def _dsn_options(lease: Lease) -> DsnOptions | None:

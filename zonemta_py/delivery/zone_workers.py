@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
@@ -15,6 +15,7 @@ from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
 from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Worker
+from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.records import NO_OPTIONS, starts
@@ -22,6 +23,7 @@ from zonemta_py.schedule.constraint import Constraint, constraint_of
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.smtp.mx_order import MxAnswer
 
 DEFECT_PAUSE_S = 1.0  # after an unexpected exception in a worker: it may repeat
 WARNED_MAX = 10_000  # messages behind a suspended destination that are deferred after one failure: seconds of work
@@ -45,10 +47,13 @@ class Next(Enum):
     RESUME = auto()  # the destination, which was suspended; then continue
     LEARN_LIMIT = auto()  # of the destination's connections; then end
     SUSPEND = auto()  # the destination; then end
+    WAIT = auto()  # until another session is permitted; then end
 
 
 def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
     """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
+    if result.not_permitted:
+        return Next.WAIT
     if result.at_connection_limit:
         return Next.LEARN_LIMIT
     if result.failure is not None:
@@ -69,10 +74,12 @@ class ZoneWorkers:
         self._context = context
         self._loop = asyncio.get_running_loop()
         due_in_s = next_token_in_s(context.queue, name)
-        self.scheduler = Scheduler(zone, clock.monotonic_s(), self._on_room, due_in_s)
+        self._egress = ZoneEgress(name, zone, context.egress, self._resolve, self._ready_again)
+        now_s = clock.monotonic_s()
+        self.scheduler = Scheduler(zone, now_s, self._on_room, due_in_s, self._egress)
         self._make_agent = make_agent
         self._agent = make_agent(name, zone)
-        self._worker = Worker(context, zone, self.scheduler)
+        self._worker = Worker(context, zone, self.scheduler, self._egress)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -82,6 +89,11 @@ class ZoneWorkers:
     def sessions(self) -> int:
         """How many sessions its workers have."""
         return self.scheduler.sessions
+
+    @property
+    def look_ups(self) -> int:
+        """How many domains are looked up before their first delivery, in all zones."""
+        return len(self._context.egress.look_ups)
 
     # ---- what the relay calls
 
@@ -97,12 +109,23 @@ class ZoneWorkers:
             self.scheduler.ready(destination, now_s)
         self.start_workers()
 
+    def _resolve(self, domain: str) -> Awaitable[MxAnswer]:
+        return self._agent.resolve(domain)
+
+    def _ready_again(self, destination: str) -> bool:
+        """A destination may be served again; returns whether it has mail."""
+        has_mail = self._context.queue.windows.zone(self.name).has_mail(destination)
+        if has_mail:
+            self.ready(destination)
+        return has_mail
+
     def configure(self, zone: Zone) -> None:
         """Use new settings after a reload. Sessions opened under the old ones end with their transaction."""
         self.scheduler.configure(zone, clock.monotonic_s())
+        self._egress.configure(zone)
         self._agent.close()
         self._agent = self._make_agent(self.name, zone)  # a running request ends with the old agent
-        self._worker = Worker(self._context, zone, self.scheduler)
+        self._worker = Worker(self._context, zone, self.scheduler, self._egress)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -201,10 +224,7 @@ class ZoneWorkers:
             if lease is NoLease.LOOK_AGAIN:
                 await asyncio.sleep(0)
                 continue
-            queue, options = self._context.queue, lease.active.meta.options
-            if queue.suspended and await hold_if_suspended(queue, lease):
-                continue
-            if options != NO_OPTIONS and await self._worker.settle_unsent(lease):
+            if await self._is_unsent(lease):
                 continue
             result = await self._deliver(lease, slot)
             if result.recipients_max:
@@ -212,6 +232,10 @@ class ZoneWorkers:
             match decide_next(result, suspended=destination.failing):
                 case Next.CONTINUE:
                     pass
+                case Next.WAIT:
+                    await result.settled
+                    self._egress.not_permitted(slot)
+                    return True
                 case Next.LEARN_LIMIT:
                     destination.limit_reached(clock.monotonic_s())
                     return True
@@ -229,6 +253,13 @@ class ZoneWorkers:
             if self.scheduler.should_yield(destination, served):
                 break
         return True
+
+    async def _is_unsent(self, lease: Lease) -> bool:
+        """Whether nothing may be sent now: its tenant is suspended, or its submitter wants it otherwise."""
+        queue = self._context.queue
+        if queue.suspended and await hold_if_suspended(queue, lease):
+            return True
+        return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 
     def _take_lease(self, slot: WorkerSlot, now_s: float) -> Lease | NoLease:
         """The next lease for a worker."""

@@ -113,6 +113,7 @@ class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
 
     ``phase`` is connect, mail, rcpt, data, dot or operator. ``code`` is 0 when no server replied; ``reply`` then
     names the local error. ``class``: what the failure is about, see ``smtp.classification``; empty for a success.
+    ``provider``: whose hosts receive the mail of the domain; empty where it is not looked up.
     """
 
     phase: str
@@ -125,6 +126,7 @@ class _OfAttempt(_OfRecipient, frozen=True, kw_only=True):
     tls: bool
     duration_ms: int
     reply_class: str = named("class", "")
+    provider: str = ""
 
 
 class Delivered(_OfAttempt, frozen=True, kw_only=True):
@@ -288,3 +290,19 @@ def identify(node: str, seq: int, bodies: list[bytes]) -> bytes:
     """The JSON lines of one group commit; ``bodies`` are its events, encoded."""
     head = f'{{"node":"{node}","seq":{seq},"position":'.encode()
     return b"".join(b"%b%d,%b}\n" % (head, position, body) for position, body in enumerate(bodies))
+
+
+class Shaped(Struct, frozen=True, kw_only=True):
+    """What is sent from an address to a provider has changed, and why: by replies, a rule, a schedule or an operator.
+
+    ``what``: pace, pause, pool or warmup. ``from`` and ``to`` in words.
+    """
+
+    name: ClassVar[str] = "shaped"
+    time_ms: int
+    provider: str
+    address: str
+    what: str
+    before: str = named("from", "")
+    after: str = named("to", "")
+    cause: str

@@ -64,7 +64,7 @@ class ReceiverPool:
             await suspended.changed.wait()
             suspended.changed.clear()
             for child in self._supervisor.children:
-                child.send_now(protocol.SuspendedTenants(suspended.names()))
+                child.send_now(protocol.SuspendedTenants(suspended.submitters()))
 
     async def _share_verified(self) -> None:
         """Tell the receivers of each change."""
@@ -91,7 +91,7 @@ class ReceiverPool:
         await child.start(self._log_target, descriptors)
         child.welcome()
         config = self._config
-        child.send(protocol.SuspendedTenants(self._queue.suspended.names()))
+        child.send(protocol.SuspendedTenants(self._queue.suspended.submitters()))
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(self._configuration(slot))
         try:
@@ -105,7 +105,7 @@ class ReceiverPool:
         if self._config is not config:  # a reload happened before it was one of the children
             child.send(self._configuration(slot))
         child.send(
-            protocol.SuspendedTenants(self._queue.suspended.names())
+            protocol.SuspendedTenants(self._queue.suspended.submitters())
         )  # they may have changed, too
         child.send(protocol.VerifiedDomains(self._queue.verified.verified()))
         child.send(SetTraces(sorted(TRACER.targets)))

@@ -7,7 +7,7 @@ from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.format.records import DigestEntry, IdempotencyRecord, Mark, Meta, Note
 from zonemta_py.queue.submitter_queues import QueuedRecipient
-from zonemta_py.smtp.classification import Classifier
+from zonemta_py.smtp.classification import ReplyClassifier
 
 
 class Outcome(Struct, frozen=True):
@@ -26,19 +26,22 @@ class Outcome(Struct, frozen=True):
 
 
 def classify_attempts(
-    classifier: Classifier, attempts: Sequence[Attempt | None]
+    classifier: ReplyClassifier, attempts: Sequence[Attempt | None], provider: str = ""
 ) -> Sequence[Attempt | None]:
-    """``attempts`` with the classes of those that are no success; what recipients share stays shared."""
-    if all(each is None or each.reply_class or each.code // 100 == 2 for each in attempts):
+    """``attempts`` of ``provider``, with the classes of those that are no success; what recipients share stays shared."""
+    if not provider and all(
+        each is None or each.reply_class or each.code // 100 == 2 for each in attempts
+    ):
         return attempts
     found: dict[int, Attempt] = {}
     for each in attempts:
         if each is not None and id(each) not in found:
-            found[id(each)] = _classified(classifier, each)
+            about = _classified(classifier, each)
+            found[id(each)] = replace(about, provider=provider) if provider else about
     return [None if each is None else found[id(each)] for each in attempts]
 
 
-def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
+def _classified(classifier: ReplyClassifier, attempt: Attempt) -> Attempt:
     if attempt.reply_class or attempt.code // 100 == 2:
         return attempt
     return replace(
@@ -47,7 +50,7 @@ def _classified(classifier: Classifier, attempt: Attempt) -> Attempt:
     )
 
 
-def classify_outcomes(classifier: Classifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+def classify_outcomes(classifier: ReplyClassifier, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     """``outcomes`` with the classes of their attempts."""
     attempts = [each.attempt for each in outcomes]
     known = classify_attempts(classifier, attempts)
@@ -81,7 +84,8 @@ class SettleEffects(Struct, frozen=True):
 
     ``reports`` are accepted, ``notes`` kept for a later report on their message, ``events`` recorded, ``digests``
     written under their keys; ``warned``: a warning of delay is among the reports, and no other will follow.
-    ``failure_report``: the id of the report on the failed recipients, or empty.
+    ``failure_report``: the id of the report on the failed recipients, or empty. ``puts``: other keys and values; an
+    empty value deletes.
     """
 
     reports: Sequence[AcceptedMessage] = ()
@@ -90,6 +94,7 @@ class SettleEffects(Struct, frozen=True):
     events: Sequence[Event] = ()
     warned: bool = False
     digests: Sequence[tuple[bytes, DigestEntry]] = ()
+    puts: Sequence[tuple[bytes, bytes]] = ()
 
 
 NO_EFFECTS = SettleEffects()

@@ -256,14 +256,18 @@ class Queue:
         return self.settle(lease, ())
 
     def settle(
-        self, lease: Lease, outcomes: Sequence[Outcome], effects: SettleEffects = NO_EFFECTS
+        self,
+        lease: Lease,
+        outcomes: Sequence[Outcome],
+        effects: SettleEffects = NO_EFFECTS,
+        now_ms: int | None = None,
     ) -> CommitFuture:
         """End a transaction. Leased recipients without an outcome go back to the front.
 
         The ``effects`` are in the same batch: a report is accepted, or a note written, with the removal
-        of the recipients that it is about.
+        of the recipients that it is about. ``now_ms``: the time of the events, if that is known.
         """
-        active, now_ms = lease.active, self.now()
+        active, now_ms = lease.active, self.now() if now_ms is None else now_ms
         batch = WriteBatch()
         outcomes = classify_outcomes(self.classifier, outcomes)
         if outcomes:

@@ -39,6 +39,8 @@ class ReportWriter:
             batch.record(event)
         for key, entry in effects.digests:
             batch.put(key, pack(entry))
+        for key, value in effects.puts:
+            batch.put(key, value) if value else batch.delete(key)
         return self.accept(batch, effects.reports)
 
     def accept(self, batch: WriteBatch, reports: Sequence[AcceptedMessage]) -> list[DoneCallback]:

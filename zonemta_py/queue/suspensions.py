@@ -1,6 +1,7 @@
-"""Suspended tenants and users: their mail is neither accepted nor sent. Stored under ``meta/suspended/``.
+"""What an operator has suspended. Stored under ``meta/suspended/``.
 
-Mail that is leased for one is held, message by message, so that a suspension costs nothing for mail that is not due.
+The mail of a suspended tenant or user is neither accepted nor sent. Mail of a suspended zone, to a suspended provider or
+domain, or from a suspended address is accepted and waits. Mail that is leased for one is held, message by message, so that a suspension costs nothing for mail that is not due.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from zonemta_py.queue.format.records import FORMAT
 from zonemta_py.storage.interface import Store
 
 USER = "user:"  # in front of the name of a user; tenants have no colon in theirs
+SENDING = ("zone:", "provider:", "address:", "domain:")  # in front of the names of what does not send
 
 
 def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
@@ -24,18 +26,19 @@ def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
 
 
 class Suspension(NamedTuple):
-    """``meta/suspended/NAME``, a tenant or USER and a user: since when (unix ms), and why."""
+    """``meta/suspended/NAME``: since when (unix ms), why, and until when; 0: until it is resumed."""
 
     version: int
     since_ms: int
     reason: str
+    until_ms: int = 0
 
 
 _read = unpacker(Suspension)
 
 
 class Suspensions(Container[str]):
-    """What is suspended in a queue: tenants by name, users by USER and name. ``now`` gives unix ms."""
+    """What is suspended in a queue: tenants by name, others by a word, a colon and their name. ``now`` gives unix ms."""
 
     def __init__(self, store: Store, commits: GroupCommit, now: Callable[[], int]) -> None:
         self._commits = commits
@@ -44,29 +47,35 @@ class Suspensions(Container[str]):
         rows = store.scan(prefix, keys.end_of(prefix))
         self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
         self.changed = asyncio.Event()
+        self.version = 0  # greater after each change
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name
+        return isinstance(name, str) and self.get(name) is not None
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
     def names(self) -> list[str]:
         """All that is suspended."""
-        return sorted(self._by_name)
+        return sorted(name for name in self._by_name if name in self)
+
+    def submitters(self) -> list[str]:
+        """The tenants and users that are suspended."""
+        return [name for name in self.names() if not name.startswith(SENDING)]
 
     def get(self, name: str) -> Suspension | None:
-        """The suspension of ``name``."""
-        return self._by_name.get(name)
+        """The suspension of ``name``, if it is not over."""
+        found = self._by_name.get(name)
+        return None if found is None or 0 < found.until_ms <= self._now() else found
 
-    async def suspend(self, name: str, reason: str) -> None:
-        """Suspend a tenant or user; the time of an earlier suspension stays. Raises QueueUnavailable."""
-        before = self._by_name.get(name)
-        found = Suspension(FORMAT, before.since_ms if before else self._now(), reason)
+    async def suspend(self, name: str, reason: str, until_ms: int = 0) -> None:
+        """Suspend; the time of an earlier suspension stays. Raises QueueUnavailable."""
+        before = self.get(name)
+        found = Suspension(FORMAT, before.since_ms if before else self._now(), reason, until_ms)
         batch = WriteBatch()
         batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
         self._by_name[name] = found  # before it is on disk: it applies from the next lease on
-        self.changed.set()
+        self._has_changed()
         await self._commits.submit(batch)
 
     async def resume(self, name: str) -> None:
@@ -75,4 +84,8 @@ class Suspensions(Container[str]):
         batch.delete(keys.META_SUSPENDED + name.encode())
         await self._commits.submit(batch)
         self._by_name.pop(name, None)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        self.version += 1
         self.changed.set()

@@ -209,6 +209,7 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
         code=attempt.code,
         status=attempt.status,
         text=attempt.text,
+        source=attempt.source_ip,
     )
 
 
@@ -247,6 +248,7 @@ def _record(
         "tls": attempt.tls,
         "duration_ms": attempt.duration_ms,
         "reply_class": attempt.reply_class,
+        "provider": attempt.provider,
     }
     if outcome.kind is OutcomeKind.DELIVERED:
         batch.record(Delivered(**fields))

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
+from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.session_pool import NO_WAY, IdleSessions, SessionPool, Way
+from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
@@ -63,10 +66,19 @@ class DeliveryService:
         self._peers = Peers(config.peers)
         self.senders: SenderPool | None = None
         if senders:
-            self.senders = SenderPool(config, hostname, self.unreachable, senders, log_target)
+            self.senders = SenderPool(
+                config, hostname, self.unreachable, senders, log_target, self._set_idle
+            )
+        self._idle = IdleSessions()
+        self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
         self.views: dict[str, ZoneWorkers | ProgramZone] = {}
         self.channels: Channels | None = None
+
+    @property
+    def egress(self) -> Egress:
+        """The limits of providers and addresses."""
+        return self._context.egress
 
     @property
     def zones(self) -> Mapping[str, ZoneWorkers]:
@@ -90,7 +102,15 @@ class DeliveryService:
         if self.senders is not None:
             await self.senders.close()
 
+    def _set_idle(self, way: Way, idle: int) -> None:
+        self._context.egress.set_idle(way, idle)
+
+    def _idle_closed(self, destination: str, idle: int, way: Way, idle_there: int) -> None:
+        if way != NO_WAY:
+            self._set_idle(way, idle_there)
+
     async def _close(self) -> None:
+        self._context.egress.close()
         self._signer.close()
         self._look_ups.close()
 
@@ -98,6 +118,7 @@ class DeliveryService:
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
         for name, zone in self._context.config.zones.items():
             self._add_zone(name, zone)
+        self._tasks.start(self._context.egress.run(), "limits of providers")
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         if zone.transport == DEQUEUE_TRANSPORT:
@@ -111,6 +132,7 @@ class DeliveryService:
         if self.channels is not None:
             work.append(self.channels.close(grace_s))
         await gather(*work)
+        await self._tasks.stop()
 
     def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
         """The agent that executes the requests of a zone: in this process, or in the sender processes."""
@@ -122,7 +144,7 @@ class DeliveryService:
         resources = SmtpResources(
             context.hostname, self._endpoints, self._peers, self._signer, self.unreachable, context.rng
         )
-        return SmtpAgent(zone, resources, SessionPool())
+        return SmtpAgent(zone, resources, SessionPool(self._idle_closed, self._idle))
 
     def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
         return EndpointResolver(config, hostname, self._look_ups, self._context.rng)
@@ -139,10 +161,18 @@ class DeliveryService:
         elif self.channels is not None:
             self.channels.wake(zone)
 
-    def configure(self, config: Config, hostname: str, router: Router, dkim_keys: DkimKeys) -> None:
-        """Use a new configuration."""
+    def configure(
+        self,
+        config: Config,
+        hostname: str,
+        router: Router,
+        dkim_keys: DkimKeys,
+        egress_files: EgressFiles,
+    ) -> None:
+        """Use a new configuration, whose files were read."""
         context = self._context
         context.config, context.router, context.hostname = config, router, hostname
+        context.egress.configure(config, egress_files)
         self._signer.configure(config.dkim, dkim_keys, Tenants(config.tenants))
         if self.senders is not None:
             self.senders.configure(config, hostname)

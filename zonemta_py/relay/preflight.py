@@ -8,9 +8,9 @@ from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
 
 from zonemta_py.admin.tokens import check_tokens
-from zonemta_py.config.classify import load_rules
 from zonemta_py.config.hooks import NO_HOOKS, Hooks
 from zonemta_py.config.references import plain_function, read_token
+from zonemta_py.config.reply_rules import load_rules
 from zonemta_py.config.schema import Admin, Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import HostPort, Network
@@ -18,6 +18,7 @@ from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.endpoints import read_password
 from zonemta_py.delivery.local_agent import is_local, make_transport
 from zonemta_py.intake.context import make_tls_context
@@ -56,6 +57,7 @@ def verify(config: Config, hooks: Hooks = NO_HOOKS) -> None:
     if config.classify.file is not None:
         _prefix_errors("classify.file", partial(load_rules, config.classify.file))
     _prefix_errors("dkim", partial(load_keys, config.dkim))
+    read_egress(config)
     for name, pool in config.pools.items():
         for i, entry in enumerate(pool):
             if entry.address is not None and entry.weight:

@@ -22,6 +22,7 @@ from zonemta_py.delivery.bounce_hook import BounceFunction
 from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import load_keys
+from zonemta_py.delivery.egress import read_egress
 from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.dequeue.channel import Channels
@@ -308,7 +309,7 @@ class Relay:
             router = make_router(config)
             hostname = config.hostname or socket.getfqdn()
             prepared = self._intake.prepare(config, hostname, router)
-            dkim_keys = load_keys(config.dkim)
+            dkim_keys, egress_files = load_keys(config.dkim), read_egress(config)
             tokens = self.admin.prepare(config) if self.admin is not None else None
             configure_queue(self._queue, config)
         except ConfigError:
@@ -322,7 +323,7 @@ class Relay:
         self._queue.windows.set_weights(weights_of(config))
         if self.admin is not None and tokens is not None:
             self.admin.configure(config, tokens)
-        self._delivery.configure(config, hostname, router, dkim_keys)
+        self._delivery.configure(config, hostname, router, dkim_keys, egress_files)
         self._intake.configure(config, hostname, router, prepared)
         self._verifier.configure(config)
         self._warn()

@@ -13,6 +13,7 @@ from zonemta_py.config.schema import AddressLimits
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows, Use
+from zonemta_py.schedule.warmup import Warming
 
 Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, length (ms), slot, use
 NO_ADDRESS_LIMITS = AddressLimits()
@@ -44,15 +45,8 @@ class Path:
     """What is under way between a provider and an address of ours; either is empty for the sum over all."""
 
     __slots__ = (
-        "address",
-        "ceiling",
-        "connects",
-        "idle",
-        "messages",
-        "provider",
-        "sessions",
-        "sessions_max",
-    )
+        "address", "ceiling", "connects", "idle", "messages", "provider", "sessions", "sessions_max",
+    )  # fmt: skip
 
     def __init__(self, provider: str, address: str) -> None:
         self.provider = provider
@@ -130,7 +124,8 @@ class Permit:
     """
 
     __slots__ = (
-        "address", "connects", "granted", "messages", "openings", "paths", "provider", "stored",
+        "address", "connects", "granted", "messages", "openings", "paths", "provider", "recipients",
+        "stored", "warming",
     )  # fmt: skip
 
     def __init__(self, provider: str, address: str, paths: Sequence[Path]) -> None:
@@ -141,6 +136,8 @@ class Permit:
         self.openings: list[tuple[Path, RateWindows, Use]] = []
         self.connects = -1
         self.granted = False  # a message, which has not ended
+        self.recipients = 0  # of it, that count for the schedules
+        self.warming: Sequence[Warming] = ()
         self.stored: Stored = []
 
 

@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.permits import FREE, Permit
 
 
 class Ring(IntEnum):
@@ -30,13 +31,16 @@ class WorkerSlot:
 
     ``established``: it has had a session. ``is_newcomer``: it has had no lease. ``unpaid``: it has no token yet for
     its current lease. ``ring``: where its destination was when it started. ``hurried``: others wait for its place
-    until it has a session.
+    until it has a session. ``permit``: what it may send, and from where.
     """
 
-    __slots__ = ("destination", "established", "hurried", "is_newcomer", "ring", "unpaid")
+    __slots__ = ("destination", "established", "hurried", "is_newcomer", "permit", "ring", "unpaid")
 
-    def __init__(self, destination: Destination, ring: Ring, *, hurried: bool) -> None:
+    def __init__(
+        self, destination: Destination, ring: Ring, permit: Permit = FREE, *, hurried: bool
+    ) -> None:
         self.destination = destination
+        self.permit = permit
         self.ring = ring
         self.hurried = hurried
         self.established = False

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.plain import rate_text
 from zonemta_py.config.zones import Zone
+from zonemta_py.schedule.admission import Admission, Open
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
+from zonemta_py.schedule.permits import Permit
 from zonemta_py.schedule.rings import FAILING, FRESH, KNOWN, NEW, ORDERS, URGENT, Ring, WorkerSlot
 from zonemta_py.schedule.token_bucket import TokenBucket
 
@@ -31,7 +33,7 @@ class Scheduler:
     """The destinations of one zone, served in turn.
 
     ``table`` has the settings of each destination. ``on_room`` is called with a destination when a session
-    with it makes room for more workers.
+    with it makes room for more workers. ``admission`` decides about the limits that zones share.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class Scheduler:
         now_s: float,
         on_room: Callable[[Destination], None],
         next_token_in_s: float = 0.0,
+        admission: Admission | None = None,
     ) -> None:
+        self._admission = admission if admission is not None else Open()
         self.active = 0  # workers, on all destinations
         self._full_since_s = now_s  # when the last of the connections was taken
         self.unpaid = 0  # of them: workers whose lease has no token yet
@@ -99,6 +103,7 @@ class Scheduler:
         for ring in self._rings:
             if ring:
                 ring.pop(name, None)
+        self._admission.passed(name)
 
     def _is_known(self, name: str, destination: Destination | None, now_s: float) -> bool:
         if destination is not None and destination.active > destination.starting:
@@ -130,15 +135,20 @@ class Scheduler:
                     waiting.clear()  # the others are older
                     break
                 destination = self._destinations.get(name)
+                if destination is not None and not destination.may_start(now_s):
+                    destination.block(now_s)
+                    self._admission.passed(name)
+                    continue
+                permit = self._admission.admit(name)
+                if permit is None:
+                    continue
                 if destination is None:
                     destination = Destination(name, self._connections_max(name))
                     self._destinations[name] = destination
-                if destination.may_start(now_s):
-                    if ring in ORDERS:
-                        self._order = ORDERS[ring]
-                        waiting[name] = since_s
-                    return self._start(destination, ring, now_s)
-                destination.block(now_s)
+                if ring in ORDERS:
+                    self._order = ORDERS[ring]
+                    waiting[name] = since_s
+                return self._start(destination, ring, permit, now_s)
         return None
 
     def _has_room(self, ring: Ring) -> bool:
@@ -158,7 +168,7 @@ class Scheduler:
             return fresh < fresh_max
         return new + failing < others_max and (ring is NEW or failing < max(1, others_max // 2))
 
-    def _start(self, destination: Destination, ring: Ring, now_s: float) -> WorkerSlot:
+    def _start(self, destination: Destination, ring: Ring, permit: Permit, now_s: float) -> WorkerSlot:
         # One that has failed before gets all the time it needs.
         hurried = (ring is FRESH or ring is NEW) and len(self._rings[NEW]) > self.trying_max
         destination.active += 1
@@ -169,12 +179,14 @@ class Scheduler:
             self._full_since_s = now_s
         self.unpaid += 1
         self._starting[ring] += 1
-        return WorkerSlot(destination, ring, hurried=hurried)
+        return WorkerSlot(destination, ring, permit, hurried=hurried)
 
     def next_lease(self, slot: WorkerSlot, now_s: float) -> bool:
         """Whether the worker may take a lease now; it counts as unpaid until a session opens."""
         bucket = self.bucket
         if bucket and (bucket.wait_s(now_s) > 0 or not (slot.unpaid or self.has_token_ahead())):
+            return False
+        if not self._admission.may_continue(slot):
             return False
         if not slot.unpaid:
             slot.unpaid = True
@@ -236,6 +248,7 @@ class Scheduler:
     def ended(self, slot: WorkerSlot, now_s: float, *, has_mail: bool) -> None:
         """A worker ended; the destination has another turn if it has mail."""
         destination = slot.destination
+        self._admission.ended(slot)
         destination.active -= 1
         self.active -= 1
         self.unpaid -= slot.unpaid
@@ -257,6 +270,8 @@ class Scheduler:
 
         Other destinations are checked every TURN leases, those with urgent mail after each.
         """
+        if served % TURN == 0 and self._admission.others_wait(destination.name):
+            return True
         if self.active < self.zone.connections:
             return False
         for ring in self._order:
@@ -299,7 +314,9 @@ class Scheduler:
         if self.active >= self.zone.connections:
             full = f"all {self.zone.connections} connections of the zone are in use"
             return Binding(Limit.CONNECTIONS, max(since_s, self._full_since_s), 0.0, full)
-        own = destination.binding(now_s) if destination is not None else None
+        own = self._admission.binding(name, now_s)
+        if own is None and destination is not None:
+            own = destination.binding(now_s)
         if own is not None:
             return own
         if rings and not any(self._has_room(ring) for ring in rings):

@@ -148,8 +148,12 @@ def status_matches(wanted: str, status: str) -> bool:
 
 
 _CODE = re.compile(r"[2-5]([0-9][0-9x]|xx)\Z")
-_STATUS = re.compile(r"[245*](\.(\d{1,3}|\*)){2}\Z")
+_STATUS = re.compile(r"([245*](\.(\d{1,3}|\*)){2})?\Z")
 _REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
+_OTHERS = re.compile(  # URLs, addresses, and what Postfix writes before a reason
+    r"<?(?:https?://|www\.)[^\s<>]*>?|<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
+    re.IGNORECASE,
+)
 _EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
 
 
@@ -169,6 +173,11 @@ def searched(code: int, status: str, text: str) -> str:
     return " ".join(words.split())[:SEARCHED_MAX]
 
 
+def plain_words(text: str) -> str:
+    """``text`` without what is about something else: URLs, addresses, and what Postfix writes before a reason."""
+    return _OTHERS.sub("<>", text)
+
+
 class Classified(NamedTuple):
     """A class, and the rule that gave it; None for a reason of this relay, or a reply that no rule knows."""
 
@@ -176,7 +185,7 @@ class Classified(NamedTuple):
     rule: ReplyRule | None
 
 
-class Classifier:
+class ReplyClassifier:
     """Applies rules to replies: the first one that matches gives the class. Raises ValueError for a bad pattern."""
 
     def __init__(self, rules: Sequence[ReplyRule]) -> None:
@@ -205,17 +214,25 @@ class Classifier:
 
     def _matching(self, phase: str, code: int, status: str, text: str) -> Iterator[ReplyRule]:
         status = status or _embedded(code, text)
-        found = {self._owners[n] for n in self._patterns.matches(searched(code, status, text))}
-        for number in sorted(found.union(self._bare)):
-            if self.rules[number].allows(phase, code, status):
-                yield self.rules[number]
+        whole = searched(code, status, text)
+        words = plain_words(whole)
+        found = self._found(words, phase, code, status)
+        if not found and words != whole:
+            found = self._found(whole, phase, code, status)
+        bare = (n for n in self._bare if self.rules[n].allows(phase, code, status))
+        yield from (self.rules[n] for n in sorted(found.union(bare)))
+
+    def _found(self, text: str, phase: str, code: int, status: str) -> set[int]:
+        """The rules whose patterns are in ``text`` and whose other conditions hold."""
+        owners = {self._owners[n] for n in self._patterns.matches(text)}
+        return {n for n in owners if self.rules[n].allows(phase, code, status)}
 
     def matching(self, phase: str, code: int, status: str, text: str) -> list[ReplyRule]:
         """All rules that match a server's reply; the first one wins."""
         return list(self._matching(phase, code, status, text[:SEARCHED_MAX]))
 
 
-NO_RULES = Classifier(())
+NO_RULES = ReplyClassifier(())
 
 
 def read_reply(text: str) -> Reply:
@@ -235,7 +252,7 @@ def read_reply(text: str) -> Reply:
     return make_reply(int(first[1]), " ".join(words))
 
 
-def classified_row(classifier: Classifier, text: str, phase: str = "") -> dict[str, Any]:
+def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> dict[str, Any]:
     """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code."""
     reply = read_reply(text)
     found = classifier.explain(phase, reply.code, reply.status, reply.text)

@@ -89,6 +89,7 @@ def test_records_are_frozen() -> None:
                 "later",
                 6,
                 "rfc822;x",
+                "192.0.2.9",
             ),
             read_waiting,
         ),
@@ -170,6 +171,16 @@ def test_version_4_is_read() -> None:
         (),
     )
     assert read_waiting(waiting).submitter == "u"
+
+
+def test_version_5_is_read() -> None:
+    """What the fifth wrote: all but the address of the last attempt."""
+    mark, meta, waiting, *_ = (
+        bytes.fromhex(line) for line in (GOLDEN / "records-5.hex").read_text().split()
+    )
+    assert read_mark(mark).version == 5
+    assert read_meta(meta).options.priority == "urgent"
+    assert (read_waiting(waiting).orcpt, read_waiting(waiting).source) == ("rfc822;x", "")
 
 
 def test_options_may_be_missing() -> None:

@@ -19,6 +19,7 @@
     meta/…                            format, node, boot count, ids, the last SEQ in the event log
     meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT  what was submitted in a slot of a window of LENGTH ms
     meta/sending/KIND/LENGTH/SLOT/ADDRESS/PROVIDER  what was sent in a slot of a window of LENGTH ms
+    meta/sending-state/KIND/ADDRESS/PROVIDER  the pace (KIND pace) or the warm-up of an address at a provider
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
@@ -50,6 +51,7 @@ META_EXPORTED = b"meta/exported"
 META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"
 META_SENDING = b"meta/sending/"
+META_SENDING_STATE = b"meta/sending-state/"
 META_SUSPENDED = b"meta/suspended/"
 META_VERIFIED = b"meta/verified/"
 META_SEGMENT = b"meta/segment"
@@ -242,3 +244,14 @@ def parse_sending(key: bytes) -> tuple[str, int, int, str, str]:
     """The arguments of ``sending_key``."""
     kind, length_ms, slot, address, provider = key[len(META_SENDING) :].decode().split("/", 4)
     return kind, int(length_ms), int(slot), address, provider
+
+
+def sending_state_key(kind: str, provider: str, address: str) -> bytes:
+    """The state of ``kind`` (pace, warmup) of an address at a provider."""
+    return META_SENDING_STATE + f"{kind}/{address}/{provider}".encode()
+
+
+def parse_sending_state(key: bytes) -> tuple[str, str, str]:
+    """The arguments of ``sending_state_key``."""
+    kind, address, provider = key[len(META_SENDING_STATE) :].decode().split("/", 2)
+    return kind, provider, address

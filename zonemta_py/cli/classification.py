@@ -20,8 +20,8 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.options import EXISTING_FILE, FILE
-from zonemta_py.config.classify import SHIPPED, load_rules, make_classifier
-from zonemta_py.smtp.classification import NAMES, Classifier, ReplyClass, classified_row
+from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
+from zonemta_py.smtp.classification import NAMES, ReplyClass, ReplyClassifier, classified_row
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.rule_lint import lint_rules
 
@@ -86,7 +86,7 @@ def classify(
         fail("a TEXT is needed, or -, --classes or --lint", EXIT_USAGE)
 
 
-def _print_all(texts: Iterable[str], classifier: Classifier, phase: str, *, as_json: bool) -> None:
+def _print_all(texts: Iterable[str], classifier: ReplyClassifier, phase: str, *, as_json: bool) -> None:
     failed = False
     for text in texts:
         try:

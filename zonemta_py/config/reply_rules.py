@@ -6,18 +6,19 @@ from pathlib import Path
 
 from zonemta_py.config.load import read_document
 from zonemta_py.config.reader import Reader
+from zonemta_py.config.shipped import shipped_file
 from zonemta_py.config.units import Word
 from zonemta_py.core.patterns import problem_of
 from zonemta_py.smtp.classification import (
-    Classifier,
     ReplyClass,
+    ReplyClassifier,
     ReplyRule,
     is_code_pattern,
     is_status_pattern,
 )
 from zonemta_py.smtp.classify import Phase
 
-SHIPPED = Path(__file__).with_name("classify.yaml")
+SHIPPED = shipped_file("classify.yaml")
 _CLASSES = tuple(ReplyClass)
 _PHASES = tuple(Phase)
 
@@ -46,9 +47,9 @@ def load_rules(path: Path) -> list[ReplyRule]:
     return [_rule(entry, f"rules[{i}]", reader) for i, entry in enumerate(document.rules)]
 
 
-def make_classifier(own: Path | None) -> Classifier:
+def make_classifier(own: Path | None) -> ReplyClassifier:
     """The classifier of a relay: the rules in ``own`` before those that are shipped. Raises ConfigError."""
-    return Classifier([*(load_rules(own) if own is not None else []), *load_rules(SHIPPED)])
+    return ReplyClassifier([*(load_rules(own) if own is not None else []), *load_rules(SHIPPED)])
 
 
 def _rule(entry: RuleEntry, key: str, reader: Reader) -> ReplyRule:

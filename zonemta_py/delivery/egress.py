@@ -1,0 +1,292 @@
+"""From which address mail leaves to which provider, and when: what the zones of a relay share, in the queue's process.
+
+The decisions are those of ``schedule``: permits, gates, controller, warm-up. Here are the clock, the timer, what is stored
+under ``meta/sending/``, and the events ``shaped``.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
+from zonemta_py.config.schema import AddressLimits, Config, PoolAddress
+from zonemta_py.config.warmup import read_warmups
+from zonemta_py.core import clock
+from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
+from zonemta_py.delivery.egress_view import path_row, warmup_row
+from zonemta_py.delivery.look_ups import LookUps
+from zonemta_py.delivery.shaper import EgressFiles, Shaper
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import Suspension
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.controller import Key
+from zonemta_py.schedule.gates import Gates
+from zonemta_py.schedule.permits import FREE, NO_ADDRESS_LIMITS, Permit, Permits, Refusal
+from zonemta_py.schedule.providers import Providers
+from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.sources import source_name
+from zonemta_py.schedule.warmup import DAY_MS, WarmUp, WarmupState
+from zonemta_py.smtp.mx_order import MxAnswer
+
+SWEEP_EVERY_S = 600.0
+
+
+def read_egress(config: Config) -> EgressFiles:
+    """Read the files. Raises ConfigError."""
+    table = load_providers(config.providers.file, shipped=config.providers.shipped)
+    return EgressFiles(table, read_warmups(config.warmup.file) if config.warmup.file else ())
+
+
+class Egress:
+    """One for all zones of a queue."""
+
+    def __init__(self, queue: Queue, config: Config) -> None:
+        self.queue = queue
+        self._epoch_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
+        self.permits = Permits(self._on_room)
+        self.gates = Gates(self._arm)
+        self.providers = Providers(ProviderTable({}))
+        self.warmup = WarmUp()
+        self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
+        self._suspensions = 0  # the version that ``_free`` is about
+        self._timer: asyncio.TimerHandle | None = None
+        self.look_ups = LookUps(self.learn)
+        self.shaper = Shaper(queue, self.permits, self.warmup, self.now_ms, self.changed)
+        self._closed = False
+        stored = read_stored(queue.store)
+        self.configure(config, read_egress(config), stored.warmups)
+        self.permits.restore(stored.uses, self.now_ms())
+        self.shaper.go_on(stored.paces)
+
+    def now_ms(self) -> int:
+        """Unix ms of a clock that is never set: windows and steps must not jump."""
+        return self._epoch_ms + round(clock.monotonic_s() * 1000)
+
+    def configure(
+        self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
+    ) -> None:
+        """Use another configuration; what is under way, and what was used, counts on."""
+        self.pools = config.pools
+        self.tenant_pools = {
+            name: each.pool for name, each in config.tenants.items() if each.pool is not None
+        }
+        addresses = {source_name(each): each.limits for pool in config.pools.values() for each in pool}
+        self.addresses: dict[str, AddressLimits] = addresses
+        self.providers.configure(files.table)
+        self.permits.configure(lambda name: files.table.settings(name).limits, addresses)
+        self.shaper.configure(config.shaping.controller, files)
+        self.warmup.configure(files.schedules, stored or {})
+        self.changed()
+
+    def changed(self) -> None:
+        """Something that limits has changed: find out again what is free, and let what waits try."""
+        self._free.clear()
+        self._arm()
+        for gate in self.gates.all():
+            self.gates.room_at(gate.provider)
+
+    # ---- what the zones ask
+
+    def is_free(self, pool: str, provider: str) -> bool:
+        """Whether nothing can refuse mail from ``pool`` to ``provider``."""
+        if self._suspensions != self.queue.suspended.version:
+            self._suspensions = self.queue.suspended.version
+            self._free.clear()
+        free = self._free.get((pool, provider))
+        if free is None:
+            settings = self.providers.table.settings(provider)
+            free = (
+                settings.limits == NO_LIMITS
+                and settings.family == "both"
+                and not any(self.is_limited(provider, entry) for entry in self.pools[pool])
+            )
+            if len(self._free) > FREE_MAX:
+                self._free.clear()
+            self._free[pool, provider] = free
+        return free
+
+    def is_limited(self, provider: str, entry: PoolAddress) -> bool:
+        """Whether anything may refuse mail from the address ``entry`` to ``provider``."""
+        name = source_name(entry)
+        return bool(
+            self.permits.is_limited(provider, name)
+            or self.warmup.of(name, provider)
+            or self.suspension("address", name)
+        )
+
+    def pool_of(self, provider: str, pool: str) -> str:
+        """The pool of mail to ``provider`` that ``pool`` sends, unless a rule says otherwise."""
+        return pool
+
+    def suspension(self, kind: str, name: str) -> Suspension | None:
+        """The suspension of a zone, provider, address or domain by an operator, if there is one now."""
+        suspended = self.queue.suspended
+        return suspended.get(f"{kind}:{name}") if suspended else None
+
+    def stopped(self, *what: tuple[str, str]) -> tuple[str, Refusal] | None:
+        """The first of ``what`` (kind, name) that an operator has suspended, and the refusal for it."""
+        if not self.queue.suspended:
+            return None
+        for kind, name in what:
+            found = self.suspension(kind, name)
+            if found is not None:
+                return f"{kind}:{name}", _suspended(kind, name, found)
+        return None
+
+    def refusal(
+        self, provider: str, entry: PoolAddress, now_ms: int, *, session: bool = True
+    ) -> Refusal | None:
+        """What refuses a message from the address ``entry`` to ``provider`` now."""
+        name = source_name(entry)
+        found = self.suspension("address", name)
+        if found is not None:
+            return _suspended("address", name, found)
+        if self.warmup and self.warmup.room(name, provider, now_ms) == 0:
+            until_ms = (now_ms // DAY_MS + 1) * DAY_MS
+            return Refusal(Limit.WARMUP, until_ms, f"{name} is new and has sent its number of the day")
+        return self.permits.refusal(provider, name, now_ms, session=session)
+
+    def take(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> Permit | Refusal:
+        """A permit for the first of ``entries`` that may be used, else why none may."""
+        refusals: list[Refusal] = []
+        for entry in entries:
+            found = self.refusal(provider, entry, now_ms)
+            permit = found or self.permits.take(provider, source_name(entry), now_ms)
+            if isinstance(permit, Permit):
+                self._count_warming(permit)
+                return permit
+            refusals.append(permit)
+        if not refusals:
+            return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
+        times = [each.until_ms for each in refusals if each.until_ms != UNKNOWN]
+        return refusals[0]._replace(until_ms=min(times, default=UNKNOWN))
+
+    def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
+        """Another message in the session of ``permit``, or what refuses it."""
+        found = self.refusal(permit.provider, entry, now_ms, session=False)
+        if found is None:
+            found = self.permits.renew(permit, now_ms)
+        if found is None:
+            self._count_warming(permit)
+        return found
+
+    def _count_warming(self, permit: Permit) -> None:
+        permit.recipients = 1
+        permit.warming = self.warmup.of(permit.address, permit.provider) if self.warmup else ()
+        for each in permit.warming:
+            each.underway += 1
+
+    def recipients_max(self, permit: Permit, wanted: int, now_ms: int) -> int:
+        """How many recipients the message may have, at least one; they count for the schedules from now on."""
+        for each in permit.warming:
+            room = each.room(now_ms)
+            if room is not None:
+                wanted = min(wanted, permit.recipients + room)
+        for each in permit.warming:
+            each.underway += wanted - permit.recipients
+        permit.recipients = wanted
+        return wanted
+
+    # ---- what the workers report
+
+    def end(self, permit: Permit, sent: int, opened: int) -> Puts:
+        """The message of ``permit`` has ended; ``sent``: its recipients that the peer saw. Returns what is to be stored."""
+        if permit is FREE or not permit.granted:
+            return []
+        now_ms = self.now_ms()
+        puts = use_puts(self.permits.end(permit, now_ms, opened=opened))
+        for each in permit.warming:
+            each.underway -= permit.recipients
+            if sent:
+                each.count(sent, now_ms)
+                puts.append(warmup_put(each))
+        permit.recipients, permit.warming = 0, ()
+        return puts
+
+    def set_idle(self, way: Key, idle: int) -> None:
+        """The number of sessions without a request has changed on a way from an address to a provider."""
+        provider, source = way
+        self.permits.path(provider, source or source_name(PoolAddress())).idle = idle
+
+    def learn(self, domain: str, answer: MxAnswer) -> None:
+        """The exchangers of ``domain`` were found."""
+        self.providers.learn(domain, answer, clock.monotonic_s())
+
+    # ---- time
+
+    def _on_room(self, provider: str, address: str) -> None:
+        self.gates.room_at(provider)
+        if address in self.addresses and self.addresses[address] != NO_ADDRESS_LIMITS:
+            self.gates.room_for_one()
+
+    def _arm(self) -> None:
+        due = [each for each in (self.gates.due_ms, self.shaper.due_ms) if each is not None]
+        if not due or self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        delay_s = max(0.0, (min(due) - self.now_ms()) / 1000)
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + delay_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(delay_s + 0.001, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now_ms = self.now_ms()
+        self.shaper.run_due(now_ms)
+        self.gates.run_due(now_ms)
+        self._arm()
+
+    # ---- what operators see
+
+    def rows(self) -> list[dict[str, object]]:
+        """Each way from an address to a provider on which something is limited, under way, or was refused lately."""
+        now_ms, counts = (
+            self.now_ms(),
+            {key: found for key, *found in self.shaper.controller.counts(self.now_ms())},
+        )
+        rows = []
+        for path in self.permits.paths():
+            key = path.provider, path.address
+            classes = list(self.shaper.last_classes.get(key, ()))
+            if (
+                not path.provider
+                or not path.address
+                or not (path.is_limited or path.sessions or classes)
+            ):
+                continue
+            attempts, refused = counts.get(key, (0, 0))
+            rows.append(path_row(path, now_ms) | {
+                "attempts": attempts, "refused": refused, "last_classes": classes,
+                "waiting": self.waiting(path.provider),
+                "warmup": [warmup_row(each, now_ms) for each in self.warmup.of(path.address, path.provider)],
+            })  # fmt: skip
+        return rows
+
+    def waiting(self, provider: str) -> int:
+        """How many destinations wait for limits of ``provider``, in all zones."""
+        return sum(len(gate.waiting) for gate in self.gates.all() if gate.provider == provider)
+
+    async def run(self) -> None:
+        """Forget at times what counts no more."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            now_ms = self.now_ms()
+            self.shaper.controller.forget_idle(now_ms)
+            delete_old(self.queue, now_ms)
+
+    def close(self) -> None:
+        """No worker follows."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.look_ups.close()
+
+
+FREE_MAX = 100_000
+
+
+def _suspended(kind: str, name: str, found: Suspension) -> Refusal:
+    reason = f": {found.reason}" if found.reason else ""
+    until_ms = found.until_ms or UNKNOWN
+    return Refusal(Limit.OPERATOR, until_ms, f"{kind} {name} is suspended{reason}")

@@ -1,0 +1,55 @@
+"""What a zone's scheduler asks before a worker starts: the limits that are not those of the zone. Pure."""
+
+from typing import Protocol
+
+from zonemta_py.schedule.constraint import Binding
+from zonemta_py.schedule.permits import FREE, Permit
+from zonemta_py.schedule.rings import WorkerSlot
+
+
+class Admission(Protocol):
+    """Whether the limits of providers and of our addresses allow a worker, see ``delivery.zone_egress``."""
+
+    def admit(self, destination: str) -> Permit | None:
+        """What a worker for ``destination`` may send; None: ``ready`` will be called for it when it may."""
+
+    def passed(self, destination: str) -> None:
+        """It does not use its turn: it has no mail, or may not be served for another reason."""
+
+    def may_continue(self, slot: WorkerSlot) -> bool:
+        """Whether the worker may send another message."""
+
+    def others_wait(self, destination: str) -> bool:
+        """Whether others wait for what its workers use."""
+
+    def ended(self, slot: WorkerSlot) -> None:
+        """The worker has ended."""
+
+    def binding(self, destination: str, now_s: float) -> Binding | None:
+        """Which limit keeps its mail waiting."""
+
+
+class Open:
+    """The admission of a zone without such limits."""
+
+    def admit(self, destination: str) -> Permit | None:
+        """Everything is allowed."""
+        return FREE
+
+    def passed(self, destination: str) -> None:
+        """There are no turns."""
+
+    def may_continue(self, slot: WorkerSlot) -> bool:
+        """Everything is allowed."""
+        return True
+
+    def others_wait(self, destination: str) -> bool:
+        """Nothing waits."""
+        return False
+
+    def ended(self, slot: WorkerSlot) -> None:
+        """Nothing is counted."""
+
+    def binding(self, destination: str, now_s: float) -> Binding | None:
+        """Nothing waits."""
+        return None
