@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
@@ -59,6 +60,27 @@ class LeaseResult(Struct, frozen=True):
     at_connection_limit: bool = False
     recipients_max: int = 0
     not_permitted: bool = False
+
+
+class Next(Enum):
+    """What a worker does after a delivery."""
+
+    CONTINUE = auto()  # with another lease
+    RESUME = auto()  # the destination, which was suspended; then continue
+    LEARN_LIMIT = auto()  # of the destination's connections; then end
+    SUSPEND = auto()  # the destination; then end
+    WAIT = auto()  # until another session is permitted; then end
+
+
+def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
+    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
+    if result.not_permitted:
+        return Next.WAIT
+    if result.at_connection_limit:
+        return Next.LEARN_LIMIT
+    if result.failure is not None:
+        return Next.SUSPEND
+    return Next.RESUME if suspended else Next.CONTINUE
 
 
 class Worker:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import ALL, DestinationTable
-from zonemta_py.config.schema import PoolAddress
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt
