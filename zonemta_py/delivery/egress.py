@@ -5,50 +5,29 @@ under ``meta/sending/``, and the events ``shaped``.
 """
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from heapq import heappop, heappush
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from zonemta_py.config.providers import ProviderTable, load_providers
+from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
 from zonemta_py.config.schema import AddressLimits, Config, PoolAddress
-from zonemta_py.config.warmup import WarmupSchedule, read_warmups
+from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core import clock
-from zonemta_py.core.codec import pack, unpacker
-from zonemta_py.core.errors import AgentLost, QueueCorrupt
-from zonemta_py.core.model import Attempt
-from zonemta_py.events.schema import Event, Shaped
-from zonemta_py.queue.batch import WriteBatch
-from zonemta_py.queue.format import keys
+from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
+from zonemta_py.delivery.egress_view import path_row, warmup_row
+from zonemta_py.delivery.look_ups import LookUps
+from zonemta_py.delivery.shaper import EgressFiles, Shaper
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import Suspension
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.controller import PAUSE, Change, Controller, Key, Pace, rate_of
+from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.permits import FREE, Permit, Permits, Refusal
+from zonemta_py.schedule.permits import FREE, NO_ADDRESS_LIMITS, Permit, Permits, Refusal
 from zonemta_py.schedule.providers import Providers
-from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows
+from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS, WarmUp, WarmupState
-from zonemta_py.smtp.mx_order import NO_MX_ANSWER, MxAnswer
+from zonemta_py.smtp.mx_order import MxAnswer
 
-LOOK_UPS_MAX = 100  # at the same time
 SWEEP_EVERY_S = 600.0
-OLD_MS = 32 * DAY_MS  # no window is longer
-Puts = list[tuple[bytes, bytes]]
-
-log = logging.getLogger(__name__)
-
-_read_pace = unpacker(Pace)
-_read_warmup = unpacker(WarmupState)
-
-
-class EgressFiles(NamedTuple):
-    """What the files say that a configuration names."""
-
-    table: ProviderTable
-    schedules: Sequence[WarmupSchedule]
 
 
 def read_egress(config: Config) -> EgressFiles:
@@ -66,20 +45,17 @@ class Egress:
         self.permits = Permits(self._on_room)
         self.gates = Gates(self._arm)
         self.providers = Providers(ProviderTable({}))
-        self.controller = Controller()
         self.warmup = WarmUp()
-        self.last_classes: dict[Key, deque[str]] = {}  # of refusals and deferrals
-        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
+        self._suspensions = 0  # the version that ``_free`` is about
         self._timer: asyncio.TimerHandle | None = None
-        self._looking_up: dict[str, list[Callable[[], None]]] = {}
-        self._look_ups: deque[tuple[str, Callable[[str], Awaitable[MxAnswer]]]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.look_ups = LookUps(self.learn)
+        self.shaper = Shaper(queue, self.permits, self.warmup, self.now_ms, self.changed)
         self._closed = False
-        self._paces: dict[Key, Pace] = {}
-        stored = self._read_states()
-        self.configure(config, read_egress(config), stored)
-        self._restore()
+        stored = read_stored(queue.store)
+        self.configure(config, read_egress(config), stored.warmups)
+        self.permits.restore(stored.uses, self.now_ms())
+        self.shaper.go_on(stored.paces)
 
     def now_ms(self) -> int:
         """Unix ms of a clock that is never set: windows and steps must not jump."""
@@ -97,15 +73,14 @@ class Egress:
         self.addresses: dict[str, AddressLimits] = addresses
         self.providers.configure(files.table)
         self.permits.configure(lambda name: files.table.settings(name).limits, addresses)
-        self.controller.configure(
-            config.shaping.controller, lambda name: files.table.settings(name).limits
-        )
+        self.shaper.configure(config.shaping.controller, files)
         self.warmup.configure(files.schedules, stored or {})
         self.changed()
 
     def changed(self) -> None:
         """Something that limits has changed: find out again what is free, and let what waits try."""
         self._free.clear()
+        self._arm()
         for gate in self.gates.all():
             self.gates.room_at(gate.provider)
 
@@ -113,11 +88,14 @@ class Egress:
 
     def is_free(self, pool: str, provider: str) -> bool:
         """Whether nothing can refuse mail from ``pool`` to ``provider``."""
+        if self._suspensions != self.queue.suspended.version:
+            self._suspensions = self.queue.suspended.version
+            self._free.clear()
         free = self._free.get((pool, provider))
         if free is None:
             settings = self.providers.table.settings(provider)
             free = (
-                settings.limits == NO_PROVIDER_LIMITS
+                settings.limits == NO_LIMITS
                 and settings.family == "both"
                 and not any(self.is_limited(provider, entry) for entry in self.pools[pool])
             )
@@ -215,122 +193,19 @@ class Egress:
         if permit is FREE or not permit.granted:
             return []
         now_ms = self.now_ms()
-        puts = [
-            (keys.sending_key(kind, length_ms, slot, address, provider), str(used).encode())
-            for kind, provider, address, length_ms, slot, used in self.permits.end(
-                permit, now_ms, opened=opened
-            )
-        ]
+        puts = use_puts(self.permits.end(permit, now_ms, opened=opened))
         for each in permit.warming:
             each.underway -= permit.recipients
             if sent:
                 each.count(sent, now_ms)
-                puts.append(_warmup_put(each.key, each.state))
+                puts.append(warmup_put(each))
         permit.recipients, permit.warming = 0, ()
         return puts
-
-    def attempts(
-        self, provider: str, attempts: Iterable[Attempt], now_ms: int
-    ) -> tuple[list[Event], Puts]:
-        """Replies of ``provider``, one for each recipient: the events of what they change, and what is to be stored."""
-        changes: list[Change] = []
-        touched: set[Key] = set()
-        for attempt in attempts:
-            if not attempt.code:
-                continue  # no server replied
-            key = provider, attempt.source_ip or source_name(PoolAddress())
-            if attempt.reply_class:
-                self.last_classes.setdefault(key, deque(maxlen=5)).append(attempt.reply_class)
-            found = self.controller.attempt(key, attempt.reply_class, now_ms)
-            if found:
-                changes += found
-                touched.add(key)
-        return self.apply(changes, touched) if changes else ([], [])
-
-    def apply(self, changes: Sequence[Change], touched: Iterable[Key]) -> tuple[list[Event], Puts]:
-        """Let the permits follow the controller, and its changes slow down the warm-up of their addresses."""
-        puts: Puts = []
-        events: list[Event] = [_event(change) for change in changes]
-        for key in touched:
-            self._follow(key)
-            pace = self.controller.paces.get(key)
-            puts.append((keys.sending_state_key("pace", *key), b"" if pace is None else pack(pace)))
-        for change in changes:
-            if change.what == PAUSE or change.cause.startswith("quiet"):
-                continue
-            for each in self.warmup.of(change.address, change.provider):
-                if each.slow(change.time_ms):
-                    puts.append(_warmup_put(each.key, each.state))
-                    events.append(_slowed(change))
-        self.changed()
-        return events, puts
-
-    def _follow(self, key: Key) -> None:
-        pace, path = self.controller.paces.get(key), self.permits.path(*key)
-        ceiling = path.ceiling
-        if pace is None:
-            ceiling.sessions = ceiling.messages = None
-            ceiling.paused_ms, ceiling.reason = 0, ""
-            return
-        ceiling.sessions, ceiling.paused_ms, ceiling.reason = pace.sessions, pace.paused_ms, pace.cause
-        if ceiling.messages is None:
-            ceiling.messages = RateWindows(rate_of(pace))
-        else:
-            ceiling.messages.configure(rate_of(pace))
-        due_ms = self.controller.due_ms(key)
-        assert due_ms is not None
-        heappush(self._steps, (due_ms, key))
-        self._arm()
 
     def set_idle(self, way: Key, idle: int) -> None:
         """The number of sessions without a request has changed on a way from an address to a provider."""
         provider, source = way
         self.permits.path(provider, source or source_name(PoolAddress())).idle = idle
-
-    # ---- providers
-
-    def look_up(
-        self, domain: str, resolve: Callable[[str], Awaitable[MxAnswer]], then: Callable[[], None]
-    ) -> None:
-        """Find the provider of ``domain``, then call ``then``."""
-        waiting = self._looking_up.get(domain)
-        if waiting is not None:
-            waiting.append(then)
-            return
-        self._looking_up[domain] = [then]
-        self._look_ups.append((domain, resolve))
-        self._look_up_more()
-
-    @property
-    def look_ups(self) -> int:
-        """How many domains are looked up, or wait for it."""
-        return len(self._looking_up)
-
-    def is_looked_up(self, domain: str) -> bool:
-        """Whether the provider of ``domain`` is being found."""
-        return domain in self._looking_up
-
-    def _look_up_more(self) -> None:
-        while self._look_ups and len(self._tasks) < LOOK_UPS_MAX and not self._closed:
-            task = asyncio.get_running_loop().create_task(self._resolve(*self._look_ups.popleft()))
-            self._tasks.add(task)
-            task.add_done_callback(self._resolved)
-
-    def _resolved(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        self._look_up_more()
-
-    async def _resolve(self, domain: str, resolve: Callable[[str], Awaitable[MxAnswer]]) -> None:
-        answer = NO_MX_ANSWER
-        try:
-            answer = await resolve(domain)
-        except AgentLost as exc:
-            log.warning("the provider of %s was not found: %s", domain, exc)
-        except Exception:
-            log.exception("the provider of %s was not found", domain)
-        self.learn(domain, answer)
-        for then in self._looking_up.pop(domain):
-            then()
 
     def learn(self, domain: str, answer: MxAnswer) -> None:
         """The exchangers of ``domain`` were found."""
@@ -344,15 +219,11 @@ class Egress:
             self.gates.room_for_one()
 
     def _arm(self) -> None:
-        due = [
-            due_ms
-            for due_ms in (self.gates.due_ms, self._steps[0][0] if self._steps else None)
-            if due_ms
-        ]
+        due = [each for each in (self.gates.due_ms, self.shaper.due_ms) if each is not None]
         if not due or self._closed:
             return
-        delay_s = max(0.0, (min(due) - self.now_ms()) / 1000)
         loop = asyncio.get_running_loop()
+        delay_s = max(0.0, (min(due) - self.now_ms()) / 1000)
         if self._timer is not None:
             if self._timer.when() <= loop.time() + delay_s:
                 return
@@ -362,88 +233,56 @@ class Egress:
     def _on_timer(self) -> None:
         self._timer = None
         now_ms = self.now_ms()
-        changes: list[Change] = []
-        touched: set[Key] = set()
-        while self._steps and self._steps[0][0] <= now_ms:
-            _, key = heappop(self._steps)
-            found = self.controller.advance(key, now_ms)
-            changes += found
-            touched |= {key} if found else set()
-        if changes:
-            self.write(*self.apply(changes, touched))
+        self.shaper.run_due(now_ms)
         self.gates.run_due(now_ms)
         self._arm()
 
-    def write(self, events: Iterable[Event], puts: Puts) -> None:
-        """Record what has changed apart from the settle of a message."""
-        batch = WriteBatch()
-        for key, value in puts:
-            batch.put(key, value) if value else batch.delete(key)
-        for event in events:
-            batch.record(event)
-        if batch.ops or batch.events:
-            self.queue.commits.submit(batch)
+    # ---- what operators see
+
+    def rows(self) -> list[dict[str, object]]:
+        """Each way from an address to a provider on which something is limited, under way, or was refused lately."""
+        now_ms, counts = (
+            self.now_ms(),
+            {key: found for key, *found in self.shaper.controller.counts(self.now_ms())},
+        )
+        rows = []
+        for path in self.permits.paths():
+            key = path.provider, path.address
+            classes = list(self.shaper.last_classes.get(key, ()))
+            if (
+                not path.provider
+                or not path.address
+                or not (path.is_limited or path.sessions or classes)
+            ):
+                continue
+            attempts, refused = counts.get(key, (0, 0))
+            rows.append(path_row(path, now_ms) | {
+                "attempts": attempts, "refused": refused, "last_classes": classes,
+                "waiting": self.waiting(path.provider),
+                "warmup": [warmup_row(each, now_ms) for each in self.warmup.of(path.address, path.provider)],
+            })  # fmt: skip
+        return rows
+
+    def waiting(self, provider: str) -> int:
+        """How many destinations wait for limits of ``provider``, in all zones."""
+        return sum(len(gate.waiting) for gate in self.gates.all() if gate.provider == provider)
 
     async def run(self) -> None:
         """Forget at times what counts no more."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             now_ms = self.now_ms()
-            self.controller.forget_idle(now_ms)
-            self._delete_old(now_ms)
+            self.shaper.controller.forget_idle(now_ms)
+            delete_old(self.queue, now_ms)
 
     def close(self) -> None:
         """No worker follows."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-
-    # ---- what survives
-
-    def _read_states(self) -> dict[Key, WarmupState]:
-        """Read the paces and the states of schedules of an earlier life."""
-        found: dict[Key, WarmupState] = {}
-        prefix = keys.META_SENDING_STATE
-        for key, value in self.queue.store.scan(prefix, keys.end_of(prefix)):
-            kind, first, second = keys.parse_sending_state(key)
-            try:
-                if kind == "pace":
-                    self._paces[first, second] = _read_pace(value)
-                else:
-                    found[second, first] = _read_warmup(value)
-            except QueueCorrupt as exc:
-                log.critical("%r is not used: %s", key, exc)
-        return found
-
-    def _restore(self) -> None:
-        """Count what an earlier life has sent, and go on with its paces."""
-        now_ms = self.now_ms()
-        prefix = keys.META_SENDING
-        for key, value in self.queue.store.scan(prefix, keys.end_of(prefix)):
-            kind, length_ms, slot, address, provider = keys.parse_sending(key)
-            self.permits.restore([(kind, provider, address, length_ms, slot, int(value))], now_ms)
-        self.controller.paces |= self._paces
-        for way in self._paces:
-            changes = self.controller.advance(way, now_ms)
-            if changes:
-                self.write(*self.apply(changes, [way]))
-            else:
-                self._follow(way)
-
-    def _delete_old(self, now_ms: int) -> None:
-        batch, prefix = WriteBatch(), keys.META_SENDING
-        for key in self.queue.store.keys(prefix, keys.end_of(prefix)):
-            _, length_ms, slot, _, _ = keys.parse_sending(key)
-            if slot < now_ms // max(1, -(-length_ms // 60)) - 61:
-                batch.delete(key)
-        if batch.ops:
-            self.queue.commits.submit(batch)
+        self.look_ups.close()
 
 
-NO_PROVIDER_LIMITS = ProviderTable({}).settings("").limits
-NO_ADDRESS_LIMITS = AddressLimits()
 FREE_MAX = 100_000
 
 
@@ -451,23 +290,3 @@ def _suspended(kind: str, name: str, found: Suspension) -> Refusal:
     reason = f": {found.reason}" if found.reason else ""
     until_ms = found.until_ms or UNKNOWN
     return Refusal(Limit.OPERATOR, until_ms, f"{kind} {name} is suspended{reason}")
-
-
-def _warmup_put(key: Key, state: WarmupState) -> tuple[bytes, bytes]:
-    address, provider = key
-    return keys.sending_state_key("warmup", provider, address), pack(state)
-
-
-def _event(change: Change) -> Shaped:
-    return Shaped(
-        time_ms=change.time_ms, provider=change.provider, address=change.address, what=change.what,
-        before=change.before, after=change.after, cause=change.cause,
-    )  # fmt: skip
-
-
-def _slowed(change: Change) -> Shaped:
-    cause = f"its pace was lowered: {change.cause}"
-    return Shaped(
-        time_ms=change.time_ms, provider=change.provider, address=change.address, what="warmup",
-        before="the next step tomorrow", after="the same step tomorrow", cause=cause,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ from zonemta_py.core.errors import AgentLost
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.egress import Puts
+from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.lease_context import LeaseContext
 from zonemta_py.delivery.outcome import RetryRules, before_attempt, decide_outcome, requested_priority
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder

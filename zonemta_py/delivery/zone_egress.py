@@ -1,6 +1,6 @@
 """The permits of one zone: which of its destinations may send now, and from which address each message leaves."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import ALL, DestinationTable
@@ -8,8 +8,10 @@ from zonemta_py.config.schema import PoolAddress
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.egress import Egress, Puts
+from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.local_agent import is_local
+from zonemta_py.delivery.look_ups import Resolve
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.active import Lease
@@ -20,13 +22,10 @@ from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import BY_SYSTEM, common_families, ranked, source_name, usable
 from zonemta_py.smtp.classification import ReplyClass
-from zonemta_py.smtp.mx_order import MxAnswer
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 KEPT_MS = 60_000  # how long a greylisted recipient waits for its address, at most
 AGAIN_MS = 30_000  # when a message is tried again for which no address had room
-
-Resolve = Callable[[str], Awaitable[MxAnswer]]
 
 
 class Way(NamedTuple):
@@ -72,7 +71,7 @@ class ZoneEgress:
                 return None  # it waits for its turn
         way = self._way(destination)
         if way is None:
-            egress.look_up(destination, self._resolve, lambda: self._looked_up(destination))
+            egress.look_ups.add(destination, self._resolve, lambda: self._looked_up(destination))
             return None
         stopped = egress.stopped(
             ("zone", self._name), ("provider", way.provider), ("domain", destination)
@@ -170,7 +169,7 @@ class ZoneEgress:
         """See ``Admission``."""
         egress, place = self._egress, self._waiting.get(destination)
         if place is None:
-            if egress.is_looked_up(destination):
+            if destination in egress.look_ups:
                 return Binding(Limit.PROVIDER_LOOK_UP, now_s, 0.0, "its provider is being looked up")
             return None
         gate = egress.gates.get(*place)
@@ -344,4 +343,4 @@ class ZoneEgress:
 
     def attempts(self, provider: str, attempts: list[Attempt], now_ms: int) -> tuple[list[Event], Puts]:
         """Report the replies to a message: the events of what they change, and what is to be stored."""
-        return self._egress.attempts(provider, attempts, now_ms) if provider else ([], [])
+        return self._egress.shaper.attempts(provider, attempts, now_ms) if provider else ([], [])

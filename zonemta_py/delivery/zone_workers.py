@@ -93,7 +93,7 @@ class ZoneWorkers:
     @property
     def look_ups(self) -> int:
         """How many domains are looked up before their first delivery, in all zones."""
-        return self._context.egress.look_ups
+        return len(self._context.egress.look_ups)
 
     # ---- what the relay calls
 

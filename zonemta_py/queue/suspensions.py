@@ -47,6 +47,7 @@ class Suspensions(Container[str]):
         rows = store.scan(prefix, keys.end_of(prefix))
         self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
         self.changed = asyncio.Event()
+        self.version = 0  # greater after each change
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.get(name) is not None
@@ -74,7 +75,7 @@ class Suspensions(Container[str]):
         batch = WriteBatch()
         batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
         self._by_name[name] = found  # before it is on disk: it applies from the next lease on
-        self.changed.set()
+        self._has_changed()
         await self._commits.submit(batch)
 
     async def resume(self, name: str) -> None:
@@ -83,4 +84,8 @@ class Suspensions(Container[str]):
         batch.delete(keys.META_SUSPENDED + name.encode())
         await self._commits.submit(batch)
         self._by_name.pop(name, None)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        self.version += 1
         self.changed.set()

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from zonemta_py.config.schema import Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.zones import Zone
+from zonemta_py.core.tasks import BackgroundTasks
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import DkimKeys, Signer, load_keys
-from zonemta_py.delivery.egress import EgressFiles
+from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.local_agent import LocalAgent, is_local
 from zonemta_py.delivery.mx import MxResolver
@@ -16,6 +17,7 @@ from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.session_pool import NO_WAY, IdleSessions, SessionPool, Way
+from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
@@ -68,9 +70,15 @@ class DeliveryService:
                 config, hostname, self.unreachable, senders, log_target, self._set_idle
             )
         self._idle = IdleSessions()
+        self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
         self.views: dict[str, ZoneWorkers | ProgramZone] = {}
         self.channels: Channels | None = None
+
+    @property
+    def egress(self) -> Egress:
+        """The limits of providers and addresses."""
+        return self._context.egress
 
     @property
     def zones(self) -> Mapping[str, ZoneWorkers]:
@@ -110,6 +118,7 @@ class DeliveryService:
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
         for name, zone in self._context.config.zones.items():
             self._add_zone(name, zone)
+        self._tasks.start(self._context.egress.run(), "limits of providers")
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         if zone.transport == DEQUEUE_TRANSPORT:
@@ -123,6 +132,7 @@ class DeliveryService:
         if self.channels is not None:
             work.append(self.channels.close(grace_s))
         await gather(*work)
+        await self._tasks.stop()
 
     def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
         """The agent that executes the requests of a zone: in this process, or in the sender processes."""

@@ -52,6 +52,7 @@ class Change(NamedTuple):
     before: str
     after: str
     cause: str
+    is_raise: bool = False  # more is allowed than before
 
 
 FULL = "full"  # the words for what nothing limits
@@ -169,7 +170,9 @@ class Controller:
         """Forget the pace, as an operator asks for it."""
         pace = self.paces.pop(key, None)
         self._seen.pop(key, None)
-        return None if pace is None else Change(now_ms, *key, PACE, str(pace), FULL, cause)
+        return (
+            None if pace is None else Change(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
+        )
 
     def due_ms(self, key: Key) -> int | None:
         """When the pace comes up by a step."""
@@ -188,9 +191,9 @@ class Controller:
             cause = f"quiet for {self._settings.interval:g} s"
             if (raised.sessions, raised.rate) == (pace.top_sessions, pace.top_rate):
                 del self.paces[key]
-                changes.append(Change(due_ms, *key, PACE, str(pace), FULL, cause))
+                changes.append(Change(due_ms, *key, PACE, str(pace), FULL, cause, is_raise=True))
             else:
-                changes.append(self._set(key, raised, due_ms, cause))
+                changes.append(self._set(key, raised, due_ms, cause)._replace(is_raise=True))
         return changes
 
     def _step(self, top: int) -> int:

@@ -1,0 +1,95 @@
+"""What is stored of sending: uses of long windows, the paces of the controller, and the warm-up of addresses.
+
+Keys are in ``queue.format.keys``. Each is written in the batch that settles the message it is about, or with the event of
+the change.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zonemta_py.core.codec import pack, unpacker
+from zonemta_py.core.errors import QueueCorrupt
+from zonemta_py.core.sliding_window import SlidingWindow
+from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
+from zonemta_py.schedule.controller import Key, Pace
+from zonemta_py.schedule.permits import Stored
+from zonemta_py.schedule.warmup import Warming, WarmupState
+from zonemta_py.storage.interface import View
+
+PACE, WARMUP = "pace", "warmup"
+Puts = list[tuple[bytes, bytes]]  # an empty value deletes
+
+_read_pace = unpacker(Pace)
+_read_warmup = unpacker(WarmupState)
+
+log = logging.getLogger(__name__)
+
+
+class StoredEgress(NamedTuple):
+    """What an earlier life stored; ``warmups`` by address and provider."""
+
+    uses: Stored
+    paces: dict[Key, Pace]
+    warmups: dict[Key, WarmupState]
+
+
+def read_stored(view: View) -> StoredEgress:
+    """Read it; what is damaged is logged, and is not used."""
+    found = StoredEgress([], {}, {})
+    prefix = keys.META_SENDING
+    for key, value in view.scan(prefix, keys.end_of(prefix)):
+        kind, length_ms, slot, address, provider = keys.parse_sending(key)
+        found.uses.append((kind, provider, address, length_ms, slot, int(value)))
+    prefix = keys.META_SENDING_STATE
+    for key, value in view.scan(prefix, keys.end_of(prefix)):
+        kind, provider, address = keys.parse_sending_state(key)
+        try:
+            if kind == PACE:
+                found.paces[provider, address] = _read_pace(value)
+            else:
+                found.warmups[address, provider] = _read_warmup(value)
+        except QueueCorrupt as exc:
+            log.critical("%r is not used: %s", key, exc)
+    return found
+
+
+def use_puts(stored: Stored) -> Puts:
+    """The uses of long windows."""
+    return [
+        (keys.sending_key(kind, length_ms, slot, address, provider), str(used).encode())
+        for kind, provider, address, length_ms, slot, used in stored
+    ]
+
+
+def pace_put(key: Key, pace: Pace | None) -> tuple[bytes, bytes]:
+    """The pace of an address at a provider."""
+    return keys.sending_state_key(PACE, *key), b"" if pace is None else pack(pace)
+
+
+def warmup_put(warming: Warming) -> tuple[bytes, bytes]:
+    """The state of a schedule."""
+    address, provider = warming.key
+    return keys.sending_state_key(WARMUP, provider, address), pack(warming.state)
+
+
+def put_all(batch: WriteBatch, puts: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write ``puts`` with ``batch``."""
+    for key, value in puts:
+        if value:
+            batch.put(key, value)
+        else:
+            batch.delete(key)
+
+
+def delete_old(queue: Queue, now_ms: int) -> None:
+    """Delete the uses that count no more."""
+    batch, prefix = WriteBatch(), keys.META_SENDING
+    for key in queue.store.keys(prefix, keys.end_of(prefix)):
+        _, length_ms, slot, _, _ = keys.parse_sending(key)
+        if slot < SlidingWindow(0, length_ms).oldest_slot(now_ms):
+            batch.delete(key)
+    if batch.ops:
+        queue.commits.submit(batch)

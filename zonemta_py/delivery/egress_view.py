@@ -1,0 +1,48 @@
+"""Sending as an operator sees it: rows for commands, the API, the page and metrics. Pure."""
+
+from zonemta_py.config.plain import rate_text
+from zonemta_py.schedule.permits import Path
+from zonemta_py.schedule.rate_windows import RateWindows
+from zonemta_py.schedule.warmup import DAY_MS, Warming
+
+
+def path_row(path: Path, now_ms: int) -> dict[str, object]:
+    """What is under way between an address and a provider, and what is allowed there. Times are unix ms, 0 for none."""
+    ceiling = path.ceiling
+    return {
+        "provider": path.provider,
+        "address": path.address,
+        "sessions": path.sessions,
+        "idle": path.idle,
+        "sessions_max": path.most(),
+        "rates": _rates(path.messages, now_ms),
+        "connect_rates": _rates(path.connects, now_ms),
+        "pace_sessions": ceiling.sessions,
+        "pace_rates": _rates(ceiling.messages, now_ms),
+        "paused_until_ms": ceiling.paused_ms if ceiling.paused_ms > now_ms else 0,
+        "cause": ceiling.reason,
+    }
+
+
+def _rates(windows: RateWindows | None, now_ms: int) -> list[dict[str, object]]:
+    if windows is None:
+        return []
+    return [
+        {"rate": rate_text(rate), "used": used, "of": rate.events} for rate, used in windows.used(now_ms)
+    ]
+
+
+def warmup_row(warming: Warming, now_ms: int) -> dict[str, object]:
+    """How far the warm-up of an address is. ``allowed`` None: no limit any more."""
+    day, state, schedule = now_ms // DAY_MS, warming.state, warming.schedule
+    return {
+        "address": schedule.address,
+        "provider": schedule.provider,
+        "begins": schedule.begins.isoformat(),
+        "step": warming.step(day) + 1,
+        "steps": len(schedule.daily),
+        "allowed": warming.allowed(day),
+        "sent": state.sent if state.day == day else 0,
+        "late_days": state.delay_days,
+        "paused": bool(state.paused_day),
+    }

@@ -1,0 +1,164 @@
+"""What the replies of providers change: the paces of the controller, and what the rules of shaping say.
+
+Decisions are those of ``schedule.controller``. Here they become limits of the permits, events ``shaped``, and what is stored.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from zonemta_py.config.providers import ProviderTable
+from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, warmup_put
+from zonemta_py.events.schema import Event, Shaped
+from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.queue import Queue
+from zonemta_py.schedule.controller import Change, Controller, Key, Pace, rate_of
+from zonemta_py.schedule.permits import Permits
+from zonemta_py.schedule.rate_windows import RateWindows
+from zonemta_py.schedule.sources import BY_SYSTEM
+from zonemta_py.schedule.warmup import WarmUp
+
+LAST_CLASSES = 5  # of refusals and deferrals, that are shown
+
+
+class EgressFiles(NamedTuple):
+    """What the files say that a configuration names."""
+
+    table: ProviderTable
+    schedules: Sequence[WarmupSchedule]
+
+
+class Shaper:
+    """Applies what replies change. ``on_change`` is called when the permits have other limits."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        permits: Permits,
+        warmup: WarmUp,
+        now_ms: Callable[[], int],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._permits = permits
+        self._warmup = warmup
+        self._now_ms = now_ms
+        self._on_change = on_change
+        self.controller = Controller()
+        self.last_classes: dict[Key, deque[str]] = {}
+        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
+
+    def configure(self, settings: ControllerSettings, files: EgressFiles) -> None:
+        """Use other settings; paces stay until they have come up."""
+        self.controller.configure(settings, lambda name: files.table.settings(name).limits)
+
+    def go_on(self, paces: Mapping[Key, Pace]) -> None:
+        """Go on with the paces of an earlier life."""
+        self.controller.paces |= paces
+        for key in paces:
+            changes = self.controller.advance(key, self._now_ms())
+            if changes:
+                self.write(*self.apply(changes, [key]))
+            else:
+                self._follow(key)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When ``run_due`` has something to do."""
+        return self._steps[0][0] if self._steps else None
+
+    def run_due(self, now_ms: int) -> None:
+        """Let paces come up by the steps that are due."""
+        changes: list[Change] = []
+        touched: set[Key] = set()
+        while self._steps and self._steps[0][0] <= now_ms:
+            _, key = heappop(self._steps)
+            found = self.controller.advance(key, now_ms)
+            changes += found
+            touched |= {key} if found else set()
+        if changes:
+            self.write(*self.apply(changes, touched))
+
+    def attempts(
+        self, provider: str, attempts: Iterable[Attempt], now_ms: int
+    ) -> tuple[list[Event], Puts]:
+        """Replies of ``provider``, one for each recipient: the events of what they change, and what is to be stored."""
+        changes: list[Change] = []
+        touched: set[Key] = set()
+        for attempt in attempts:
+            if not attempt.code:
+                continue  # no server replied
+            key = provider, attempt.source_ip or BY_SYSTEM
+            if attempt.reply_class:
+                self._remember(key, attempt.reply_class)
+            found = self.controller.attempt(key, attempt.reply_class, now_ms)
+            if found:
+                changes += found
+                touched.add(key)
+        return self.apply(changes, touched) if changes else ([], [])
+
+    def _remember(self, key: Key, reply_class: str) -> None:
+        known = self.last_classes.get(key)
+        if known is None:
+            known = self.last_classes[key] = deque(maxlen=LAST_CLASSES)
+        known.append(reply_class)
+
+    def apply(self, changes: Sequence[Change], touched: Iterable[Key]) -> tuple[list[Event], Puts]:
+        """Let the permits follow the controller, and its changes slow down the warm-up of their addresses."""
+        puts: Puts = []
+        events: list[Event] = [event_of(change) for change in changes]
+        for key in touched:
+            self._follow(key)
+            puts.append(pace_put(key, self.controller.paces.get(key)))
+        for change in changes:
+            if change.is_raise:
+                continue
+            for each in self._warmup.of(change.address, change.provider):
+                if each.slow(change.time_ms):
+                    puts.append(warmup_put(each))
+                    events.append(_slowed(change))
+        self._on_change()
+        return events, puts
+
+    def _follow(self, key: Key) -> None:
+        pace, ceiling = self.controller.paces.get(key), self._permits.path(*key).ceiling
+        if pace is None:
+            ceiling.sessions = ceiling.messages = None
+            ceiling.paused_ms, ceiling.reason = 0, ""
+            return
+        ceiling.sessions, ceiling.paused_ms, ceiling.reason = pace.sessions, pace.paused_ms, pace.cause
+        if ceiling.messages is None:
+            ceiling.messages = RateWindows(rate_of(pace))
+        else:
+            ceiling.messages.configure(rate_of(pace))
+        due_ms = self.controller.due_ms(key)
+        assert due_ms is not None
+        heappush(self._steps, (due_ms, key))
+
+    def write(self, events: Iterable[Event], puts: Puts) -> None:
+        """Record what has changed apart from the settle of a message."""
+        batch = WriteBatch()
+        put_all(batch, puts)
+        for event in events:
+            batch.record(event)
+        self._queue.commits.submit(batch)
+
+
+def event_of(change: Change) -> Shaped:
+    """The event of a change."""
+    return Shaped(
+        time_ms=change.time_ms, provider=change.provider, address=change.address, what=change.what,
+        before=change.before, after=change.after, cause=change.cause,
+    )  # fmt: skip
+
+
+def _slowed(change: Change) -> Shaped:
+    cause = f"its pace was lowered: {change.cause}"
+    return Shaped(
+        time_ms=change.time_ms, provider=change.provider, address=change.address, what="warmup",
+        before="the next step tomorrow", after="the same step tomorrow", cause=cause,
+    )  # fmt: skip
