@@ -20,6 +20,7 @@ from zonemta_py.smtp.reply import Reply, make_reply
 
 SEARCHED_MAX = 1024  # characters of a reply that patterns see
 CACHED_MAX = 4096  # replies whose class is remembered
+UNKNOWN = "unknown"  # the phase of a reply that is classified without one
 SAID = " said: "  # between a host and its reply, in the text of a session that could not be opened
 
 
@@ -128,7 +129,7 @@ class ReplyRule:
 
     def allows(self, phase: str, code: int, status: str) -> bool:
         """Whether all conditions but the patterns hold."""
-        if self.phases and phase not in self.phases:
+        if self.phases and (phase or UNKNOWN) not in self.phases:
             return False
         if self.codes and not any(code_matches(each, code) for each in self.codes):
             return False
