@@ -151,8 +151,9 @@ def status_matches(wanted: str, status: str) -> bool:
 _CODE = re.compile(r"[2-5]([0-9][0-9x]|xx)\Z")
 _STATUS = re.compile(r"([245*](\.(\d{1,3}|\*)){2})?\Z")
 _REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
-_OTHERS = re.compile(  # URLs, addresses, and what Postfix writes before a reason
-    r"<?(?:https?://|www\.)[^\s<>]*>?|<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
+_LINKS = re.compile(r"<?(?:https?://|www\.)[^\s<>]*>?")
+_ADDRESSES = re.compile(  # and what Postfix writes before a reason
+    r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
     re.IGNORECASE,
 )
 _EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
@@ -174,9 +175,9 @@ def searched(code: int, status: str, text: str) -> str:
     return " ".join(words.split())[:SEARCHED_MAX]
 
 
-def plain_words(text: str) -> str:
-    """``text`` without what is about something else: URLs, addresses, and what Postfix writes before a reason."""
-    return _OTHERS.sub("<>", text)
+def plain_words(text: str, *, links: bool = False) -> str:
+    """``text`` without addresses, without what Postfix writes before a reason, and without URLs, unless ``links``."""
+    return _ADDRESSES.sub("<>", text if links else _LINKS.sub("<>", text))
 
 
 class Classified(NamedTuple):
@@ -218,8 +219,9 @@ class ReplyClassifier:
         whole = searched(code, status, text)
         words = plain_words(whole)
         found = self._found(words, phase, code, status)
-        if not found and words != whole:
-            found = self._found(whole, phase, code, status)
+        with_links = plain_words(whole, links=True)
+        if not found and words != with_links:
+            found = self._found(with_links, phase, code, status)
         bare = (n for n in self._bare if self.rules[n].allows(phase, code, status))
         yield from (self.rules[n] for n in sorted(found.union(bare)))
 
