@@ -17,9 +17,7 @@ TEXT = b"Subject: hi\r\n\r\nbody\r\n"
 
 def shaped(stage: Stage, processes: tuple[int, int], providers: dict[str, Any], **changes: Any) -> Any:
     """A relay with two addresses, and these providers by name: the hosts are ``*.NAME.example``."""
-    own = {
-        name: {"mx": [f"*.{name}.example"], "limits": limits} for name, limits in providers.items()
-    }
+    own = {name: {"mx": [f"*.{name}.example"], "limits": limits} for name, limits in providers.items()}
     (stage.directory / "providers.yaml").write_text(yaml.safe_dump({"providers": own}))
     return stage.config(
         providers={"file": "providers.yaml", "shipped": False},
@@ -32,7 +30,9 @@ def shaped(stage: Stage, processes: tuple[int, int], providers: dict[str, Any], 
 async def fill(relay: Any, domains: Sequence[str], messages: int, name: str = "m") -> None:
     """Submit ``messages`` of one recipient each."""
     for number in range(messages):
-        await relay.enqueue("s@sender.example", [f"{name}{number}@{domains[number % len(domains)]}"], TEXT)
+        await relay.enqueue(
+            "s@sender.example", [f"{name}{number}@{domains[number % len(domains)]}"], TEXT
+        )
 
 
 def kept(provider: SinkProvider, messages: int) -> None:
