@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -97,22 +98,21 @@ async def test_a_replay_gives_what_was_recorded(directory: Path, processes: tupl
 
 
 async def ended_by_an_operator(relay: Relay) -> None:
-    """The pace that is known, of one of the addresses, is ended."""
-    path = relay.config.path
+    """The pace of one of the addresses is ended, as long as it is low."""
+    status, tries = ("shaping", "status", "-c", relay.config.path, "--provider", "big"), count()
 
-    async def one() -> bool:
-        return any(row["pace_sessions"] is not None for row in await rows("shaping", "status", "-c", path))
+    async def ended() -> bool:
+        await fill(relay, 20, f"bad.operator.{next(tries)}.")
+        limited = [row["address"] for row in await rows(*status) if row["pace_sessions"] is not None]
+        if not limited:
+            return False
+        table = await zonemta(*status, "--address", limited[0])
+        assert "rate_limited" in table.output
+        chosen = ("--provider", "big", "--address", limited[0])
+        found = await zonemta("shaping", "end", "-c", relay.config.path, *chosen)
+        return found.output.startswith(f"ended for {limited[0]} at big: ")
 
-    await fill(relay, 20, "bad.operator")
-    await eventually(one, "a pace")
-    limited = [
-        row for row in await rows("shaping", "status", "-c", path) if row["pace_sessions"] is not None
-    ]
-    chosen = ("--provider", "big", "--address", limited[0]["address"])
-    table = await zonemta("shaping", "status", "-c", path, *chosen)
-    assert "rate_limited" in table.output
-    ended = await zonemta("shaping", "end", "-c", path, *chosen)
-    assert ended.output.startswith(f"ended for {limited[0]['address']} at big: ")
+    await eventually(ended, "a pace that is ended")
     await empty(relay)
 
 
