@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Iterable
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
-from zonemta_py.config.schema import AddressLimits, Config, PoolAddress
+from zonemta_py.config.schema import Config
+from zonemta_py.config.sending import AddressLimits, PoolAddress
 from zonemta_py.config.shaping import check_pools, load_shaping
 from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core import clock

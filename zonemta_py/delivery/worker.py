@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
@@ -61,6 +62,27 @@ class LeaseResult(Struct, frozen=True):
     not_permitted: bool = False
 
 
+class Next(Enum):
+    """What a worker does after a delivery."""
+
+    CONTINUE = auto()  # with another lease
+    RESUME = auto()  # the destination, which was suspended; then continue
+    LEARN_LIMIT = auto()  # of the destination's connections; then end
+    SUSPEND = auto()  # the destination; then end
+    WAIT = auto()  # until another session is permitted; then end
+
+
+def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
+    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
+    if result.not_permitted:
+        return Next.WAIT
+    if result.at_connection_limit:
+        return Next.LEARN_LIMIT
+    if result.failure is not None:
+        return Next.SUSPEND
+    return Next.RESUME if suspended else Next.CONTINUE
+
+
 class Worker:
     """Delivers leases of one zone."""
 
@@ -113,6 +135,10 @@ class Worker:
         failure = None if result.permanent else result.failure
         if meta.origin.tenant in self._own_pools and not slot.destination.failing:
             failure = None  # it may be the tenant's addresses that are refused: others' mail is tried
+        if failure is not None:
+            [about] = self._egress.named(lease, [failure])
+            if about is not None and self._egress.has_others(lease, about):
+                failure = None  # mail may leave from another address
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:

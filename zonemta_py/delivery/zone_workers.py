@@ -14,7 +14,7 @@ from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
 from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.worker import LeaseResult, Worker
+from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next
 from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
@@ -38,27 +38,6 @@ class NoLease(Enum):
 
     LOOK_AGAIN = auto()  # a message was unreadable, or mail on disk has not been reached yet
     NO_MAIL = auto()
-
-
-class Next(Enum):
-    """What a worker does after a delivery."""
-
-    CONTINUE = auto()  # with another lease
-    RESUME = auto()  # the destination, which was suspended; then continue
-    LEARN_LIMIT = auto()  # of the destination's connections; then end
-    SUSPEND = auto()  # the destination; then end
-    WAIT = auto()  # until another session is permitted; then end
-
-
-def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
-    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
-    if result.not_permitted:
-        return Next.WAIT
-    if result.at_connection_limit:
-        return Next.LEARN_LIMIT
-    if result.failure is not None:
-        return Next.SUSPEND
-    return Next.RESUME if suspended else Next.CONTINUE
 
 
 def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
