@@ -52,9 +52,7 @@ async def rows(*arguments: object) -> list[dict[str, Any]]:
 def changes(directory: Path, *, raises: bool) -> int:
     """How many changes are in the open segment of the event log: those that raise a pace, or the others."""
     found = read_open_segments(directory / "events")
-    return sum(
-        1 for each in found if each["event"] == "shaped" and ("quiet" in each["cause"]) == raises
-    )
+    return sum(1 for each in found if each["event"] == "shaped" and ("quiet" in each["cause"]) == raises)
 
 
 async def fill(relay: Relay, messages: int, name: str) -> None:

@@ -1,11 +1,11 @@
-"""How much an address that is new may send on a day: late days, pauses, and both together."""
+"""The warm-up of addresses: late days, pauses, and both together."""
 
 from datetime import date
 
 import pytest
 
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.schedule.warmup import DAY_MS, EPOCH, Warming, WarmupState, plan
+from zonemta_py.schedule.warmup import DAY_MS, EPOCH, Warming, WarmupState
 
 BEGINS = date(2026, 12, 1)
 FIRST = BEGINS.toordinal() - EPOCH
@@ -23,12 +23,6 @@ def numbers(each: Warming, days: int = 6) -> list[int | None]:
 def at(day: int) -> int:
     """A time on a day, counted from the first."""
     return (FIRST + day) * DAY_MS + DAY_MS // 2
-
-
-def test_each_day_has_its_number() -> None:
-    each = warming()
-    assert each.allowed(FIRST - 1) == 0, "it has not begun"
-    assert numbers(each) == [5, 10, 20, 40, None, None]
 
 
 @pytest.mark.parametrize("day", [0, 1, 3])
@@ -67,9 +61,3 @@ def test_a_pause_of_no_day_changes_nothing() -> None:
     each.pause(at(1))
     each.go_on(at(1))
     assert numbers(each) == [5, 10, 20, 40, None, None]
-
-
-def test_a_plan_grows_to_its_target() -> None:
-    made = plan(1000, BEGINS, "192.0.2.1", first=200, growth=2.0)
-    assert made.daily == (200, 400, 800, 1000)
-    assert [day.day for day, _ in made.days()] == [1, 2, 3, 4]

@@ -31,7 +31,7 @@ COMMANDS = {
     "demo": "zonemta_py.cli.demo",
     "suspend": "zonemta_py.cli.suspend",
     "resume": "zonemta_py.cli.suspend",
-    "shaping": "zonemta_py.cli.shaping",
+    "shaping": "zonemta_py.cli.paces",
     "warmup": "zonemta_py.cli.warming",
     "tenant": "zonemta_py.cli.tenant",
     "user": "zonemta_py.cli.user",

@@ -1,7 +1,7 @@
 """What an operator sees and changes of the limits of sending: in a running relay, and in a queue whose relay is down."""
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
@@ -24,35 +24,43 @@ from zonemta_py.schedule.warmup import Warming, WarmUp
 Row = dict[str, Any]
 
 
-class RunningEgress:
-    """Of a running relay, whose limits are ``egress()``."""
+class HasEgress(Protocol):
+    """A delivery service, whose limits are made when it starts."""
 
-    def __init__(self, queue: Queue, egress: Callable[[], Egress], config: Callable[[], Config]) -> None:
+    @property
+    def egress(self) -> Egress:
+        """The limits of providers and addresses."""
+
+
+class RunningEgress:
+    """Of a running relay that delivers by ``delivery``."""
+
+    def __init__(self, queue: Queue, delivery: HasEgress, config: Callable[[], Config]) -> None:
         self._queue = queue
-        self._egress = egress
+        self._delivery = delivery
         self._config = config
 
     def names(self, kind: str) -> Collection[str]:
         """The zones, providers or addresses that there are."""
-        providers = self._egress().providers
+        providers = self._delivery.egress.providers
         return _names(kind, self._config(), [*providers.table.providers, *providers.names()])
 
     def changed(self) -> None:
         """Something was suspended or resumed."""
-        self._egress().changed()
+        self._delivery.egress.changed()
 
     def rows(self) -> list[Row]:
         """See ``Egress.rows``."""
-        return self._egress().rows()
+        return self._delivery.egress.rows()
 
     def warmups(self) -> list[Row]:
         """See ``egress_view.warmup_row``."""
-        egress = self._egress()
+        egress = self._delivery.egress
         return [warmup_row(each, egress.now_ms()) for each in egress.warmup.all()]
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._egress()
+        egress = self._delivery.egress
         found, now_ms = _schedules(egress.warmup, address, provider), egress.now_ms()
         batch = _paused(found, now_ms, paused=paused)
         egress.changed()
@@ -61,7 +69,7 @@ class RunningEgress:
 
     async def end_pace(self, provider: str, address: str) -> Row:
         """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._egress()
+        egress = self._delivery.egress
         shaper = egress.shaper
         change = _end(shaper.controller, provider, address, egress.now_ms())
         await self._queue.commits.submit(_batch(*shaper.apply([change])))

@@ -47,7 +47,9 @@ class Warming:
     def step(self, day: int) -> int:
         """The place of ``day`` in the schedule; negative before it begins."""
         state = self.state
-        late = state.delay_days - (state.slowed_day == day)  # its own number is not repeated before tomorrow
+        late = state.delay_days - (
+            state.slowed_day == day
+        )  # its own number is not repeated before tomorrow
         late += max(0, day - state.paused_day) if state.paused_day else 0
         return day - (self.schedule.begins.toordinal() - EPOCH) - late
 
