@@ -26,7 +26,7 @@ from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.durations import time_left
 from zonemta_py.core.errors import LocalError
-from zonemta_py.schedule.replay import PoolOf, ShapedChange, ShapingReplay, ShapingSetup
+from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
 
 TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 
@@ -221,7 +221,7 @@ def _pools(config: Config) -> PoolOf:
     return pool_of
 
 
-def _print_change(change: ShapedChange, sign: str, *, as_json: bool) -> None:
+def _print_change(change: ReplayedChange, sign: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**change.row(), **({"difference": sign} if sign else {})})
         return

@@ -16,7 +16,7 @@ from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import DEQUEUE_TRANSPORT
-from zonemta_py.schedule.controller import Change, Controller
+from zonemta_py.schedule.controller import Controller, ShapingChange
 from zonemta_py.schedule.shaping import OPERATOR
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import Warming, WarmUp
@@ -172,7 +172,7 @@ def _batch(events: Iterable[Event], puts: Puts) -> WriteBatch:
     return batch
 
 
-def _end(controller: Controller, provider: str, address: str, now_ms: int) -> Change:
+def _end(controller: Controller, provider: str, address: str, now_ms: int) -> ShapingChange:
     change = controller.end((provider, address), now_ms, OPERATOR)
     if change is None:
         raise LocalError(
@@ -181,5 +181,5 @@ def _end(controller: Controller, provider: str, address: str, now_ms: int) -> Ch
     return change
 
 
-def _ended(change: Change) -> Row:
+def _ended(change: ShapingChange) -> Row:
     return {"provider": change.provider, "address": change.address, "ended": change.before}

@@ -117,9 +117,8 @@ class Relay:
         config, queue, delivery = self._config, self._queue, self._delivery
         stream = EventStream()
         outcomes = OutcomeLog(config.log.outcomes, as_postfix=config.log.format == "postfix")
-        observers = [stream.publish, outcomes.publish]
-        observers += [self._on_events] if self._on_events is not None else []
-        exporter = Exporter(queue, config.events, observers)
+        own = [self._on_events] if self._on_events is not None else []
+        exporter = Exporter(queue, config.events, [stream.publish, outcomes.publish, *own])
         traces = Traces(self._other_processes)
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify, config.events.directory,
