@@ -21,6 +21,7 @@ from zonemta_py.cli.common import (
 from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import shaped_text
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
@@ -226,8 +227,4 @@ def _print_change(change: ReplayedChange, sign: str, *, as_json: bool) -> None:
         print_json({**change.row(), **({"difference": sign} if sign else {})})
         return
     time = f"{clock.utc(change.time_ms):%Y-%m-%d %H:%M:%S}.{change.time_ms % 1000:03d}"
-    mark = f"{sign} " if sign else ""
-    echo(
-        f"{mark}{time}  {change.provider} from {change.address}: {change.what}: {change.before} -> {change.after}"
-        f" ({change.cause})"
-    )
+    echo(f"{sign} {time}  {shaped_text(change.row())}".lstrip())
