@@ -8,7 +8,6 @@ from zonemta_py.delivery.look_ups import Resolve
 from zonemta_py.delivery.ways import Way, Ways
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.permits import FREE, Permit, Refusal
-from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked
 
@@ -61,8 +60,9 @@ class ZoneEgress:
         now_ms, key = egress.now_ms(), f"{self._name}:{way.pool}"
         gate = egress.gates.get(key, way.provider)
         if gate is not None and gate.waiting and gate.awake != destination and gate.refusal is not None:
-            self._wait(destination, way.provider, gate.refusal._replace(until_ms=UNKNOWN), way.pool)
-            return None
+            self._wait_at(destination, (key, way.provider))
+            if egress.gates.join(key, way.provider, destination):
+                return None
         sources = self.ways.sources(way, destination)
         permit = egress.take(way.provider, ranked(sources, f"{destination} {now_ms}"), now_ms)
         if isinstance(permit, Refusal):
@@ -76,11 +76,15 @@ class ZoneEgress:
 
     def _wait(self, destination: str, provider: str, refusal: Refusal, pool: str = "") -> None:
         place = f"{self._name}:{pool}", provider
+        self._wait_at(destination, place)
+        self._egress.gates.wait(*place, destination, self._wake, refusal, self._egress.now_ms())
+
+    def _wait_at(self, destination: str, place: tuple[str, str]) -> None:
+        """It waits at the gate ``place``, and no more at another one."""
         before = self._waiting.get(destination)
         if before is not None and before != place:
             self._egress.gates.emptied(*before, destination)
         self._waiting[destination] = place
-        self._egress.gates.wait(*place, destination, self._wake, refusal, self._egress.now_ms())
 
     def _wake(self, destination: str) -> bool:
         if self._ready(destination):
