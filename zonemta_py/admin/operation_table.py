@@ -26,6 +26,7 @@ from zonemta_py.admin.requests import (
     ResumeRequest,
     Row,
     ShapeRequest,
+    ShapingRequest,
     ShowRequest,
     StateRequest,
     StatsRequest,
@@ -108,6 +109,7 @@ OPERATIONS = {
         Operation("check", CheckRequest, Operations.check),
         Operation("audit", AuditRequest, Operations.audit),
         Operation("stats", StatsRequest, Operations.stats),
+        Operation("shaping", ShapingRequest, Operations.shaping),
         Operation("classify", ClassifyRequest, Operations.classify, in_body=True),
     )
 }

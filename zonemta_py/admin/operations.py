@@ -29,6 +29,7 @@ from zonemta_py.admin.requests import (
     TraceRequest,
     UnreachableRequest,
 )
+from zonemta_py.admin.shaping_operations import ShapingOperations
 from zonemta_py.admin.tenant_operations import TenantOperations
 from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations, no_message
 from zonemta_py.core.clock import monotonic_s
@@ -51,13 +52,14 @@ ALL = "all"
 DOWN = RunningRelay()
 
 
-class Operations(ViewOperations, TenantOperations, EventOperations):
+class Operations(ViewOperations, TenantOperations, EventOperations, ShapingOperations):
     """The operations on ``queue``, and on the ``relay`` that runs on it."""
 
     def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
         ViewOperations.__init__(self, queue, relay)
         TenantOperations.__init__(self, queue, relay.verify, relay.tenants)
         EventOperations.__init__(self, queue, relay.events, relay.stream)
+        ShapingOperations.__init__(self, relay.egress)
 
     async def body(self, request: BodyRequest) -> AsyncIterator[Row]:
         """Rows with ``chunk``. Raises LocalError when there is no such message or it is damaged."""

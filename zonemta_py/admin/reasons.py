@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from zonemta_py.admin.event_stream import EventStream
+from zonemta_py.admin.shaping_operations import EgressView
 from zonemta_py.core.codec import replace
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
@@ -39,7 +40,7 @@ class RunningRelay:
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
     the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration.
+    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration. ``egress``: from which address mail leaves to which provider.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class RunningRelay:
     trace: Callable[[str], AsyncIterator[dict[str, Any]]] | None = None
     new_login: Callable[[], dict[str, Any]] | None = None
     tenants: Callable[[], Collection[str]] | None = None
+    egress: EgressView | None = None
 
 
 class Reasons:

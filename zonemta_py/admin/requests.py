@@ -174,6 +174,14 @@ class ClassifyRequest(Request, frozen=True):
     phase: str = ""
 
 
+class ShapingRequest(Request, frozen=True):
+    """Show what may be sent from which address to which provider, and why less is; None: do not filter."""
+
+    provider: str | None = None
+    address: str | None = None
+    limit: int = 1000
+
+
 class UsageRequest(Request, frozen=True):
     """Show what a tenant has used of its limits."""
 

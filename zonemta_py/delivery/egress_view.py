@@ -1,6 +1,7 @@
 """Sending as an operator sees it: rows for commands, the API, the page and metrics. Pure."""
 
 from zonemta_py.config.plain import rate_text
+from zonemta_py.schedule.controller import Pace
 from zonemta_py.schedule.permits import Path
 from zonemta_py.schedule.rate_windows import RateWindows
 from zonemta_py.schedule.warmup import DAY_MS, Warming
@@ -21,6 +22,18 @@ def path_row(path: Path, now_ms: int) -> dict[str, object]:
         "pace_rates": _rates(ceiling.messages, now_ms),
         "paused_until_ms": ceiling.paused_ms if ceiling.paused_ms > now_ms else 0,
         "cause": ceiling.reason,
+    }
+
+
+def pace_row(pace: Pace | None) -> dict[str, object]:
+    """To how much the controller, or a rule, has lowered a way: messages a minute and sessions, and those of its limits.
+
+    None: nothing is lowered.
+    """
+    return {
+        "pace_per_min": None if pace is None else pace.rate,
+        "full_per_min": None if pace is None else pace.top_rate,
+        "full_sessions": None if pace is None else pace.top_sessions,
     }
 
 

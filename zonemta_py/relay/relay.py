@@ -123,7 +123,7 @@ class Relay:
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
             config.events.directory, stream, self.status, self.set_log_level,
-            traces.watch, self._new_login, lambda: self._config.tenants,
+            traces.watch, self._new_login, lambda: self._config.tenants, delivery.egress,
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)

@@ -1,0 +1,69 @@
+"""The operation that shows from which address mail leaves to which provider, what is allowed there, and why."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from zonemta_py.admin.requests import Row, ShapingRequest
+
+
+class EgressView(Protocol):
+    """Sending of a running relay, as an operator sees it. Times are unix ms, 0 for none."""
+
+    def rows(self) -> Sequence[Row]:
+        """Each way from an address to a provider, see ``egress_view.path_row``."""
+
+    def warmup_rows(self) -> Sequence[Row]:
+        """Each schedule of an address that is new, see ``egress_view.warmup_row``."""
+
+
+class ShapingOperations:
+    """A part of ``Operations``. ``egress``: None when no relay runs."""
+
+    def __init__(self, egress: EgressView | None) -> None:
+        self._egress = egress
+
+    async def shaping(self, request: ShapingRequest) -> AsyncIterator[Row]:
+        """A row for each way, those first that need attention. No row when no relay runs."""
+        if self._egress is None:
+            return
+        rows = [
+            row
+            for row in self._egress.rows()
+            if request.provider in (None, row["provider"]) and request.address in (None, row["address"])
+        ]
+        rows.sort(key=attention)
+        for row in rows[: request.limit]:
+            yield row
+
+
+def attention(row: Row) -> tuple[int, int, str, str]:
+    """The place of a way in a list: first what sends nothing, then what sends less, then the others by attempts.
+
+    Attempts count by their number of digits, so that a list that is watched does not jump.
+    """
+    refused, attempts = len(str(row["refused"])), len(str(row["attempts"]))
+    return (
+        _level(row),
+        -10 * refused - attempts if row["refused"] else -attempts,
+        row["provider"],
+        row["address"],
+    )
+
+
+def _level(row: Row) -> int:
+    if row["suspended"]:
+        return 0
+    if row["paused_until_ms"]:
+        return 1
+    if is_lowered(row):
+        return 2
+    if any(each["late_days"] or each["paused"] for each in row["warmup"]):
+        return 3
+    if row["refused"]:
+        return 4
+    return 5 if row["waiting"] else 6
+
+
+def is_lowered(row: Row) -> bool:
+    """Whether the controller, or a rule, allows less than the limits."""
+    return row["pace_sessions"] is not None
