@@ -1,6 +1,6 @@
 """``/metrics`` for Prometheus and OpenMetrics: what the relay counts anyway, read when it is asked for.
 
-At most 5,000 series: zones, destinations and tenants beyond a limit are left out or added up as OTHER, so that the mail
+At most 10,000 series: zones, destinations, tenants and providers beyond a limit are left out or added up as OTHER, so that the mail
 does not decide how many there are. Names are documented in docs/metrics.md.
 """
 
@@ -24,6 +24,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from zonemta_py.admin.health import LoopWatch
 from zonemta_py.admin.http_server import HttpRoute
+from zonemta_py.admin.shaping_operations import EgressView
+from zonemta_py.admin.shaping_series import shaping_series
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
 from zonemta_py.core.histogram import Histogram
@@ -62,6 +64,7 @@ class MetricSources:
     pids: Callable[[], Mapping[str, list[int]]]
     directory: Path
     reserve_bytes: int
+    egress: EgressView
 
 
 class RelayCollector(Collector):
@@ -76,6 +79,7 @@ class RelayCollector(Collector):
         yield from self._relay()
         yield from self._intake()
         yield from self._delivery()
+        yield from self._shaping()
         yield from self._depths()
         yield from self._storage()
         yield from self._processes()
@@ -148,6 +152,14 @@ class RelayCollector(Collector):
         zones = self._sources.queue.census.zones()
         names = sorted(self._sources.zones, key=lambda name: -sum(zones.get(name, ())))[:ZONES_MAX]
         return {name: name for name in names}
+
+    def _shaping(self) -> Iterator[Metric]:
+        egress = self._sources.egress
+        for found in shaping_series(egress.rows(), egress.warmup_rows()):
+            made = GaugeMetricFamily(found.name, found.help_text, labels=found.labels)
+            for labels, value in found.values:
+                made.add_metric(labels, value)
+            yield made
 
     def _depths(self) -> Iterator[Metric]:
         queue, zones = self._sources.queue, self._zone_names()

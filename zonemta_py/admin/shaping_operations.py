@@ -43,14 +43,15 @@ def attention(row: Row) -> tuple[int, int, str, str]:
     """
     refused, attempts = len(str(row["refused"])), len(str(row["attempts"]))
     return (
-        _level(row),
+        level(row),
         -10 * refused - attempts if row["refused"] else -attempts,
         row["provider"],
         row["address"],
     )
 
 
-def _level(row: Row) -> int:
+def level(row: Row) -> int:
+    """How little a way needs attention: 0 where an operator has stopped it, 6 where all is well."""
     if row["suspended"]:
         return 0
     if row["paused_until_ms"]:
@@ -66,4 +67,4 @@ def _level(row: Row) -> int:
 
 def is_lowered(row: Row) -> bool:
     """Whether the controller, or a rule, allows less than the limits."""
-    return row["pace_sessions"] is not None
+    return row["pace_per_min"] is not None

@@ -196,6 +196,7 @@ class AdminService:
                 self._pids,
                 settings.directory,
                 settings.min_free_disk,
+                self._sources.delivery.egress,
             )
         )
 
