@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
 from zonemta_py.config.schema import AddressLimits, Config, PoolAddress
+from zonemta_py.config.shaping import check_pools, load_shaping
 from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core import clock
 from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
@@ -34,7 +35,9 @@ SWEEP_EVERY_S = 600.0
 def read_egress(config: Config) -> EgressFiles:
     """Read the files. Raises ConfigError."""
     table = load_providers(config.providers.file, shipped=config.providers.shipped)
-    return EgressFiles(table, read_warmups(config.warmup.file) if config.warmup.file else ())
+    rules = load_shaping(config.shaping.file, shipped=config.shaping.shipped)
+    check_pools(rules, list(config.pools))
+    return EgressFiles(table, read_warmups(config.warmup.file) if config.warmup.file else (), rules)
 
 
 class Egress:
@@ -56,7 +59,7 @@ class Egress:
         stored = read_stored(queue.store)
         self.configure(config, read_egress(config), stored.warmups)
         self.permits.restore(stored.uses, self.now_ms())
-        self.shaper.go_on(stored.paces)
+        self.shaper.go_on(stored.paces, stored.reroutes)
 
     def now_ms(self) -> int:
         """Unix ms of a clock that is never set: windows and steps must not jump."""
@@ -115,8 +118,9 @@ class Egress:
         )
 
     def pool_of(self, provider: str, pool: str) -> str:
-        """The pool of mail to ``provider`` that ``pool`` sends, unless a rule says otherwise."""
-        return pool
+        """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""
+        reroutes = self.shaper.engine.reroutes
+        return self.shaper.engine.pool_of(provider, pool, self.now_ms()) if reroutes else pool
 
     def suspension(self, kind: str, name: str) -> Suspension | None:
         """The suspension of a zone, provider, address or domain by an operator, if there is one now."""
@@ -278,7 +282,7 @@ class Egress:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             now_ms = self.now_ms()
-            self.shaper.controller.forget_idle(now_ms)
+            self.shaper.forget_old(now_ms)
             delete_old(self.queue, now_ms)
 
     def close(self) -> None:

@@ -16,14 +16,16 @@ from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.controller import Key, Pace
 from zonemta_py.schedule.permits import Stored
+from zonemta_py.schedule.shaping import Reroute
 from zonemta_py.schedule.warmup import Warming, WarmupState
 from zonemta_py.storage.interface import View
 
-PACE, WARMUP = "pace", "warmup"
+PACE, WARMUP, POOL = "pace", "warmup", "pool"
 Puts = list[tuple[bytes, bytes]]  # an empty value deletes
 
 _read_pace = unpacker(Pace)
 _read_warmup = unpacker(WarmupState)
+_read_reroute = unpacker(Reroute)
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,12 @@ class StoredEgress(NamedTuple):
     uses: Stored
     paces: dict[Key, Pace]
     warmups: dict[Key, WarmupState]
+    reroutes: dict[Key, Reroute]
 
 
 def read_stored(view: View) -> StoredEgress:
     """Read it; what is damaged is logged, and is not used."""
-    found = StoredEgress([], {}, {})
+    found = StoredEgress([], {}, {}, {})
     prefix = keys.META_SENDING
     for key, value in view.scan(prefix, keys.end_of(prefix)):
         kind, length_ms, slot, address, provider = keys.parse_sending(key)
@@ -49,6 +52,8 @@ def read_stored(view: View) -> StoredEgress:
         try:
             if kind == PACE:
                 found.paces[provider, address] = _read_pace(value)
+            elif kind == POOL:
+                found.reroutes[provider, address] = _read_reroute(value)
             else:
                 found.warmups[address, provider] = _read_warmup(value)
         except QueueCorrupt as exc:
@@ -67,6 +72,11 @@ def use_puts(stored: Stored) -> Puts:
 def pace_put(key: Key, pace: Pace | None) -> tuple[bytes, bytes]:
     """The pace of an address at a provider."""
     return keys.sending_state_key(PACE, *key), b"" if pace is None else pack(pace)
+
+
+def reroute_put(key: Key, reroute: Reroute | None) -> tuple[bytes, bytes]:
+    """From which pool the mail of another one leaves to a provider."""
+    return keys.sending_state_key(POOL, *key), b"" if reroute is None else pack(reroute)
 
 
 def warmup_put(warming: Warming) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zonemta_py.config.zones import Retry
 from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
+from zonemta_py.queue.format.keys import HELD_MS
 from zonemta_py.queue.format.records import FORMAT, Meta, Note, Waiting, starts
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.submitter_queues import QueuedRecipient
@@ -19,6 +20,7 @@ from zonemta_py.schedule.retry import (
     priority_of,
     warning_is_due,
 )
+from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import NO_ADDRESS, Phase, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
@@ -82,6 +84,18 @@ def decide_outcome(
     if meta.options.notify_ms > now_ms:
         due_ms = min(due_ms, meta.options.notify_ms)
     return Outcome(recipient, OutcomeKind.DEFERRED, attempt, due_ms)
+
+
+def handled(outcome: Outcome, handling: Handling) -> Outcome:
+    """``outcome`` as the rules of shaping want it."""
+    kind = outcome.kind
+    if handling.holds and kind in (OutcomeKind.DEFERRED, OutcomeKind.BOUNCED):
+        return replace(outcome, kind=OutcomeKind.DEFERRED, due_ms=HELD_MS)
+    if kind is not OutcomeKind.DEFERRED:
+        return outcome
+    if handling.bounces:
+        return replace(outcome, kind=OutcomeKind.BOUNCED, due_ms=0)
+    return outcome if handling.is_counted else replace(outcome, counted=False)
 
 
 def _lapse(recipient: QueuedRecipient) -> Attempt:

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderTable
 from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, warmup_put
+from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, reroute_put, warmup_put
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.controller import Change, Controller, Key, Pace, rate_of
 from zonemta_py.schedule.permits import Permits
 from zonemta_py.schedule.rate_windows import RateWindows
-from zonemta_py.schedule.sources import BY_SYSTEM
+from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
 from zonemta_py.schedule.warmup import WarmUp
 
 LAST_CLASSES = 5  # of refusals and deferrals, that are shown
@@ -30,6 +30,7 @@ class EgressFiles(NamedTuple):
 
     table: ProviderTable
     schedules: Sequence[WarmupSchedule]
+    rules: ShapingRules
 
 
 class Shaper:
@@ -48,23 +49,36 @@ class Shaper:
         self._warmup = warmup
         self._now_ms = now_ms
         self._on_change = on_change
-        self.controller = Controller()
+        self.engine = ShapingEngine()
         self.last_classes: dict[Key, deque[str]] = {}
         self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
 
+    @property
+    def controller(self) -> Controller:
+        """The paces of addresses at providers."""
+        return self.engine.controller
+
     def configure(self, settings: ControllerSettings, files: EgressFiles) -> None:
         """Use other settings; paces stay until they have come up."""
-        self.controller.configure(settings, lambda name: files.table.settings(name).limits)
+        self.engine.configure(settings, files.rules, lambda name: files.table.settings(name).limits)
 
-    def go_on(self, paces: Mapping[Key, Pace]) -> None:
-        """Go on with the paces of an earlier life."""
+    def go_on(self, paces: Mapping[Key, Pace], reroutes: Mapping[Key, Reroute]) -> None:
+        """Go on with the paces of an earlier life, and with the pools that rules chose."""
         self.controller.paces |= paces
+        self.engine.reroutes |= reroutes
         for key in paces:
             changes = self.controller.advance(key, self._now_ms())
             if changes:
-                self.write(*self.apply(changes, [key]))
+                self.write(*self.apply(changes))
             else:
                 self._follow(key)
+
+    def forget_old(self, now_ms: int) -> None:
+        """Drop what counts no more."""
+        over = self.engine.forget_old(now_ms)
+        if over:
+            self.write((), [reroute_put(key, None) for key in over])
+            self._on_change()
 
     @property
     def due_ms(self) -> int | None:
@@ -74,32 +88,20 @@ class Shaper:
     def run_due(self, now_ms: int) -> None:
         """Let paces come up by the steps that are due."""
         changes: list[Change] = []
-        touched: set[Key] = set()
         while self._steps and self._steps[0][0] <= now_ms:
             _, key = heappop(self._steps)
-            found = self.controller.advance(key, now_ms)
-            changes += found
-            touched |= {key} if found else set()
+            changes += self.controller.advance(key, now_ms)
         if changes:
-            self.write(*self.apply(changes, touched))
+            self.write(*self.apply(changes))
 
-    def attempts(
-        self, provider: str, attempts: Iterable[Attempt], now_ms: int
-    ) -> tuple[list[Event], Puts]:
-        """Replies of ``provider``, one for each recipient: the events of what they change, and what is to be stored."""
+    def replies(self, replies: Iterable[ReplyAbout], now_ms: int) -> tuple[list[Event], Puts]:
+        """Replies to the recipients of a message: the events of what they change, and what is to be stored."""
         changes: list[Change] = []
-        touched: set[Key] = set()
-        for attempt in attempts:
-            if not attempt.code:
-                continue  # no server replied
-            key = provider, attempt.source_ip or BY_SYSTEM
-            if attempt.reply_class:
-                self._remember(key, attempt.reply_class)
-            found = self.controller.attempt(key, attempt.reply_class, now_ms)
-            if found:
-                changes += found
-                touched.add(key)
-        return self.apply(changes, touched) if changes else ([], [])
+        for about in replies:
+            if about.reply_class:
+                self._remember(about.key, about.reply_class)
+            changes += self.engine.reply(about, now_ms)
+        return self.apply(changes) if changes else ([], [])
 
     def _remember(self, key: Key, reply_class: str) -> None:
         known = self.last_classes.get(key)
@@ -107,11 +109,13 @@ class Shaper:
             known = self.last_classes[key] = deque(maxlen=LAST_CLASSES)
         known.append(reply_class)
 
-    def apply(self, changes: Sequence[Change], touched: Iterable[Key]) -> tuple[list[Event], Puts]:
+    def apply(self, changes: Sequence[Change]) -> tuple[list[Event], Puts]:
         """Let the permits follow the controller, and its changes slow down the warm-up of their addresses."""
         puts: Puts = []
+        if any(change.what == POOL for change in changes):
+            puts += [reroute_put(key, each) for key, each in self.engine.reroutes.items()]
         events: list[Event] = [event_of(change) for change in changes]
-        for key in touched:
+        for key in dict.fromkeys((change.provider, change.address) for change in changes):
             self._follow(key)
             puts.append(pace_put(key, self.controller.paces.get(key)))
         for change in changes:

@@ -12,23 +12,36 @@ from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.lease_context import LeaseContext
-from zonemta_py.delivery.outcome import RetryRules, before_attempt, decide_outcome, requested_priority
+from zonemta_py.delivery.outcome import (
+    RetryRules,
+    before_attempt,
+    decide_outcome,
+    handled,
+    requested_priority,
+)
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
 from zonemta_py.delivery.zone_egress import ZoneEgress
+from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.outcome import Outcome, classify_attempts
+from zonemta_py.queue.format.keys import HELD_MS
+from zonemta_py.queue.format.records import Meta
+from zonemta_py.queue.outcome import Outcome
+from zonemta_py.queue.transitions import event_fields
 from zonemta_py.queue.upkeep.interrupted import interrupt
 from zonemta_py.schedule.permits import Refusal
-from zonemta_py.schedule.retry import RetryContext, make_policy, next_attempt
+from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
 
 SUSPEND_S = 300.0  # for a destination whose retry policy gives up after the first failure
+
+REASON_MAX = 200  # characters
 
 log = logging.getLogger(__name__)
 
@@ -180,21 +193,43 @@ class Worker:
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
         rules = self._rules[number]
         now_ms, priority = clock.now_ms(), requested_priority(active.meta, rules.settings.policy)
-        provider = self._egress.provider(lease.destination)
-        known = classify_attempts(context.queue.classifier, attempts, provider)
+        known = self._egress.named(lease, attempts)
+        handling = self._egress.handling(lease, known)
         outcomes = [
-            decide_outcome(
-                active.meta, priority, recipient, attempt, rules, now_ms, context.rng.random()
+            handled(
+                decide_outcome(
+                    active.meta, priority, recipient, attempt, _with_ladder(rules, how), now_ms,
+                    context.rng.random(),
+                ),
+                how,
             )
-            for recipient, attempt in zip(lease.recipients, known, strict=False)
+            for recipient, attempt, how in zip(lease.recipients, known, handling, strict=False)
             if attempt is not None
-        ]
+        ]  # fmt: skip
         effects = await settle_effects(context, self._table.zones[number], active, outcomes)
         now_ms = context.queue.now()  # the time of the events: their replay has the same effects
-        events, shaped = self._egress.attempts(provider, [each.attempt for each in outcomes], now_ms)
+        events, shaped = self._egress.replies(lease, [each.attempt for each in outcomes], now_ms)
+        events += _held_events(active.meta, outcomes, now_ms)
         if events or shaped or puts:
             effects = replace(effects, events=[*effects.events, *events], puts=[*(puts or ()), *shaped])
         return context.queue.settle(lease, outcomes, effects, now_ms)
+
+
+def _with_ladder(rules: RetryRules, handling: Handling) -> RetryRules:
+    """The rules of a zone, with the retry ladder that a rule of shaping gives."""
+    return rules._replace(policy=ladder(handling.delays_s)) if handling.delays_s else rules
+
+
+def _held_events(meta: Meta, outcomes: Sequence[Outcome], now_ms: int) -> list[Event]:
+    """The events of recipients that a rule of shaping holds."""
+    return [
+        Held(
+            **event_fields(meta, each.recipient.key, each.recipient.record, now_ms),
+            reason=f"a rule of shaping holds it: {each.attempt.code} {each.attempt.text}"[:REASON_MAX],
+        )
+        for each in outcomes
+        if each.due_ms == HELD_MS
+    ]
 
 
 def _dsn_options(lease: Lease) -> DsnOptions | None:

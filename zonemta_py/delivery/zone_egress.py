@@ -1,6 +1,6 @@
 """The permits of one zone: which of its destinations may send now, and from which address each message leaves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import ALL, DestinationTable
@@ -15,11 +15,13 @@ from zonemta_py.delivery.look_ups import Resolve
 from zonemta_py.delivery.request import DeliveryResult, EgressOrder
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.active import Lease
+from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.permits import FREE, Permit, Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
 from zonemta_py.schedule.sources import BY_SYSTEM, common_families, ranked, source_name, usable
 from zonemta_py.smtp.classification import ReplyClass
 
@@ -33,6 +35,7 @@ class Way(NamedTuple):
 
     provider: str
     pool: str
+    own_pool: str  # that of the zone, where a rule sends the mail from another one
 
 
 class ZoneEgress:
@@ -184,13 +187,13 @@ class ZoneEgress:
     def _way(self, destination: str) -> Way | None:
         settings = self._table.settings(destination)
         if destination.startswith(ALL) or settings.smarthost:
-            return Way(SMARTHOST, settings.pool)
+            return Way(SMARTHOST, settings.pool, settings.pool)
         if self._is_local:
-            return Way("", settings.pool)
+            return Way("", settings.pool, settings.pool)
         provider = self._egress.providers.get(destination)
         if provider is None:
             return None
-        return Way(provider, self._egress.pool_of(provider, settings.pool))
+        return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
 
     def _sources(self, way: Way, destination: str) -> list[PoolAddress]:
         egress = self._egress
@@ -341,6 +344,37 @@ class ZoneEgress:
         way = self._way(destination)
         return way.provider if way is not None and way.provider != SMARTHOST else ""
 
-    def attempts(self, provider: str, attempts: list[Attempt], now_ms: int) -> tuple[list[Event], Puts]:
+    def named(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Sequence[Attempt | None]:
+        """``attempts`` with the classes of their replies, and the provider."""
+        classifier = self._egress.queue.classifier
+        return classify_attempts(classifier, attempts, self.provider(lease.destination))
+
+    def handling(self, lease: Lease, attempts: Sequence[Attempt | None]) -> list[Handling]:
+        """What the rules of shaping say of each recipient; recipients share attempts."""
+        way, found = self._way(lease.destination), dict[int, Handling]()
+        for each in attempts:
+            if each is not None and id(each) not in found:
+                is_refused = each.reply_class and each.code and way is not None
+                found[id(each)] = self._handling(way, lease, each) if is_refused and way else USUAL
+        return [USUAL if each is None else found[id(each)] for each in attempts]
+
+    def _handling(self, way: Way, lease: Lease, attempt: Attempt) -> Handling:
+        return self._egress.shaper.engine.handling(_about(way, lease, attempt))
+
+    def replies(
+        self, lease: Lease, attempts: Sequence[Attempt], now_ms: int
+    ) -> tuple[list[Event], Puts]:
         """Report the replies to a message: the events of what they change, and what is to be stored."""
-        return self._egress.shaper.attempts(provider, attempts, now_ms) if provider else ([], [])
+        way = self._way(lease.destination)
+        if way is None or not way.provider or way.provider == SMARTHOST:
+            return [], []
+        about = (_about(way, lease, each) for each in attempts if each.code)
+        return self._egress.shaper.replies(about, now_ms)
+
+
+def _about(way: Way, lease: Lease, attempt: Attempt) -> ReplyAbout:
+    address, domain = attempt.source_ip or BY_SYSTEM, lease.recipients[0].record.domain
+    return ReplyAbout(
+        way.provider, address, way.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
+        attempt.text,
+    )  # fmt: skip

@@ -15,6 +15,7 @@ class Outcome(Struct, frozen=True):
 
     ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
     REQUEUED. ``attempted``: False for a recipient that nothing was sent to, because of what its submitter asked for.
+    ``counted``: False for an attempt that does not bring the retry ladder forward.
     """
 
     recipient: QueuedRecipient
@@ -23,6 +24,7 @@ class Outcome(Struct, frozen=True):
     due_ms: int = 0
     again: tuple[str, int] = ("", 0)
     attempted: bool = True
+    counted: bool = True
 
 
 def classify_attempts(

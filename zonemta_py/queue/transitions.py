@@ -202,7 +202,7 @@ def deferred(outcome: Outcome, now_ms: int) -> Waiting:
     if not outcome.attempted:
         return record._replace(due_ms=outcome.due_ms)
     return record._replace(
-        attempts=record.attempts + 1,
+        attempts=record.attempts + outcome.counted,
         due_ms=outcome.due_ms,
         last_ms=now_ms,
         uncertain=0,  # this attempt was not interrupted

@@ -112,11 +112,10 @@ class Controller:
         return found
 
     def _top(self, key: Key, now_ms: int) -> Pace:
-        """The pace that is full: the limits of the provider, else what was sent in the last interval."""
-        limits = self._limits_of(key[0])
-        attempts, _ = self._counts(key).of_last(now_ms, self._interval_ms)
+        """The pace that is full: the limits of the provider, else how fast was sent lately."""
+        limits, counts = self._limits_of(key[0]), self._counts(key)
         rates = [rate.events / rate.per_s * MINUTE_S for rate in limits.rate]
-        observed = attempts / self._settings.interval * MINUTE_S
+        observed = counts.rate(now_ms, self._interval_ms) * MINUTE_S
         rate = max(1, round(min(rates, default=observed)))
         sessions = limits.sessions_per_address or limits.sessions or self._settings.sessions
         return Pace(1, sessions, rate, sessions, rate, now_ms, 0, "")
@@ -139,8 +138,11 @@ class Controller:
 
     def lower(
         self, key: Key, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
-    ) -> Change:
-        """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps."""
+    ) -> Change | None:
+        """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps.
+
+        None: no more was allowed before.
+        """
         sessions, rate, cause = to
         pace = self.paces.get(key) or self._top(key, now_ms)
         lowered = pace._replace(
@@ -148,7 +150,8 @@ class Controller:
             rate=pace.rate if rate is None else max(1, min(pace.rate, rate)),
             changed_ms=max(pace.changed_ms, until_ms - self._interval_ms), cause=cause,
         )  # fmt: skip
-        return self._set(key, lowered, now_ms, cause)
+        change = self._set(key, lowered, now_ms, cause)
+        return change if change.before != change.after else None
 
     def top(self, key: Key, now_ms: int) -> Pace:
         """The pace that is full, for rules that lower it to a share."""
@@ -214,10 +217,11 @@ class Controller:
 class _Counts:
     """Attempts in the present period and the one before: together they estimate those of the last interval."""
 
-    __slots__ = ("attempts", "attempts_before", "bad", "bad_before", "began_ms")
+    __slots__ = ("attempts", "attempts_before", "bad", "bad_before", "began_ms", "first_ms")
 
     def __init__(self) -> None:
         self.began_ms = 0
+        self.first_ms = 0  # of the first attempt that counts
         self.attempts = self.attempts_before = self.bad = self.bad_before = 0
 
     def add(self, now_ms: int, interval_ms: int, *, bad: bool) -> None:
@@ -230,9 +234,15 @@ class _Counts:
         if began_ms == self.began_ms:
             return
         follows = began_ms - self.began_ms == interval_ms
+        self.first_ms = max(self.first_ms, self.began_ms) if follows else now_ms
         self.attempts_before, self.attempts = self.attempts if follows else 0, 0
         self.bad_before, self.bad = self.bad if follows else 0, 0
         self.began_ms = began_ms
+
+    def rate(self, now_ms: int, interval_ms: int) -> float:
+        """Attempts a second, since the first that counts: mail often comes in bursts."""
+        attempts, _ = self.of_last(now_ms, interval_ms)
+        return attempts / max(1.0, (now_ms - self.first_ms) / 1000)
 
     def of_last(self, now_ms: int, interval_ms: int) -> tuple[int, int]:
         """The attempts of the last interval, and those among them that were bad."""

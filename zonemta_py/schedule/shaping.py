@@ -1,0 +1,170 @@
+"""What replies change, by the rules of shaping and by the controller. Pure; times are ms.
+
+A rule that a reply matches acts at once, or when its threshold is reached in a sliding window, counted for each provider
+and address. What it changes of a recipient is in ``Handling``; what it changes of sending is a ``Change``.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.shaping import ShapingRule, ShapingRules
+from zonemta_py.core.sliding_window import SlidingWindow
+from zonemta_py.schedule.controller import MINUTE_S, Change, Controller, Key
+
+POOL = "pool"
+
+
+class ReplyAbout(NamedTuple):
+    """A reply: of which provider, to mail from which address of which pool, for which domain."""
+
+    provider: str
+    address: str
+    pool: str
+    domain: str
+    reply_class: str
+    code: int
+    status: str
+    text: str
+
+    @property
+    def key(self) -> Key:
+        """Where the controller counts it."""
+        return self.provider, self.address
+
+
+class Handling(NamedTuple):
+    """What rules say of the recipient that a reply is about: the first rule of each kind counts.
+
+    ``delays_s``: the retry ladder of its own. ``rule``: the name of that which holds or bounces it.
+    """
+
+    delays_s: tuple[float, ...] = ()
+    is_counted: bool = True
+    bounces: bool = False
+    holds: bool = False
+    rule: str = ""
+
+
+USUAL = Handling()
+
+
+class Reroute(NamedTuple):
+    """Mail leaves from another pool until a time, as stored."""
+
+    version: int
+    pool: str
+    until_ms: int
+
+
+class ShapingEngine:
+    """The rules, the controller, and where mail leaves from another pool."""
+
+    def __init__(self) -> None:
+        self.controller = Controller()
+        self.reroutes: dict[tuple[str, str], Reroute] = {}  # by provider and pool
+        self._rules = ShapingRules(())
+        self._counts: dict[tuple[str, str, str], SlidingWindow] = {}  # by rule, provider and address
+
+    def configure(
+        self,
+        settings: ControllerSettings,
+        rules: ShapingRules,
+        limits_of: Callable[[str], ProviderLimits],
+    ) -> None:
+        """Use other settings and rules; what is counted for a rule that stays counts on."""
+        self.controller.configure(settings, limits_of)
+        self._rules = rules
+        names = {rule.name for rule in rules.rules}
+        self._counts = {key: count for key, count in self._counts.items() if key[0] in names}
+
+    def pool_of(self, provider: str, pool: str, now_ms: int) -> str:
+        """The pool that mail from ``pool`` to ``provider`` leaves from now."""
+        found = self.reroutes.get((provider, pool))
+        return pool if found is None or found.until_ms <= now_ms else found.pool
+
+    def handling(self, about: ReplyAbout) -> Handling:
+        """What the rules say of the recipient."""
+        found = USUAL
+        for rule in self._matching(about):
+            if rule.action == "retry" and not found.delays_s:
+                found = found._replace(delays_s=rule.delays_s)
+            elif rule.action == "not_counted":
+                found = found._replace(is_counted=False)
+            elif rule.action in ("bounce", "hold") and not found.rule:
+                found = found._replace(
+                    bounces=rule.action == "bounce", holds=rule.action == "hold", rule=rule.name
+                )
+        return found
+
+    def _matching(self, about: ReplyAbout) -> list[ShapingRule]:
+        if not about.reply_class:
+            return []
+        return self._rules.matching(
+            about.provider, about.reply_class, about.code, about.status, about.text, about.domain
+        )
+
+    def reply(self, about: ReplyAbout, now_ms: int) -> list[Change]:
+        """A recipient has its reply; ``reply_class`` is empty if it was accepted. Returns what changed."""
+        changes = self.controller.attempt(about.key, about.reply_class, now_ms)
+        for rule in self._matching(about):
+            if rule.action in _SENDING and self._reaches_threshold(rule, about.key, now_ms):
+                change = self._act(rule, about, now_ms)
+                changes += [change] if change is not None else []
+        return changes
+
+    def _reaches_threshold(self, rule: ShapingRule, key: Key, now_ms: int) -> bool:
+        if rule.threshold_count <= 1:
+            return True
+        count = self._counts.get((rule.name, *key))
+        if count is None:
+            count = SlidingWindow(rule.threshold_count, round(rule.threshold_s * 1000))
+            self._counts[rule.name, *key] = count
+        count.add(now_ms, 1)
+        if count.used(now_ms) < rule.threshold_count:
+            return False
+        del self._counts[rule.name, *key]  # the next time it takes as many again
+        return True
+
+    def _act(self, rule: ShapingRule, about: ReplyAbout, now_ms: int) -> Change | None:
+        until_ms, cause = now_ms + round(rule.for_s * 1000), f"rule {rule.name}"
+        if rule.action == "suspend":
+            return self.controller.pause(about.key, until_ms, now_ms, cause)
+        if rule.action == "pool":
+            return self._reroute(rule, about, until_ms, now_ms)
+        pace, to = self.controller.top(about.key, now_ms), rule.to
+        assert to is not None
+        if rule.action == "lower_sessions":
+            sessions = to.sessions if to.percent is None else pace.top_sessions * to.percent // 100
+            return self.controller.lower(about.key, until_ms, now_ms, (sessions, None, cause))
+        if to.rate is not None:
+            rate = round(to.rate.events / to.rate.per_s * MINUTE_S)
+        else:
+            assert to.percent is not None
+            rate = pace.top_rate * to.percent // 100
+        return self.controller.lower(about.key, until_ms, now_ms, (None, rate, cause))
+
+    def _reroute(
+        self, rule: ShapingRule, about: ReplyAbout, until_ms: int, now_ms: int
+    ) -> Change | None:
+        assert rule.pool is not None
+        if rule.pool == about.pool or about.pool in {each.pool for each in self.reroutes.values()}:
+            return None  # it is that pool already
+        before = self.pool_of(about.provider, about.pool, now_ms)
+        self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
+        return Change(
+            now_ms, about.provider, about.address, POOL, before, rule.pool, f"rule {rule.name}"
+        )
+
+    def forget_old(self, now_ms: int) -> list[tuple[str, str]]:
+        """Drop what counts no more; returns the reroutes that are over."""
+        self.controller.forget_idle(now_ms)
+        self._counts = {key: count for key, count in self._counts.items() if count.used(now_ms)}
+        over = [key for key, each in self.reroutes.items() if each.until_ms <= now_ms]
+        for key in over:
+            del self.reroutes[key]
+        return over
+
+
+_SENDING = ("suspend", "lower_rate", "lower_sessions", "pool")
