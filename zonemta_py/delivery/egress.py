@@ -255,13 +255,14 @@ class Egress:
         for path in self.permits.paths():
             key = path.provider, path.address
             classes = list(self.shaper.last_classes.get(key, ()))
+            attempts, refused = counts.get(key, (0, 0))
             stopped = self.stopped(("provider", path.provider), ("address", path.address))
             warming = self.warmup.of(path.address, path.provider)
             if not (path.provider and path.address) or not (
-                path.is_limited or path.sessions or classes or stopped or warming
-            ):
+                path.is_limited or path.sessions or attempts or classes or stopped
+                or any(each.schedule.provider for each in warming)
+            ):  # fmt: skip
                 continue
-            attempts, refused = counts.get(key, (0, 0))
             total = self.permits.path(path.provider, ANY)
             rows.append(path_row(path, now_ms) | pace_row(paces.get(key)) | {
                 "provider_sessions": total.sessions, "provider_sessions_max": total.most(),

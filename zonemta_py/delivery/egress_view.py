@@ -4,7 +4,7 @@ from zonemta_py.config.plain import rate_text
 from zonemta_py.schedule.controller import Pace
 from zonemta_py.schedule.permits import Path
 from zonemta_py.schedule.rate_windows import RateWindows
-from zonemta_py.schedule.warmup import DAY_MS, EPOCH, Warming
+from zonemta_py.schedule.warmup import DAY_MS, Warming
 
 
 def path_row(path: Path, now_ms: int) -> dict[str, object]:
@@ -48,18 +48,17 @@ def _rates(windows: RateWindows | None, now_ms: int) -> list[dict[str, object]]:
 def warmup_row(warming: Warming, now_ms: int) -> dict[str, object]:
     """How far the warm-up of an address is. ``allowed`` None: no limit any more.
 
-    ``late_days``: how much later than planned it is at its step; the days of a pause count.
+    ``late_days``: with today, if tomorrow repeats it, and with the days of a pause.
     """
     day, state, schedule = now_ms // DAY_MS, warming.state, warming.schedule
-    step = warming.step(day)
     return {
         "address": schedule.address,
         "provider": schedule.provider,
         "begins": schedule.begins.isoformat(),
-        "step": step + 1,
+        "step": warming.step(day) + 1,
         "steps": len(schedule.daily),
         "allowed": warming.allowed(day),
         "sent": state.sent if state.day == day else 0,
-        "late_days": day - (schedule.begins.toordinal() - EPOCH) - step,
+        "late_days": warming.late_days(day),
         "paused": bool(state.paused_day),
     }
