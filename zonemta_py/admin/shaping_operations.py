@@ -24,16 +24,18 @@ class ShapingOperations:
 
     async def shaping(self, request: ShapingRequest) -> AsyncIterator[Row]:
         """A row for each way, those first that need attention. No row when no relay runs."""
-        if self._egress is None:
-            return
-        rows = [
+        for row in self.ways(request)[: request.limit]:
+            yield row
+
+    def ways(self, request: ShapingRequest) -> list[Row]:
+        """All rows, whatever the limit."""
+        rows = self._egress.rows() if self._egress is not None else ()
+        wanted = [
             row
-            for row in self._egress.rows()
+            for row in rows
             if request.provider in (None, row["provider"]) and request.address in (None, row["address"])
         ]
-        rows.sort(key=attention)
-        for row in rows[: request.limit]:
-            yield row
+        return sorted(wanted, key=attention)
 
 
 def attention(row: Row) -> tuple[int, int, str, str]:

@@ -257,7 +257,7 @@ class Egress:
             classes = list(self.shaper.last_classes.get(key, ()))
             attempts, refused = counts.get(key, (0, 0))
             stopped = self.stopped(("provider", path.provider), ("address", path.address))
-            warming = self.warmup.of(path.address, path.provider)
+            warming = self.warmup.of(path.address, path.provider) if self.warmup else []
             if not (path.provider and path.address) or not (
                 path.is_limited or path.sessions or attempts or classes or stopped
                 or any(each.schedule.provider for each in warming)

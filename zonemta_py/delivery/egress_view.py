@@ -1,5 +1,7 @@
 """Sending as an operator sees it: rows for commands, the API, the page and metrics. Pure."""
 
+from functools import lru_cache
+
 from zonemta_py.config.plain import rate_text
 from zonemta_py.schedule.controller import Pace
 from zonemta_py.schedule.permits import Path
@@ -37,11 +39,15 @@ def pace_row(pace: Pace | None) -> dict[str, object]:
     }
 
 
+_rate_text = lru_cache(1000)(rate_text)
+
+
 def _rates(windows: RateWindows | None, now_ms: int) -> list[dict[str, object]]:
     if windows is None:
         return []
     return [
-        {"rate": rate_text(rate), "used": used, "of": rate.events} for rate, used in windows.used(now_ms)
+        {"rate": _rate_text(rate), "used": used, "of": rate.events}
+        for rate, used in windows.used(now_ms)
     ]
 
 

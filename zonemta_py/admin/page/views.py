@@ -34,7 +34,6 @@ DESTINATIONS_MAX = 50
 HELD_MAX = 100
 TENANTS_MAX = 200
 ALL_TENANTS = 20_000  # more than a census counts apart
-ALL_WAYS = 100_000
 WAYS_OF_PROVIDER = 500
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
@@ -178,7 +177,7 @@ class Views:
 
     async def providers(self, provider: str = "") -> Context:
         """From each address to each provider, or to ``provider``, what is allowed and used. Raises NotFound."""
-        rows = await self._rows(ShapingRequest(provider=provider or None, limit=ALL_WAYS))
+        rows = self._operations.ways(ShapingRequest(provider=provider or None))
         if provider and not rows:
             raise NotFound(f"nothing to '{provider}' is limited, under way, or was refused lately")
         return {"provider": provider, **matrix(rows, WAYS_OF_PROVIDER if provider else WAYS_MAX)}
