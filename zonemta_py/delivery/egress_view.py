@@ -54,7 +54,7 @@ def _rates(windows: RateWindows | None, now_ms: int) -> list[dict[str, object]]:
 def warmup_row(warming: Warming, now_ms: int) -> dict[str, object]:
     """How far the warm-up of an address is. ``allowed`` None: no limit any more.
 
-    ``late_days``: with today, if tomorrow repeats it, and with the days of a pause.
+    ``late_days``: with those of a pause.
     """
     day, state, schedule = now_ms // DAY_MS, warming.state, warming.schedule
     return {

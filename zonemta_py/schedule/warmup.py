@@ -46,8 +46,7 @@ class Warming:
 
     def step(self, day: int) -> int:
         """The place of ``day`` in the schedule; negative before it begins."""
-        slowed_today = int(self.state.slowed_day == day)  # it is tomorrow that repeats today
-        return day - (self.schedule.begins.toordinal() - EPOCH) - self.late_days(day) + slowed_today
+        return day - (self.schedule.begins.toordinal() - EPOCH) - self.late_days(day)
 
     def late_days(self, day: int) -> int:
         """By how many days it is late, those of a pause included."""
