@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kit.relay import Stage, empty, relaying, sound, staged
+from tests.kit.deadlines import time_limit, until
+from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
+from zonemta_py.core import clock
 from zonemta_py.sink.sink_provider import SinkProvider
 
 ADDRESSES = ["127.0.0.31", "127.0.0.32"]
@@ -17,9 +19,7 @@ TEXT = b"Subject: hi\r\n\r\nbody\r\n"
 
 def shaped(stage: Stage, processes: tuple[int, int], providers: dict[str, Any], **changes: Any) -> Any:
     """A relay with two addresses, and these providers by name: the hosts are ``*.NAME.example``."""
-    own = {
-        name: {"mx": [f"*.{name}.example"], "limits": limits} for name, limits in providers.items()
-    }
+    own = {name: {"mx": [f"*.{name}.example"], "limits": limits} for name, limits in providers.items()}
     (stage.directory / "providers.yaml").write_text(yaml.safe_dump({"providers": own}))
     return stage.config(
         providers={"file": "providers.yaml", "shipped": False},
@@ -32,7 +32,9 @@ def shaped(stage: Stage, processes: tuple[int, int], providers: dict[str, Any], 
 async def fill(relay: Any, domains: Sequence[str], messages: int, name: str = "m") -> None:
     """Submit ``messages`` of one recipient each."""
     for number in range(messages):
-        await relay.enqueue("s@sender.example", [f"{name}{number}@{domains[number % len(domains)]}"], TEXT)
+        await relay.enqueue(
+            "s@sender.example", [f"{name}{number}@{domains[number % len(domains)]}"], TEXT
+        )
 
 
 def kept(provider: SinkProvider, messages: int) -> None:
@@ -83,3 +85,102 @@ async def test_new_sessions_of_a_provider(directory: Path, processes: tuple[int,
             await fill(relay, domains, 60)
             await empty(relay)
         kept(big, 60)
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+async def test_a_long_window_holds_over_a_restart(directory: Path, processes: tuple[int, int]) -> None:
+    """What was sent in the hour counts in the next life."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], rate=["10/h"])
+        free = await stage.provider("free", ["free.example"])
+        config = shaped(stage, processes, {"big": {"rate": ["10/h"]}})
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 14)
+            await until(lambda: len(big.accepted) == 14, "what the addresses may send")
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 10, "n")
+            await until(lambda: len(big.accepted) == 20, "what is left of the hour")
+            await fill(relay, ["free.example"], 5)
+            await until(lambda: len(free.accepted) == 5, "mail to others")
+            state = relay._delivery.views["default"].why("d.example")
+            assert state is not None
+            assert state.name == "provider_rate"
+            assert state.until_ms > clock.now_ms() + 3_000_000
+            assert sound(relay)
+        kept(big, 20)
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+async def test_a_blocked_address_is_left_at_once(directory: Path, processes: tuple[int, int]) -> None:
+    """Nothing leaves from it to that provider from the next lease on; after the pause it comes back by steps."""
+    domains = [f"d{n}.example" for n in range(4)]
+    blocked = ADDRESSES[0]
+    rules = [{"name": "block", "class": "blocked", "action": "suspend", "for": time_limit(3)}]
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": rules}))
+    async with staged(directory) as stage:
+        big = await stage.provider("big", domains)
+        other = await stage.provider("other", ["o.example"])
+        config = shaped(
+            stage, processes, {}, shaping={
+                "file": "shaping.yaml", "shipped": False,
+                "controller": {"interval": time_limit(0.5), "step": 50},
+            },
+            zones={"default": {"retry": {"delays": ["100ms"]}, "connections_per_domain": 2}},
+        )  # fmt: skip
+        big.block(blocked, "421 4.7.0 your IP is blocked for its bad reputation")
+        async with relaying(config) as relay:
+            await fill(relay, domains, 40)
+            await fill(relay, ["o.example"], 40)
+            await until(lambda: len(big.accepted) == len(other.accepted) == 40, "all mail")
+            account = big.account(blocked)
+            first = account.refused.total()
+            assert account.messages == 0
+            assert 1 <= first <= 2 * len(domains), "those that were under way"
+            assert other.account(blocked).messages > 0, "it is used elsewhere"
+            big.unblock(blocked)
+            await fill(relay, domains, 10, "n")
+            await until(lambda: account.messages or len(big.accepted) == 50, "the next mail")
+            await until(lambda: not relay._delivery.egress.shaper.controller.paces, "the last step")
+            await fill(relay, domains, 40, "o")
+            await empty(relay)
+        assert account.messages > 0
+        assert account.refused.total() == first
+    changes = logged_events(directory, "shaped")
+    assert [each["what"] for each in changes[:2]] == ["pace", "pause"]
+    assert {(each["provider"], each["address"]) for each in changes} == {("mx.big.example", blocked)}
+    assert changes[-1]["to"] == "full"
+    assert {each["provider"] for each in logged_events(directory, "delivered")} == {
+        "mx.big.example", "mx.other.example",
+    }  # fmt: skip
+
+
+async def test_a_greylisted_recipient_keeps_its_address(directory: Path) -> None:
+    """A server of which the list knows address, sender and recipient takes the second attempt."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"], greylist="200ms")
+        async with relaying(shaped(stage, (0, 0), {"big": {"sessions_per_address": 2}})) as relay:
+            await fill(relay, ["d.example"], 30)
+            await empty(relay)
+        kept(big, 30)
+    attempts = [*logged_events(directory, "deferred"), *logged_events(directory, "delivered")]
+    addresses: dict[str, set[str]] = {}
+    for each in attempts:
+        addresses.setdefault(each["recipient"], set()).add(each["source_ip"])
+    assert all(len(each) == 1 for each in addresses.values())
+    assert set.union(*addresses.values()) == set(ADDRESSES)
+
+
+async def test_the_fallback_pool(directory: Path) -> None:
+    """After as many deferrals as the zone says, and at once after a block."""
+    last = "127.0.0.33"
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"])
+        for address in ADDRESSES:
+            big.block(address, "451 4.3.2 try again later")
+        zone = {"fallback_pool": "last", "fallback_after": 2, "retry": {"delays": ["50ms"]}}
+        config = shaped(stage, (0, 0), {}, pools={"last": [{"address": last}]}, zones={"default": zone})
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 5)
+            await empty(relay)
+        assert big.account(last).messages == 5
+    assert {each["attempt"] for each in logged_events(directory, "delivered")} == {3}

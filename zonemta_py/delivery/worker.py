@@ -113,6 +113,10 @@ class Worker:
         failure = None if result.permanent else result.failure
         if meta.origin.tenant in self._own_pools and not slot.destination.failing:
             failure = None  # it may be the tenant's addresses that are refused: others' mail is tried
+        if failure is not None:
+            [about] = self._egress.named(lease, [failure])
+            if about is not None and self._egress.has_others(lease, about):
+                failure = None  # mail may leave from another address
         if failure is not None and (slot.destination.working or result.has_idle):
             # Other sessions are in use, or became idle a moment ago: the destination works, and is full.
             if result.refuses_sessions or not lease_context.has_session:

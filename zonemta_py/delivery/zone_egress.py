@@ -18,6 +18,7 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.constraint import Binding, Limit
+from zonemta_py.schedule.controller import OF_SENDER
 from zonemta_py.schedule.permits import FREE, Permit, Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
@@ -27,7 +28,7 @@ from zonemta_py.smtp.classification import ReplyClass
 
 SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
 KEPT_MS = 60_000  # how long a greylisted recipient waits for its address, at most
-AGAIN_MS = 30_000  # when a message is tried again for which no address had room
+AGAIN_MS = 2_000  # when a message is tried again for which no address had room
 
 
 class Way(NamedTuple):
@@ -307,6 +308,13 @@ class ZoneEgress:
         if refusal.until_ms == UNKNOWN:
             return now_ms + AGAIN_MS
         return now_ms + max(1000, min(refusal.until_ms - self._egress.now_ms(), 3_600_000))
+
+    def has_others(self, lease: Lease, attempt: Attempt) -> bool:
+        """Whether a refused session says something of our address only, and its pool has other ones."""
+        way = self._way(lease.destination)
+        if way is None or attempt.reply_class not in OF_SENDER:
+            return False
+        return len(self._sources(way, lease.destination)) > 1
 
     def asks_hosts(self, destination: str) -> bool:
         """Whether the next request to ``destination`` is to find its exchangers again."""

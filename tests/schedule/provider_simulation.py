@@ -1,0 +1,152 @@
+"""Permits and gates played on a virtual clock: destinations with mail, a provider, and what it sees."""
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.schema import AddressLimits
+from zonemta_py.schedule.gates import Gates
+from zonemta_py.schedule.permits import Permit, Permits, Refusal
+
+PROVIDER, ZONE = "big", "bulk"
+BEGIN_MS = 1_700_000_000_000
+
+
+class ProviderSimulation:
+    """Workers send ``messages`` of each destination from ``addresses``; an answer takes up to ``answer_ms``.
+
+    ``received`` are the times at which the provider accepted a message, by address, ``opened`` those of sessions. A
+    worker sends ``turn`` messages in its session, which is then closed.
+    """
+
+    def __init__(
+        self,
+        limits: ProviderLimits,
+        messages: list[int],
+        *,
+        addresses: tuple[str, ...] = ("a",),
+        own: AddressLimits | None = None,
+        answer_ms: int = 40,
+        turn: int = 3,
+        seed: int = 0,
+    ) -> None:
+        self.now_ms = BEGIN_MS
+        self.random = Random(seed)
+        self.left = {f"d{n}": number for n, number in enumerate(messages)}
+        self.ready = deque(self.left)
+        self.addresses = addresses
+        self.answer_ms = answer_ms
+        self.turn = turn
+        self.received: dict[str, list[int]] = {each: [] for each in addresses}
+        self.opened: dict[str, list[int]] = {each: [] for each in addresses}
+        self.most: dict[str, int] = dict.fromkeys((*addresses, "all"), 0)
+        self.open: dict[str, int] = dict.fromkeys((*addresses, "all"), 0)
+        self.wakes = 0
+        self._events: list[tuple[int, int, object]] = []
+        self._numbers = count()
+        self.gates = Gates(lambda: None)
+        self.permits = Permits(lambda provider, address: self.room(provider))
+        self.permits.configure(
+            lambda name: limits if name == PROVIDER else ProviderLimits(),
+            {each: own or AddressLimits() for each in addresses},
+        )
+
+    def room(self, provider: str) -> None:
+        """Something has ended."""
+        self.gates.room_at(provider)
+        self.gates.room_for_one()
+
+    def wake(self, destination: str) -> bool:
+        """A gate gives the turn to ``destination``."""
+        self.wakes += 1
+        if self.left[destination]:
+            self.ready.append(destination)
+        return bool(self.left[destination])
+
+    def run(self) -> int:
+        """Until nothing happens any more; returns the virtual milliseconds that it took."""
+        while True:
+            self._start()
+            due_ms = self.gates.due_ms
+            if not self._events and due_ms is None:
+                return self.now_ms - BEGIN_MS
+            if self._events and (due_ms is None or self._events[0][0] <= due_ms):
+                self.now_ms, _, act = heappop(self._events)
+                act()  # type: ignore[operator]
+            else:
+                assert due_ms is not None
+                self.now_ms = max(self.now_ms, due_ms)
+                self.gates.run_due(self.now_ms)
+
+    def _at(self, delay_ms: int, act: object) -> None:
+        heappush(self._events, (self.now_ms + delay_ms, next(self._numbers), act))
+
+    def _start(self) -> None:
+        while self.ready:
+            destination = self.ready.popleft()
+            if not self.left[destination]:
+                self.gates.emptied(ZONE, PROVIDER, destination)
+                continue
+            found = self._take()
+            if isinstance(found, Refusal):
+                self.gates.wait(ZONE, PROVIDER, destination, self.wake, found, self.now_ms)
+                continue
+            self.gates.granted(ZONE, PROVIDER, destination)
+            self.left[destination] -= 1
+            self._begin(destination, found, 1)
+            if self.left[destination]:
+                self.ready.append(destination)  # another worker may serve it, too
+
+    def _take(self) -> Permit | Refusal:
+        refusals = []
+        for address in self.random.sample(self.addresses, len(self.addresses)):
+            found = self.permits.take(PROVIDER, address, self.now_ms)
+            if isinstance(found, Permit):
+                return found
+            refusals.append(found)
+        times = [each.until_ms for each in refusals if each.until_ms > 0]
+        return refusals[0]._replace(until_ms=min(times, default=-1))
+
+    def _begin(self, destination: str, permit: Permit, sent: int) -> None:
+        def send() -> None:
+            new = sent == 1
+            if new:
+                self.opened[permit.address].append(self.now_ms)
+                for name in (permit.address, "all"):
+                    self.open[name] += 1
+                    self.most[name] = max(self.most[name], self.open[name])
+            self.permits.begin(permit, self.now_ms, int(new))
+            answer_ms = self.random.randint(0, self.answer_ms)
+            arrival_ms = self.random.randint(0, answer_ms)
+            self._at(arrival_ms, lambda: self.received[permit.address].append(self.now_ms))
+            self._at(answer_ms, lambda: self._answered(destination, permit, sent))
+
+        self._at(self.random.randint(0, 20), send)  # until the session is open, or the dot is sent
+
+    def _answered(self, destination: str, permit: Permit, sent: int) -> None:
+        self.permits.end(permit, self.now_ms)
+        if (
+            self.left[destination]
+            and sent < self.turn
+            and self.permits.renew(permit, self.now_ms) is None
+        ):
+            self.left[destination] -= 1
+            self._begin(destination, permit, sent + 1)
+            return
+        for name in (permit.address, "all"):
+            self.open[name] -= 1
+        self.permits.release(permit)
+        if self.left[destination]:
+            self.ready.append(destination)
+
+
+def most_within(times_ms: list[int], length_ms: int) -> int:
+    """The greatest number of ``times_ms`` in any period of ``length_ms``."""
+    times, first, most = sorted(times_ms), 0, 0
+    for last, time_ms in enumerate(times):
+        while times[first] <= time_ms - length_ms:
+            first += 1
+        most = max(most, last - first + 1)
+    return most

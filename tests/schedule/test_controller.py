@@ -1,0 +1,145 @@
+"""The controller on a virtual clock: back by shares, up by steps, and the same again from the attempts alone."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.units import Percent, Rate, Seconds
+from zonemta_py.schedule.controller import FULL, Change, Controller, rate_of
+
+KEY = ("big", "192.0.2.1")
+BEGIN_MS = 1_700_000_000_000
+MINUTE_MS = 60_000
+LIMITS = ProviderLimits(sessions_per_address=20, rate=(Rate(10, 1.0),))
+
+
+def controller(limits: ProviderLimits = LIMITS, **changes: object) -> Controller:
+    made = Controller()
+    made.configure(ControllerSettings(**changes), lambda name: limits)  # type: ignore[arg-type]
+    return made
+
+
+def replies(made: Controller, classes: list[str], now_ms: int, step_ms: int = 10) -> list[Change]:
+    return [
+        change
+        for number, each in enumerate(classes)
+        for change in made.attempt(KEY, each, now_ms + number * step_ms)
+    ]
+
+
+def test_a_block_halves_once() -> None:
+    """The replies that follow at once were under way."""
+    made = controller()
+    changes = replies(made, ["blocked"] * 30, BEGIN_MS)
+    assert [(each.what, each.before, each.after) for each in changes] == [
+        ("pace", FULL, "10 sessions, 300/m")
+    ]
+    changes = replies(made, ["blocked"], BEGIN_MS + MINUTE_MS)
+    assert [each.after for each in changes] == ["5 sessions, 150/m"]
+
+
+def test_a_share_of_deferrals_needs_enough_attempts() -> None:
+    made = controller()
+    assert replies(made, ["rate_limited"] * 49, BEGIN_MS) == []
+    made = controller()
+    assert (
+        replies(made, [""] * 46 + ["rate_limited"] * 5, BEGIN_MS) == []
+    )  # 5 of 51 are not more than 10 %
+    [change] = replies(made, ["rate_limited"] * 2, BEGIN_MS + 600)
+    assert change.cause == "6 of 52 attempts were refused or deferred"
+
+
+def test_what_says_nothing_of_the_sender_does_not_count() -> None:
+    made = controller()
+    classes = ["greylisted", "mailbox_full", "invalid_recipient", "server_error"] * 100
+    assert replies(made, classes, BEGIN_MS) == []
+
+
+def test_up_by_steps_of_the_ceiling() -> None:
+    """From the floor to the ceiling takes ten quiet intervals; then nothing is remembered."""
+    made = controller(decrease=Percent(99))
+    replies(made, ["blocked"], BEGIN_MS)
+    assert str(made.paces[KEY]) == "1 sessions, 6/m"
+    changes = made.advance(KEY, BEGIN_MS + 60 * MINUTE_MS)
+    assert [each.time_ms - BEGIN_MS for each in changes] == [n * 5 * MINUTE_MS for n in range(1, 11)]
+    assert changes[0].after == "3 sessions, 66/m"
+    assert changes[-1].after == FULL
+    assert all(each.is_raise for each in changes)
+    assert KEY not in made.paces
+
+
+def test_without_limits_the_ceiling_is_what_was_sent() -> None:
+    """How fast, and not the mean of an interval: mail comes in bursts."""
+    made = controller(ProviderLimits())
+    replies(made, [""] * 100 + ["blocked"], BEGIN_MS, step_ms=20)
+    assert made.paces[KEY].top_rate == round(101 / 2.0 * 60)
+    assert made.paces[KEY].top_sessions == 20
+
+
+def test_a_pause_ends_at_the_floor() -> None:
+    made = controller()
+    until_ms = BEGIN_MS + 60 * MINUTE_MS
+    change = made.pause(KEY, until_ms, BEGIN_MS, "rule blocked")
+    assert change is not None
+    assert made.pause(KEY, until_ms, BEGIN_MS, "rule blocked") is None
+    assert replies(made, ["blocked"] * 5, BEGIN_MS + 1) == [], "it is paused already"
+    assert made.advance(KEY, until_ms) == []
+    assert (made.paces[KEY].sessions, made.paces[KEY].rate) == (1, 60)
+    assert made.due_ms(KEY) == until_ms + 5 * MINUTE_MS
+
+
+def test_lowered_until_a_time() -> None:
+    made = controller()
+    until_ms = BEGIN_MS + 60 * MINUTE_MS
+    assert made.lower(KEY, until_ms, BEGIN_MS, (None, 150, "rule slow")) is not None
+    assert made.lower(KEY, until_ms, BEGIN_MS, (None, 150, "rule slow")) is None
+    assert made.advance(KEY, until_ms - 1) == []
+    assert made.advance(KEY, until_ms)[0].after == "20 sessions, 210/m"
+
+
+def test_an_operator_ends_it() -> None:
+    made = controller()
+    replies(made, ["blocked"], BEGIN_MS)
+    assert made.end(KEY, BEGIN_MS + 1, "operator") is not None
+    assert made.end(KEY, BEGIN_MS + 1, "operator") is None
+
+
+ATTEMPTS = st.lists(
+    st.tuples(
+        st.integers(0, 120_000), st.sampled_from(["", "", "", "blocked", "rate_limited", "policy"])
+    ),
+    max_size=200,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ATTEMPTS, st.lists(st.integers(0, 400_000), max_size=20))
+def test_bounds_and_replay(attempts: list[tuple[int, str]], timers: list[int]) -> None:
+    """Between the floor and the ceiling, always; and what timers do beside does not change the result."""
+    settings_ = {"interval": Seconds(60.0), "attempts": 5}
+    live, replayed = controller(**settings_), controller(**settings_)
+    now_ms, changes, again, timer_ms = BEGIN_MS, [], [], BEGIN_MS
+    waiting = list(timers)
+    for wait_ms, reply_class in attempts:
+        now_ms += wait_ms
+        while waiting and timer_ms + waiting[0] <= now_ms:
+            timer_ms += waiting.pop(0)
+            changes += live.advance(KEY, timer_ms)
+        changes += live.attempt(KEY, reply_class, now_ms)
+        again += replayed.attempt(KEY, reply_class, now_ms)
+        pace = live.paces.get(KEY)
+        if pace is not None:
+            assert 1 <= pace.sessions <= pace.top_sessions
+            assert 1 <= pace.rate <= pace.top_rate
+            for rate in rate_of(pace):
+                assert rate.events / rate.per_s * 60 <= pace.rate
+    assert changes == again
+
+
+def test_counts_are_forgotten() -> None:
+    made = controller()
+    replies(made, [""] * 3, BEGIN_MS)
+    assert [row for row in made.counts(BEGIN_MS)] == [(KEY, 3, 0)]
+    made.forget_idle(BEGIN_MS + 11 * MINUTE_MS)
+    assert list(made.counts(BEGIN_MS)) == []

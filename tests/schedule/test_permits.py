@@ -1,0 +1,147 @@
+"""The limits of providers and addresses, played on a virtual clock."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.schedule.provider_simulation import ProviderSimulation, most_within
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.schema import AddressLimits
+from zonemta_py.config.units import Rate
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.permits import Permit, Permits, Refusal
+
+MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
+RATE = st.builds(Rate, st.integers(1, 30), st.sampled_from([0.5, 1.0, 2.0, 60.0]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, RATE, st.integers(1, 3), st.integers(0, 10_000))
+def test_a_rate_is_never_exceeded_and_everything_is_sent(
+    messages: list[int], rate: Rate, addresses: int, seed: int
+) -> None:
+    """In any period of its length, at the receiver, from each address, whatever the answers take."""
+    names = tuple("abc"[:addresses])
+    answer_ms = round(rate.per_s * 100)  # the longest that is exact, see ``rate_windows``
+    limits = ProviderLimits(rate=(rate,))
+    played = ProviderSimulation(limits, messages, addresses=names, answer_ms=answer_ms, seed=seed)
+    played.run()
+    assert sum(map(len, played.received.values())) == sum(messages)
+    for times in played.received.values():
+        assert most_within(times, round(rate.per_s * 1000)) <= rate.events
+    assert played.wakes <= 4 * sum(messages) + 10
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, st.integers(1, 6), st.integers(1, 4), st.integers(0, 10_000))
+def test_sessions_are_never_exceeded_and_everything_is_sent(
+    messages: list[int], total: int, each: int, seed: int
+) -> None:
+    """Of an address, and of all."""
+    limits = ProviderLimits(sessions=total, sessions_per_address=each)
+    played = ProviderSimulation(limits, messages, addresses=("a", "b"), seed=seed)
+    played.run()
+    assert sum(map(len, played.received.values())) == sum(messages)
+    assert played.most["all"] <= total
+    assert max(played.most["a"], played.most["b"]) <= each
+
+
+@settings(max_examples=100, deadline=None)
+@given(MESSAGES, RATE, RATE, st.integers(1, 4), st.integers(0, 10_000))
+def test_all_limits_together(
+    messages: list[int], connect_rate: Rate, own: Rate, sessions: int, seed: int
+) -> None:
+    """Those of the provider and those of the address hold, and nothing is left."""
+    limits = ProviderLimits(sessions_per_address=sessions, connect_rate=(connect_rate,))
+    played = ProviderSimulation(
+        limits, messages, addresses=("a", "b"), own=AddressLimits(rate=(own,)), answer_ms=40, seed=seed
+    )
+    played.run()
+    assert sum(map(len, played.received.values())) == sum(messages)
+    for name in ("a", "b"):
+        assert played.most[name] <= sessions
+        assert most_within(played.opened[name], round(connect_rate.per_s * 1000)) <= connect_rate.events
+        assert most_within(played.received[name], round(own.per_s * 1000)) <= own.events
+
+
+def test_the_rate_is_used() -> None:
+    """More than 90 % of what a rate allows is sent, with answers that take half of its tenth."""
+    limits = ProviderLimits(rate=(Rate(50, 1.0),))
+    played = ProviderSimulation(limits, [500] * 4, answer_ms=50, turn=100)
+    took_ms = played.run()
+    assert 2000 / (took_ms / 1000) >= 45
+
+
+def test_many_destinations_wait_for_one_session() -> None:
+    """Each wake-up of the gate leads to a permit: the work does not grow with what waits."""
+    played = ProviderSimulation(ProviderLimits(sessions=1), [1] * 2000)
+    played.run()
+    assert len(played.received["a"]) == 2000
+    assert played.wakes <= 2 * 2000
+
+
+def taken(found: Permit | Refusal) -> Permit:
+    assert isinstance(found, Permit)
+    return found
+
+
+def permits(limits: ProviderLimits, **own: AddressLimits) -> Permits:
+    made = Permits(lambda provider, address: None)
+    made.configure(lambda name: limits if name == "big" else ProviderLimits(), own)
+    return made
+
+
+def test_which_limit_refuses_and_until_when() -> None:
+    """Of several the longest; a limit that an event opens has no time."""
+    made = permits(ProviderLimits(sessions=1, rate=(Rate(1, 60.0),)), a=AddressLimits(sessions=5))
+    first = taken(made.take("big", "a", 1_000_000))
+    refused = made.take("big", "b", 1_000_000)
+    assert isinstance(refused, Refusal)
+    assert (refused.limit, refused.until_ms) == (Limit.PROVIDER_SESSIONS, -1)
+    made.begin(first, 1_000_000, 1)
+    made.end(first, 1_000_100)
+    made.release(first)
+    refused = made.take("big", "a", 1_000_200)
+    assert isinstance(refused, Refusal)
+    assert refused.limit is Limit.PROVIDER_RATE
+    assert 1_060_000 <= refused.until_ms <= 1_062_000
+    assert isinstance(made.take("big", "b", 1_000_200), Permit), "the rate is that of an address"
+
+
+def test_what_was_not_sent_does_not_count() -> None:
+    made = permits(ProviderLimits(rate=(Rate(1, 60.0),)))
+    for _ in range(3):
+        permit = taken(made.take("big", "a", 1_000))
+        made.end(permit, 2_000)
+        made.release(permit)
+
+
+def test_long_windows_survive(limit: int = 3) -> None:
+    """What ``end`` returns is what another life restores; short windows are not stored."""
+    limits = ProviderLimits(rate=(Rate(limit, 3600.0), Rate(100, 1.0)))
+    made, stored = permits(limits), {}
+    for number in range(limit):
+        now_ms = 1_000_000 + number * 10_000
+        permit = taken(made.take("big", "a", now_ms))
+        made.begin(permit, now_ms, 1)
+        for row in made.end(permit, now_ms + 10):
+            stored[row[:5]] = row
+        made.release(permit)
+    assert {row[3] for row in stored.values()} == {3_600_000}
+    later = permits(limits)
+    later.restore(list(stored.values()), 1_100_000)
+    refused = later.take("big", "a", 1_100_000)
+    assert isinstance(refused, Refusal)
+    assert refused.until_ms > 4_000_000
+
+
+def test_a_reload_counts_on() -> None:
+    """What is under way ends in the windows of the new limits."""
+    made = permits(ProviderLimits(rate=(Rate(2, 60.0),), sessions_per_address=2))
+    first = taken(made.take("big", "a", 1_000))
+    made.configure(lambda name: ProviderLimits(rate=(Rate(1, 60.0),), sessions_per_address=2), {})
+    assert isinstance(made.take("big", "a", 1_000), Refusal)
+    made.begin(first, 1_000, 1)
+    made.end(first, 1_001)
+    made.release(first)
+    assert isinstance(made.take("big", "a", 2_000), Refusal)
+    assert isinstance(made.take("big", "a", 63_000), Permit)

@@ -1,0 +1,66 @@
+"""Which provider a domain belongs to."""
+
+from zonemta_py.config.providers import ProviderSettings, ProviderTable, own_provider
+from zonemta_py.schedule.providers import FRESH_S, Providers
+from zonemta_py.schedule.sources import common_families
+from zonemta_py.smtp.mx_order import NO_MX_ANSWER, Host, MxAnswer, best
+
+TABLE = ProviderTable(
+    {
+        "google": ProviderSettings(("*.google.com", "*.googlemail.com"), ("gmail.com",)),
+        "big": ProviderSettings(("*.big.example",)),
+    }
+)
+
+
+def answer(*hosts: str) -> MxAnswer:
+    return MxAnswer(hosts, has_ipv4=True, has_ipv6=False)
+
+
+def test_by_all_hosts_of_the_best_preference() -> None:
+    assert TABLE.of("a.example", ("aspmx.l.google.com", "mx.GOOGLEMAIL.com.")) == "google"
+    assert (
+        TABLE.of("a.example", ("mx.big.example", "aspmx.l.google.com"))
+        == "aspmx.l.google.com,mx.big.example"
+    )
+    assert TABLE.of("a.example", ("big.example",)) == "big.example", "the pattern wants a name below"
+    assert TABLE.of("gmail.com", ("elsewhere.example",)) == "google"
+    assert TABLE.of("a.example", ()) == "a.example"
+
+
+def test_a_set_of_hosts_is_a_provider() -> None:
+    """Whatever their order; a long one has a short name."""
+    assert own_provider(("b.example", "a.example")) == own_provider(("a.example", "b.example"))
+    many = own_provider(tuple(f"mx{n}.hosting.example" for n in range(20)))
+    assert len(many) < 80
+    assert many.startswith("mx0.hosting.example,+19:")
+
+
+def test_the_best_preference() -> None:
+    hosts = [
+        Host(10, "a.example", ("192.0.2.1",)),
+        Host(20, "c.example", ("2001:db8::1",)),
+        Host(10, "b.example", ()),
+    ]
+    assert best(hosts) == MxAnswer(("a.example", "b.example"), has_ipv4=True, has_ipv6=True)
+
+
+def test_what_is_known_of_a_domain() -> None:
+    """Known at once by the table, else after a look-up; asked again after a while, and used meanwhile."""
+    known = Providers(TABLE)
+    assert (known.get("gmail.com"), known.get("a.example")) == ("google", None)
+    assert known.learn("a.example", answer("mx.big.example"), 0.0) == "big"
+    assert (known.get("a.example"), known.families("a.example")) == ("big", "ipv4")
+    assert not known.is_stale("a.example", FRESH_S - 1)
+    assert known.is_stale("a.example", FRESH_S + 1)
+    assert known.get("a.example") == "big"
+    known.configure(ProviderTable({}))
+    assert known.get("a.example") is None
+    assert known.learn("b.example", NO_MX_ANSWER, 0.0) == "b.example"
+
+
+def test_families() -> None:
+    assert common_families("both", "both") == ("ipv4", "ipv6")
+    assert common_families("ipv4", "both") == ("ipv4",)
+    assert common_families("both", "ipv6") == ("ipv6",)
+    assert common_families("ipv4", "ipv6") == ("ipv4",), "what the provider says counts"

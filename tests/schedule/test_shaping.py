@@ -1,0 +1,79 @@
+"""What the rules of shaping change, with time as an argument."""
+
+from pathlib import Path
+
+from zonemta_py.config.providers import ProviderLimits
+from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.shaping import ShapingRules, read_shaping
+from zonemta_py.config.units import Rate
+from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout, ShapingEngine
+
+BEGIN_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+LIMITS = ProviderLimits(sessions_per_address=20, rate=(Rate(600, 60.0),))
+
+
+def engine(directory: Path, *rules: str) -> ShapingEngine:
+    path = directory / "shaping.yaml"
+    path.write_text("rules:\n" + "".join(f"  - {{{each}}}\n" for each in rules))
+    made = ShapingEngine()
+    found = ShapingRules(read_shaping(path))
+    made.configure(ControllerSettings(enabled=False), found, lambda name: LIMITS)
+    return made
+
+
+def reply(
+    reply_class: str, provider: str = "big", address: str = "192.0.2.1", text: str = "no"
+) -> ReplyAbout:
+    return ReplyAbout(provider, address, "default", "d.example", reply_class, 550, "5.7.1", text)
+
+
+def test_a_threshold_in_its_window(directory: Path) -> None:
+    """For each address by itself; afterwards it takes as many again."""
+    made = engine(directory, "name: r, class: blocked, threshold: 3/10m, action: suspend, for: 1h")
+    for step in (0, 1, 3_700_000, 3_700_001):
+        assert made.reply(reply("blocked"), BEGIN_MS + step) == []
+    assert made.reply(reply("blocked", address="192.0.2.2"), BEGIN_MS + 3_700_002) == []
+    [change] = made.reply(reply("blocked"), BEGIN_MS + 3_700_003)
+    assert (change.what, change.cause) == ("pause", "rule r")
+    assert made.controller.paces["big", "192.0.2.1"].paused_ms == BEGIN_MS + 3_700_003 + HOUR_MS
+    assert made.reply(reply("blocked"), BEGIN_MS + 3_700_004) == []
+
+
+def test_the_rules_of_a_provider(directory: Path) -> None:
+    made = engine(
+        directory,
+        "name: a, provider: big, pattern: 'TS0[0-9]', action: lower_rate, to: 25%, for: 1h",
+        "name: b, provider: [other], class: policy, action: lower_sessions, to: 2, for: 1h",
+    )
+    assert made.reply(reply("policy"), BEGIN_MS) == []
+    [change] = made.reply(reply("policy", text="[TS03] no"), BEGIN_MS)
+    assert change.after == "20 sessions, 150/m"
+    [change] = made.reply(reply("policy", "other"), BEGIN_MS)
+    assert change.after == "2 sessions, 600/m"
+
+
+def test_another_pool_for_a_time(directory: Path) -> None:
+    made = engine(directory, "name: p, class: blocked, action: pool, pool: second, for: 1h")
+    [change] = made.reply(reply("blocked"), BEGIN_MS)
+    assert (change.before, change.after) == ("default", "second")
+    assert made.pool_of("big", "default", BEGIN_MS + 1) == "second"
+    assert made.pool_of("big", "default", BEGIN_MS + HOUR_MS) == "default"
+    assert made.pool_of("other", "default", BEGIN_MS + 1) == "default"
+    assert made.forget_old(BEGIN_MS + HOUR_MS) == [("big", "default")]
+
+
+def test_what_becomes_of_the_recipient(directory: Path) -> None:
+    made = engine(
+        directory,
+        "name: a, class: greylisted, action: retry, delays: [5m, 10m]",
+        "name: b, class: greylisted, action: not_counted",
+        "name: c, class: mailbox_full, action: bounce",
+        "name: d, class: spam_content, action: hold",
+        "name: e, class: spam_content, action: bounce",
+    )
+    assert made.handling(reply("greylisted")) == Handling((300.0, 600.0), is_counted=False)
+    assert made.handling(reply("mailbox_full")) == Handling(bounces=True, rule="c")
+    assert made.handling(reply("spam_content")) == Handling(holds=True, rule="d")
+    assert made.handling(reply("policy")) is USUAL
+    assert made.handling(reply("")) is USUAL
