@@ -383,7 +383,7 @@ def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
     ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits; ``zonemta
-    status`` prints a login, ``zonemta shaping status`` the ways of mail.
+    status`` prints a login.
     """
     names = {
         *QUEUE_COMMANDS,
@@ -401,7 +401,6 @@ def test_every_operation_is_a_command() -> None:
         "usage",
         "login",
         "trace",
-        "shaping",
     }
     assert [name for name in OPERATIONS if name not in names] == []
 

@@ -7,7 +7,7 @@ does not decide how many there are. Names are documented in docs/metrics.md.
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from zonemta_py.admin.health import LoopWatch
 from zonemta_py.admin.http_server import HttpRoute
-from zonemta_py.admin.shaping_operations import EgressView
+from zonemta_py.admin.requests import Row
 from zonemta_py.admin.shaping_series import shaping_series
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
@@ -53,7 +53,8 @@ class ZoneSessions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetricSources:
-    """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log."""
+    """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log.
+    ``ways`` and ``warmups``: see ``egress_view``."""
 
     version: str
     queue: Queue
@@ -64,7 +65,8 @@ class MetricSources:
     pids: Callable[[], Mapping[str, list[int]]]
     directory: Path
     reserve_bytes: int
-    egress: EgressView
+    ways: Callable[[], Sequence[Row]]
+    warmups: Callable[[], Sequence[Row]]
 
 
 class RelayCollector(Collector):
@@ -154,8 +156,7 @@ class RelayCollector(Collector):
         return {name: name for name in names}
 
     def _shaping(self) -> Iterator[Metric]:
-        egress = self._sources.egress
-        for found in shaping_series(egress.rows(), egress.warmup_rows()):
+        for found in shaping_series(self._sources.ways(), self._sources.warmups()):
             made = GaugeMetricFamily(found.name, found.help_text, labels=found.labels)
             for labels, value in found.values:
                 made.add_metric(labels, value)

@@ -26,6 +26,7 @@ from zonemta_py.admin.requests import (
     ResumeRequest,
     Row,
     ShapeRequest,
+    ShapingEndRequest,
     ShapingRequest,
     ShowRequest,
     StateRequest,
@@ -40,6 +41,9 @@ from zonemta_py.admin.requests import (
     UnreachableRequest,
     UsageRequest,
     VerifyRequest,
+    WarmupContinueRequest,
+    WarmupPauseRequest,
+    WarmupRequest,
     WhyRequest,
 )
 from zonemta_py.admin.tokens import Role
@@ -97,6 +101,11 @@ OPERATIONS = {
         Operation("suspended", SuspendedRequest, Operations.suspended),
         Operation("suspend", SuspendRequest, Operations.suspend),
         Operation("resume", ResumeRequest, Operations.resume),
+        Operation("warmup", WarmupRequest, Operations.warmup),
+        Operation("warmuppause", WarmupPauseRequest, Operations.pause),
+        Operation("warmupcontinue", WarmupContinueRequest, Operations.go_on),
+        Operation("shaping", ShapingRequest, Operations.shaping),
+        Operation("shapingend", ShapingEndRequest, Operations.end_pace),
         Operation("verify", VerifyRequest, Operations.verify),
         Operation("usage", UsageRequest, Operations.usage),
         Operation("unreachable", UnreachableRequest, Operations.unreachable),
@@ -109,7 +118,6 @@ OPERATIONS = {
         Operation("check", CheckRequest, Operations.check),
         Operation("audit", AuditRequest, Operations.audit),
         Operation("stats", StatsRequest, Operations.stats),
-        Operation("shaping", ShapingRequest, Operations.shaping),
         Operation("classify", ClassifyRequest, Operations.classify, in_body=True),
     )
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zonemta_py.admin.requests import Row
-from zonemta_py.admin.shaping_operations import is_lowered, level
+from zonemta_py.admin.ways import is_lowered, level
 
 WAYS_MAX = 500
 RATES_MAX = 1000

@@ -23,6 +23,7 @@ from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.egress import read_egress
+from zonemta_py.delivery.egress_control import RunningEgress
 from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.dequeue.channel import Channels
@@ -123,7 +124,8 @@ class Relay:
         running = RunningRelay(
             delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
             config.events.directory, stream, self.status, self.set_log_level,
-            traces.watch, self._new_login, lambda: self._config.tenants, delivery.egress,
+            traces.watch, self._new_login, lambda: self._config.tenants,
+            RunningEgress(queue, lambda: delivery.egress, lambda: self._config),
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)

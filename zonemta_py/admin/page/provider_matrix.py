@@ -6,14 +6,14 @@ from ipaddress import ip_address
 from typing import Any
 
 from zonemta_py.admin.requests import Row
-from zonemta_py.admin.shaping_operations import is_lowered
+from zonemta_py.admin.ways import is_lowered
 
 COLUMNS_MAX = 4  # addresses beside each other; more are cells with a heading of their own
 WAYS_MAX = 100
 
 
 def matrix(ways: Sequence[Row], ways_max: int = WAYS_MAX) -> dict[str, Any]:
-    """What the page shows of ``ways``, which are in the order of ``shaping_operations.attention``.
+    """What the page shows of ``ways``, which are in the order of ``ways.attention``.
 
     ``addresses`` is empty when they are too many for columns; ``others``: how many ways are not shown, of a provider and
     of all.

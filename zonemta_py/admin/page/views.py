@@ -141,8 +141,9 @@ class Views:
         """The suspensions of tenants and of users, by name."""
         found: dict[str, dict[str, Row]] = {"tenant": {}, "user": {}}
         for row in await self._rows(SuspendedRequest()):
-            kind = "tenant" if "tenant" in row else "user"
-            found[kind][row[kind]] = row
+            for kind in found:
+                if kind in row:
+                    found[kind][row[kind]] = row
         return found
 
     async def tenant(self, name: str, tenant: str) -> Context:
@@ -177,7 +178,7 @@ class Views:
 
     async def providers(self, provider: str = "") -> Context:
         """From each address to each provider, or to ``provider``, what is allowed and used. Raises NotFound."""
-        rows = self._operations.ways(ShapingRequest(provider=provider or None))
+        rows = [row async for row in run_operation(self._operations, ShapingRequest(provider))]
         if provider and not rows:
             raise NotFound(f"nothing to '{provider}' is limited, under way, or was refused lately")
         return {"provider": provider, **matrix(rows, WAYS_OF_PROVIDER if provider else WAYS_MAX)}
