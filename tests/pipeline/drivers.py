@@ -13,6 +13,7 @@ from tests.kit.deadlines import until
 from zonemta_py.bench.process import CommandProcess, process_tree
 
 DONE_S = 180.0
+COMPLETE = "exists; choose another directory, or replace it with --overwrite"  # of an output
 FAST = ("--master", "local[2]", "--heap", "512m", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
 
 
@@ -55,6 +56,19 @@ class Job:
         process = self.child.process
         await until(lambda: process.poll() is not None, "the end of the job", DONE_S)
         text = await asyncio.to_thread(self.child.output)
-        assert process.returncode == 0, f"{text} {self.child.log.read_text()[-3000:]}"
+        assert process.returncode == 0, f"{text} {self.said()}"
         found: dict[str, Any] = json.loads(text.splitlines()[-1])
         return found
+
+    async def result_if_new(self) -> dict[str, Any] | None:
+        """As ``result``; None when the job says that its output is complete already."""
+        process = self.child.process
+        await until(lambda: process.poll() is not None, "the end of the job", DONE_S)
+        if process.returncode == 1 and self.said().rstrip().endswith(COMPLETE):
+            await asyncio.to_thread(self.child.kill)
+            return None
+        return await self.result()
+
+    def said(self) -> str:
+        """The end of its log."""
+        return self.child.log.read_text()[-3000:]
