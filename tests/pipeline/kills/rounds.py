@@ -5,6 +5,7 @@ change. A run that ends before its moment is checked like the last one, and gets
 and Java has not ended yet: the next run of ``plan`` and ``report`` says so.
 """
 
+import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,11 +71,12 @@ async def _passed(job: Job, at_s: float) -> None:
 
 def _snapshot(output: Path) -> set[Any]:
     found = set()
-    for path in output.rglob("*"):
-        try:
-            found.add((path, path.stat().st_mtime_ns))
-        except OSError:  # it was removed meanwhile
-            continue
+    for parent, directories, files in os.walk(output):  # which skips what is removed meanwhile
+        for path in (Path(parent, name) for name in (*directories, *files)):
+            try:
+                found.add((path, path.lstat().st_mtime_ns))
+            except OSError:
+                continue
     return found
 
 
