@@ -33,7 +33,7 @@ def _rates(windows: RateWindows | None, now_ms: int) -> list[dict[str, object]]:
 
 
 def warmup_row(warming: Warming, now_ms: int) -> dict[str, object]:
-    """How far the warm-up of an address is. ``allowed`` None: no limit any more."""
+    """How far the warm-up of an address is. ``allowed`` and ``left`` None: no limit any more."""
     day, state, schedule = now_ms // DAY_MS, warming.state, warming.schedule
     return {
         "address": schedule.address,
@@ -43,6 +43,7 @@ def warmup_row(warming: Warming, now_ms: int) -> dict[str, object]:
         "steps": len(schedule.daily),
         "allowed": warming.allowed(day),
         "sent": state.sent if state.day == day else 0,
+        "left": warming.room(now_ms),
         "late_days": state.delay_days,
         "paused": bool(state.paused_day),
     }

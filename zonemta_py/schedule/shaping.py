@@ -14,6 +14,7 @@ from zonemta_py.core.sliding_window import SlidingWindow
 from zonemta_py.schedule.controller import MINUTE_S, Controller, Key, ShapingChange
 
 POOL = "pool"
+OPERATOR = "an operator"  # the cause of what an operator changes
 
 
 class ReplyAbout(NamedTuple):

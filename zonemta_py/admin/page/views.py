@@ -138,8 +138,9 @@ class Views:
         """The suspensions of tenants and of users, by name."""
         found: dict[str, dict[str, Row]] = {"tenant": {}, "user": {}}
         for row in await self._rows(SuspendedRequest()):
-            kind = "tenant" if "tenant" in row else "user"
-            found[kind][row[kind]] = row
+            for kind in found:
+                if kind in row:
+                    found[kind][row[kind]] = row
         return found
 
     async def tenant(self, name: str, tenant: str) -> Context:
