@@ -55,8 +55,7 @@ class RunningEgress:
 
     def warmups(self) -> list[Row]:
         """See ``egress_view.warmup_row``."""
-        egress = self._delivery.egress
-        return [warmup_row(each, egress.now_ms()) for each in egress.warmup.all()]
+        return self._delivery.egress.warmup_rows()
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
