@@ -114,7 +114,7 @@ def test_a_cell_has_uses_and_replies() -> None:
         ({"provider": "big", "late_days": 2, "paused": True}, "2 days late"),
         ({"paused": True}, '<b class="tag slow">paused</b>'),
         ({"step": 0, "allowed": 0}, "begins on 2026-12-01"),
-        ({"step": 13, "allowed": None, "late_days": 3}, "Warm-up of all mail: over </p>"),
+        ({"step": 13, "allowed": None, "late_days": 3}, "Warm-up of all mail: over</p>"),
     ],
 )
 def test_the_progress_of_a_warm_up(changes: dict[str, Any], expected: str) -> None:
