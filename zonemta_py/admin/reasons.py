@@ -64,7 +64,7 @@ class RunningRelay:
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
     the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration. ``egress`` is there when the relay is down, too.
+    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration. These and ``egress`` are there when the relay is down, too.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)

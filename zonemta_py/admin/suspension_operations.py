@@ -43,7 +43,7 @@ class Suspendable(NamedTuple):
 
 
 class SuspensionOperations:
-    """A part of ``Operations``. ``egress`` knows what sends; ``tenants``: those of the configuration, None when the relay is down."""
+    """A part of ``Operations``. ``egress`` knows what sends; ``tenants``: those of the configuration."""
 
     def __init__(
         self,

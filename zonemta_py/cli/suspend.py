@@ -38,7 +38,7 @@ def selectors(command: Command) -> Command:
     return command
 
 
-def _chosen(named: dict[str, str | None]) -> dict[str, str]:
+def _chosen(named: dict[str, str | None]) -> dict[str, Any]:
     """The one that is named. Raises UsageError."""
     found = {kind: name for kind in KINDS if (name := named[kind]) is not None}
     if len(found) != 1:

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
-from zonemta_py.config.schema import AddressLimits, Config, PoolAddress
+from zonemta_py.config.schema import Config
+from zonemta_py.config.sending import AddressLimits, PoolAddress
 from zonemta_py.config.shaping import check_pools, load_shaping
 from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core import clock
@@ -25,6 +26,7 @@ from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit, Permits, Refusal
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS, WarmUp, WarmupState
 from zonemta_py.smtp.mx_order import MxAnswer
@@ -206,6 +208,14 @@ class Egress:
                 puts.append(warmup_put(each))
         permit.recipients, permit.warming = 0, ()
         return puts
+
+    def release(self, slot: WorkerSlot) -> None:
+        """The worker gives up its permit."""
+        permit = slot.permit
+        if permit is not FREE:
+            slot.permit = FREE
+            self.end(permit, 0, 0)
+            self.permits.release(permit)
 
     def set_idle(self, way: Key, idle: int) -> None:
         """The number of sessions without a request has changed on a way from an address to a provider."""

@@ -1,7 +1,7 @@
 """What an operator sees and changes of the limits of sending: in a running relay, and in a queue whose relay is down."""
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
@@ -11,12 +11,12 @@ from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, read_stored, warmup_put
 from zonemta_py.delivery.egress_view import warmup_row
 from zonemta_py.delivery.shaper import event_of
-from zonemta_py.delivery.zone_egress import SMARTHOST
+from zonemta_py.delivery.ways import SMARTHOST
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import DEQUEUE_TRANSPORT
-from zonemta_py.schedule.controller import Change, Controller
+from zonemta_py.schedule.controller import Controller, ShapingChange
 from zonemta_py.schedule.shaping import OPERATOR
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import Warming, WarmUp
@@ -24,34 +24,42 @@ from zonemta_py.schedule.warmup import Warming, WarmUp
 Row = dict[str, Any]
 
 
-class RunningEgress:
-    """Of a running relay, whose limits are ``egress()``."""
+class HasEgress(Protocol):
+    """A delivery service, whose limits are made when it starts."""
 
-    def __init__(self, queue: Queue, egress: Callable[[], Egress], config: Callable[[], Config]) -> None:
+    @property
+    def egress(self) -> Egress:
+        """The limits of providers and addresses."""
+
+
+class RunningEgress:
+    """Of a running relay that delivers by ``delivery``."""
+
+    def __init__(self, queue: Queue, delivery: HasEgress, config: Callable[[], Config]) -> None:
         self._queue = queue
-        self._egress = egress
+        self._delivery = delivery
         self._config = config
 
     def names(self, kind: str) -> Collection[str]:
         """The zones, providers or addresses that there are."""
-        providers = self._egress().providers
+        providers = self._delivery.egress.providers
         return _names(kind, self._config(), [*providers.table.providers, *providers.names()])
 
     def changed(self) -> None:
         """Something was suspended or resumed."""
-        self._egress().changed()
+        self._delivery.egress.changed()
 
     def rows(self) -> list[Row]:
         """See ``Egress.rows``."""
-        return self._egress().rows()
+        return self._delivery.egress.rows()
 
     def warmups(self) -> list[Row]:
         """See ``egress_view.warmup_row``."""
-        return self._egress().warmup_rows()
+        return self._delivery.egress.warmup_rows()
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._egress()
+        egress = self._delivery.egress
         found, now_ms = _schedules(egress.warmup, address, provider), egress.now_ms()
         batch = _paused(found, now_ms, paused=paused)
         egress.changed()
@@ -60,7 +68,7 @@ class RunningEgress:
 
     async def end_pace(self, provider: str, address: str) -> Row:
         """Forget a pace. Raises LocalError when there is none, QueueUnavailable."""
-        egress = self._egress()
+        egress = self._delivery.egress
         shaper = egress.shaper
         change = _end(shaper.controller, provider, address, egress.now_ms())
         await self._queue.commits.submit(_batch(*shaper.apply([change])))
@@ -163,7 +171,7 @@ def _batch(events: Iterable[Event], puts: Puts) -> WriteBatch:
     return batch
 
 
-def _end(controller: Controller, provider: str, address: str, now_ms: int) -> Change:
+def _end(controller: Controller, provider: str, address: str, now_ms: int) -> ShapingChange:
     change = controller.end((provider, address), now_ms, OPERATOR)
     if change is None:
         raise LocalError(
@@ -172,5 +180,5 @@ def _end(controller: Controller, provider: str, address: str, now_ms: int) -> Ch
     return change
 
 
-def _ended(change: Change) -> Row:
+def _ended(change: ShapingChange) -> Row:
     return {"provider": change.provider, "address": change.address, "ended": change.before}

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.events.schema import boot_of
-from zonemta_py.schedule.controller import FULL, PACE, PAUSE, Change
+from zonemta_py.schedule.controller import FULL, PACE, PAUSE, ShapingChange
 from zonemta_py.schedule.shaping import OPERATOR, POOL, ReplyAbout, ShapingEngine
 from zonemta_py.schedule.sources import BY_SYSTEM
 
@@ -34,7 +34,7 @@ class ShapingSetup(NamedTuple):
     pool_of: PoolOf
 
 
-class ShapedChange(NamedTuple):
+class ReplayedChange(NamedTuple):
     """A change, recorded or computed."""
 
     time_ms: int
@@ -88,8 +88,8 @@ class ShapingReplay:
         self._nodes: dict[str, _Node] = {}
         self._newest_ms = 0
         self.attempts = 0
-        self.changes: list[ShapedChange] = []
-        self.recorded: list[ShapedChange] = []
+        self.changes: list[ReplayedChange] = []
+        self.recorded: list[ReplayedChange] = []
 
     def add(self, record: Record) -> None:
         """The next record."""
@@ -115,7 +115,7 @@ class ShapingReplay:
 
     def _recorded(self, engine: ShapingEngine, record: Record) -> None:
         names = ("time_ms", "provider", "address", "what", "from", "to", "cause")
-        change = ShapedChange(*(record[name] for name in names))
+        change = ReplayedChange(*(record[name] for name in names))
         if change.cause != OPERATOR:
             self.recorded.append(change)
         elif change.after == FULL:
@@ -130,10 +130,10 @@ class ShapingReplay:
         self.changes.sort()
         self.recorded.sort()
 
-    def _keep(self, changes: Iterable[Change]) -> None:
-        self.changes += [ShapedChange(*change[:7]) for change in changes]
+    def _keep(self, changes: Iterable[ShapingChange]) -> None:
+        self.changes += [ReplayedChange(*change[:7]) for change in changes]
 
-    def differences(self) -> tuple[list[ShapedChange], list[ShapedChange]]:
+    def differences(self) -> tuple[list[ReplayedChange], list[ReplayedChange]]:
         """What was recorded and not computed, and what was computed and not recorded."""
         computed, recorded = Counter(self.changes), Counter(self.recorded)
         return sorted((recorded - computed).elements()), sorted((computed - recorded).elements())

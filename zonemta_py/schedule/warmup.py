@@ -51,7 +51,8 @@ class Warming:
     def late_days(self, day: int) -> int:
         """By how many days it is late, those of a pause included."""
         state = self.state
-        return state.delay_days + (max(0, day - state.paused_day) if state.paused_day else 0)
+        late = state.delay_days - (state.slowed_day == day)  # its own number is repeated tomorrow
+        return late + (max(0, day - state.paused_day) if state.paused_day else 0)
 
     def allowed(self, day: int) -> int | None:
         """How many recipients on ``day``; None: no limit any more."""
@@ -78,15 +79,16 @@ class Warming:
     def slow(self, now_ms: int) -> bool:
         """Repeat the number of today tomorrow; False: that is so already, or it has no numbers any more."""
         day, state = now_ms // DAY_MS, self.state
-        if state.slowed_day >= day or self.allowed(day) is None:
+        if state.paused_day or state.slowed_day >= day or self.allowed(day) is None:
             return False
         self.state = state._replace(slowed_day=day, delay_days=state.delay_days + 1)
         return True
 
     def pause(self, now_ms: int) -> None:
         """Stay at the number of today."""
-        if not self.state.paused_day:
-            self.state = self.state._replace(paused_day=now_ms // DAY_MS)
+        day, state = now_ms // DAY_MS, self.state
+        if not state.paused_day:  # a day that was slowed is late tomorrow anyway
+            self.state = state._replace(paused_day=day + (state.slowed_day == day))
 
     def go_on(self, now_ms: int) -> None:
         """End a pause."""

@@ -45,7 +45,11 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     queue = open_queue(config, access=access)
     if access is Access.EXISTING:
         queue.commits.start()
-    relay = RunningRelay(events=config.events.directory, egress=StoppedEgress(queue, config))
+    relay = RunningRelay(
+        events=config.events.directory,
+        tenants=lambda: config.tenants,
+        egress=StoppedEgress(queue, config),
+    )
     try:
         return [row async for row in run_operation(Operations(queue, relay), request)]
     finally:

@@ -21,12 +21,13 @@ from zonemta_py.cli.common import (
 from zonemta_py.cli.options import DIRECTORY
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import shaped_text
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.core.durations import time_left
 from zonemta_py.core.errors import LocalError
-from zonemta_py.schedule.replay import PoolOf, ShapedChange, ShapingReplay, ShapingSetup
+from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
 
 TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 
@@ -221,13 +222,9 @@ def _pools(config: Config) -> PoolOf:
     return pool_of
 
 
-def _print_change(change: ShapedChange, sign: str, *, as_json: bool) -> None:
+def _print_change(change: ReplayedChange, sign: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**change.row(), **({"difference": sign} if sign else {})})
         return
     time = f"{clock.utc(change.time_ms):%Y-%m-%d %H:%M:%S}.{change.time_ms % 1000:03d}"
-    mark = f"{sign} " if sign else ""
-    echo(
-        f"{mark}{time}  {change.provider} from {change.address}: {change.what}: {change.before} -> {change.after}"
-        f" ({change.cause})"
-    )
+    echo(f"{sign} {time}  {shaped_text(change.row())}".lstrip())
