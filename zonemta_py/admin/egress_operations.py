@@ -12,6 +12,7 @@ from zonemta_py.admin.requests import (
     WarmupRequest,
 )
 from zonemta_py.admin.suspension_operations import address_of
+from zonemta_py.admin.ways import attention
 from zonemta_py.core.errors import LocalError
 
 
@@ -50,10 +51,10 @@ class EgressOperations:
     async def shaping(self, request: ShapingRequest) -> AsyncIterator[Row]:
         """A row for each address and provider where something is limited, under way, or was refused lately.
 
-        Raises LocalError when no relay is running.
+        Those come first that need attention. Raises LocalError when no relay is running.
         """
         address = address_of(request.address) if request.address else ""
-        for row in self._limits().rows():
+        for row in sorted(self._limits().rows(), key=attention):
             if request.provider in ("", row["provider"]) and address in ("", row["address"]):
                 yield row
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "submit": "zonemta_py.cli.submit",
     "lint": "zonemta_py.cli.lint",
     "classify": "zonemta_py.cli.classification",
+    "import-shaping": "zonemta_py.cli.import_shaping",
     "queue": "zonemta_py.cli.queue.group",
     "status": "zonemta_py.cli.status",
     "top": "zonemta_py.cli.top",

@@ -11,7 +11,7 @@ from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, read_stored, warmup_put
 from zonemta_py.delivery.egress_view import warmup_row
 from zonemta_py.delivery.shaper import event_of
-from zonemta_py.delivery.zone_egress import SMARTHOST
+from zonemta_py.delivery.ways import SMARTHOST
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
@@ -55,8 +55,7 @@ class RunningEgress:
 
     def warmups(self) -> list[Row]:
         """See ``egress_view.warmup_row``."""
-        egress = self._delivery.egress
-        return [warmup_row(each, egress.now_ms()) for each in egress.warmup.all()]
+        return self._delivery.egress.warmup_rows()
 
     async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[Row]:
         """Pause or continue schedules. Raises LocalError when there is none, QueueUnavailable."""

@@ -13,6 +13,7 @@ from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.lease_context import LeaseContext
+from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.outcome import (
     RetryRules,
     before_attempt,
@@ -21,7 +22,6 @@ from zonemta_py.delivery.outcome import (
     requested_priority,
 )
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
-from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
@@ -87,7 +87,7 @@ class Worker:
     """Delivers leases of one zone."""
 
     def __init__(
-        self, context: DeliveryContext, zone: Zone, scheduler: Scheduler, egress: ZoneEgress
+        self, context: DeliveryContext, zone: Zone, scheduler: Scheduler, egress: MessageEgress
     ) -> None:
         self._context = context
         self._egress = egress

@@ -12,6 +12,7 @@ from zonemta_py.core.model import Attempt
 from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
+from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next
@@ -58,7 +59,8 @@ class ZoneWorkers:
         self.scheduler = Scheduler(zone, now_s, self._on_room, due_in_s, self._egress)
         self._make_agent = make_agent
         self._agent = make_agent(name, zone)
-        self._worker = Worker(context, zone, self.scheduler, self._egress)
+        self._messages = MessageEgress(context.egress, self._egress.ways)
+        self._worker = Worker(context, zone, self.scheduler, self._messages)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -104,7 +106,7 @@ class ZoneWorkers:
         self._egress.configure(zone)
         self._agent.close()
         self._agent = self._make_agent(self.name, zone)  # a running request ends with the old agent
-        self._worker = Worker(self._context, zone, self.scheduler, self._egress)
+        self._worker = Worker(self._context, zone, self.scheduler, self._messages)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

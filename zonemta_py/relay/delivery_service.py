@@ -16,9 +16,10 @@ from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
+from zonemta_py.delivery.session_opener import SmtpResources
 from zonemta_py.delivery.session_pool import NO_WAY, SessionPool, Way, WaySessions
 from zonemta_py.delivery.shaper import EgressFiles
-from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.processes.senders import RemoteAgent, SenderPool

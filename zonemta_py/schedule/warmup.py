@@ -46,12 +46,13 @@ class Warming:
 
     def step(self, day: int) -> int:
         """The place of ``day`` in the schedule; negative before it begins."""
+        return day - (self.schedule.begins.toordinal() - EPOCH) - self.late_days(day)
+
+    def late_days(self, day: int) -> int:
+        """By how many days it is late, those of a pause included."""
         state = self.state
-        late = state.delay_days - (
-            state.slowed_day == day
-        )  # its own number is not repeated before tomorrow
-        late += max(0, day - state.paused_day) if state.paused_day else 0
-        return day - (self.schedule.begins.toordinal() - EPOCH) - late
+        late = state.delay_days - (state.slowed_day == day)  # its own number is repeated tomorrow
+        return late + (max(0, day - state.paused_day) if state.paused_day else 0)
 
     def allowed(self, day: int) -> int | None:
         """How many recipients on ``day``; None: no limit any more."""
