@@ -1,6 +1,6 @@
 """How many messages, or sessions, may begin now: several rates that all hold. Pure; times are ms.
 
-A rate holds exactly at the receiver, in any period of its length (decision 95): what was granted counts as used from
+A rate holds exactly at the receiver, in any period of its length (decision 97): what was granted counts as used from
 the grant on, and leaves the window its length after it was answered. An answer that takes longer than a tenth of the
 shortest period counts as given by then, so that a slow peer does not lower the rate by more than that.
 """
