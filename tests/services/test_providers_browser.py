@@ -34,9 +34,9 @@ async def test_what_replies_of_providers_change(directory: Path) -> None:
             paused = fussy.locator(".is-paused")
             await paused.get_by_text("rule blocked").wait_for()
             assert await paused.locator(".tag").get_attribute("title") == "rule blocked"
-            assert "blocked \N{MULTIPLICATION SIGN}3" in await paused.inner_text()
+            assert "last blocked" in await paused.inner_text()
             lowered = fussy.locator(".is-lowered").first
-            assert "to 150 of 300/m, 1 of 3 sessions" in await lowered.inner_text()
+            assert "of 300/m, 1 of 3 sessions" in await lowered.inner_text()
             assert "were refused or deferred" in await lowered.inner_text()
             assert (await texts(page, "tbody tr th a"))[0] == "fussy"  # first what needs attention
             big = page.locator("tr", has=page.get_by_role("link", name="bigmail"))
