@@ -18,7 +18,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.options import DIRECTORY
+from zonemta_py.cli.options import DIRECTORY, FILE
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import shaped_text
@@ -120,7 +120,15 @@ def end(config_path: Path, provider: str, address: str, as_json: bool) -> None:
 
 
 @shaping.command()
-@config_option
+@click.option(
+    "-c",
+    "--config",
+    "config_path",
+    type=FILE,
+    envvar="ZONEMTA_CONFIG",
+    show_envvar=True,
+    help="The configuration file; without it the defaults of the relay are tried.",
+)
 @click.option(
     "--events",
     "directory",
@@ -143,7 +151,7 @@ def end(config_path: Path, provider: str, address: str, as_json: bool) -> None:
 @json_option
 @reports_errors
 def replay(
-    config_path: Path, directory: Path | None, from_: datetime | None, to: datetime | None, compare: bool,
+    config_path: Path | None, directory: Path | None, from_: datetime | None, to: datetime | None, compare: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Print what the shaping of a configuration makes of the replies in an event log, so that new settings can be tried on old mail.
@@ -155,8 +163,11 @@ def replay(
     Examples:
       zonemta shaping replay -c new.yaml --events var/events --from 2026-11-17
       zonemta shaping replay -c config/zonemta.yaml --compare
+      zonemta shaping replay --events var/events
     """
-    config = read_config(config_path)
+    if config_path is None and directory is None:
+        raise click.UsageError("--config or --events is needed")
+    config = read_config(config_path) if config_path is not None else Config()
     directory = directory or config.events.directory
     if not directory.is_dir():
         raise LocalError(f"{directory}: there is no event log here")
