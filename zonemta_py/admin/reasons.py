@@ -42,6 +42,9 @@ class EgressView(Protocol):
     def names(self, kind: str) -> Collection[str]:
         """The zones, providers or addresses (``kind``) that there are."""
 
+    def smarthost_zones(self) -> list[str]:
+        """The zones whose mail goes to a smarthost, whatever its domain."""
+
     def changed(self) -> None:
         """Something was suspended or resumed."""
 

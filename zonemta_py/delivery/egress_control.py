@@ -45,6 +45,10 @@ class RunningEgress:
         providers = self._delivery.egress.providers
         return _names(kind, self._config(), [*providers.table.providers, *providers.names()])
 
+    def smarthost_zones(self) -> list[str]:
+        """The zones whose mail goes to a smarthost, whatever its domain."""
+        return _smarthost_zones(self._config())
+
     def changed(self) -> None:
         """Something was suspended or resumed."""
         self._delivery.egress.changed()
@@ -85,6 +89,10 @@ class StoppedEgress:
     def names(self, kind: str) -> Collection[str]:
         """The zones, providers or addresses of the configuration."""
         return _names(kind, self._config, read_egress(self._config).table.providers)
+
+    def smarthost_zones(self) -> list[str]:
+        """The zones whose mail goes to a smarthost, whatever its domain."""
+        return _smarthost_zones(self._config)
 
     def changed(self) -> None:
         """Nothing waits for it."""
@@ -128,6 +136,12 @@ def _names(kind: str, config: Config, providers: Iterable[str]) -> Collection[st
             return {SMARTHOST, *providers} - {"default"}
         case _:
             return {source_name(each) for pool in config.pools.values() for each in pool}
+
+
+def _smarthost_zones(config: Config) -> list[str]:
+    return sorted(
+        name for name, zone in config.zones.items() if any(part.smarthost for _, part in zone.parts())
+    )
 
 
 def _schedules(warmup: WarmUp, address: str, provider: str) -> list[Warming]:
