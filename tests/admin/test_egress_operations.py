@@ -130,6 +130,8 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
         ("warmup", {"address": "127.0.0.32"}, "127.0.0.32 has no warm-up"),
         ("warmuppause", {"address": NEW, "provider": "big"}, "for 'big'; there is all mail"),
         ("shapingend", {"provider": "big", "address": NEW}, "there is no pace of 127.0.0.31 at big"),
+        ("shapingend", {"provider": "big", "pool": "default"}, "no rule moved the mail of pool default"),
+        ("shapingend", {"provider": "big"}, "an address or a pool is expected"),
     ],
 )
 async def test_problems(

@@ -60,6 +60,9 @@ class EgressView(Protocol):
     async def end_pace(self, provider: str, address: str) -> dict[str, Any]:
         """Forget the pace of an address at a provider; returns what it was."""
 
+    async def end_reroute(self, provider: str, pool: str) -> dict[str, Any]:
+        """Let the mail of ``pool`` to a provider leave from it again; returns from where it left."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunningRelay:
