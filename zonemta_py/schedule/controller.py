@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import ControllerSettings
-from zonemta_py.config.units import Rate
+from zonemta_py.config.units import HOUR, Rate
 
 # Replies that say something of the sender, by their class; others say something of a mailbox or of the receiver.
 OF_SENDER = frozenset(
@@ -114,9 +114,11 @@ class Controller:
     def _top(self, key: Key, now_ms: int) -> Pace:
         """The pace that is full: the limits of the provider, else how fast was sent lately."""
         limits, counts = self._limits_of(key[0]), self._counts(key)
-        rates = [rate.events / rate.per_s * MINUTE_S for rate in limits.rate]
         observed = counts.rate(now_ms, self._interval_ms) * MINUTE_S
-        rate = max(1, round(min(rates, default=observed)))
+        shortest = min(limits.rate, key=lambda rate: rate.per_s, default=None)
+        if shortest is not None and shortest.per_s < HOUR:  # the mean of a day is no pace
+            observed = shortest.events / shortest.per_s * MINUTE_S
+        rate = max(1, round(observed))
         sessions = limits.sessions_per_address or limits.sessions or self._settings.sessions
         return Pace(1, sessions, rate, sessions, rate, now_ms, 0, "")
 
