@@ -236,3 +236,25 @@ async def test_what_rules_make_of_a_recipient(directory: Path) -> None:
     assert [each["recipient"] for each in logged_events(directory, "held")] == ["r1@d.example"]
     attempts = {each["recipient"]: each["attempt"] for each in logged_events(directory, "delivered")}
     assert attempts == {"r1@d.example": 2, "r3@d.example": 3, "r4@d.example": 1}
+
+
+async def test_a_pool_that_a_reload_removes(directory: Path) -> None:
+    """A rule has sent mail to a pool that is not there any more: it leaves from its own one again."""
+    rules = [{"name": "other", "class": "policy", "action": "pool", "pool": "last", "for": "1h"}]
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": rules}))
+    last, changes = "127.0.0.33", {"shaping": {"file": "shaping.yaml", "shipped": False}}
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"])
+        big.block(ADDRESSES[0], "451 4.7.0 local policy")
+        config = shaped(stage, (0, 0), {}, pools={"last": [{"address": last}]}, **changes)
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 20)
+            await until(lambda: big.account(last).messages, "mail from the other pool")
+            big.unblock(ADDRESSES[0])
+            (directory / "shaping.yaml").write_text("rules: []\n")
+            relay.reload(shaped(stage, (0, 0), {}, **changes))
+            before = big.account(last).messages
+            await fill(relay, ["d.example"], 20, "n")
+            await empty(relay)
+        assert len(big.accepted) == 40
+        assert big.account(last).messages <= before + 20
