@@ -77,6 +77,13 @@ def status(config_path: Path, provider: str, address: str, as_json: bool) -> Non
     for row in rows:
         table.add_row(*_cells(row))
     print_table(table)
+    for text in dict.fromkeys(_moved(row["provider"], each) for row in rows for each in row["reroutes"]):
+        echo(text)
+
+
+def _moved(provider: str, reroute: dict[str, Any]) -> str:
+    left = time_left(reroute["until_ms"])
+    return f"mail of the pool {reroute['pool']} to {provider} leaves from {reroute['to']} for {left}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -101,22 +108,26 @@ def _used(rates: list[dict[str, Any]]) -> str:
 @shaping.command()
 @config_option
 @click.option("--provider", metavar="NAME", required=True, help="The provider.")
-@click.option("--address", metavar="IP", required=True, help="The address of a pool, or system.")
+@click.option("--address", metavar="IP", help="The address of a pool, or system.")
+@click.option("--pool", metavar="NAME", help="The pool whose mail a rule lets leave from another one.")
 @json_option
 @reports_errors
-def end(config_path: Path, provider: str, address: str, as_json: bool) -> None:
+def end(config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool) -> None:
     """Forget the pace of an address at a provider, and its pause: its limits are those of the configuration again.
 
-    What is learned from further replies begins anew. Also when the relay is down.
+    With --pool: the mail of the pool leaves from it again. What is learned from further replies begins anew. Also when the relay
+    is down.
 
     \b
-    Example:
+    Examples:
       zonemta shaping end -c config/zonemta.yaml --provider google --address 203.0.113.7
+      zonemta shaping end -c config/zonemta.yaml --provider google --pool default
     """
-    for row in rows_of(config_path, ShapingEndRequest(provider, address)):
-        print_json(row) if as_json else echo(
-            f"ended for {row['address']} at {row['provider']}: {row['ended']}"
-        )
+    if (address is None) == (pool is None):
+        raise click.UsageError("either --address or --pool is needed")
+    for row in rows_of(config_path, ShapingEndRequest(provider, address or "", pool or "")):
+        what = f"pool {row['pool']}" if "pool" in row else row["address"]
+        print_json(row) if as_json else echo(f"ended for {what} at {row['provider']}: {row['ended']}")
 
 
 @shaping.command()
