@@ -1,8 +1,25 @@
 """Providers of domains."""
 
+import pytest
+
 from zonemta_py.pipeline.rules.provider import provider_of
 
 
-def test_providers() -> None:
-    assert provider_of("gmail.com") == provider_of("googlemail.com") == "google"
-    assert provider_of("d1.example") == "d1.example"
+@pytest.mark.parametrize(
+    ("domain", "provider"),
+    [
+        ("gmail.com", "google"),
+        ("googlemail.com", "google"),
+        ("hotmail.co.uk", "microsoft"),
+        ("yahoo.co.jp", "yahoo_jp"),
+        ("aol.com", "yahoo"),
+        ("mail.com", "mail_com"),
+        ("web.de", "gmx"),
+        ("me.com", "apple"),
+        ("foxmail.com", "qq"),
+        ("d1.example", "d1.example"),
+    ],
+)
+def test_providers(domain: str, provider: str) -> None:
+    """The names are those of the relay's limits, events and shaping rules."""
+    assert provider_of(domain) == provider
