@@ -39,8 +39,10 @@ from zonemta_py.admin.requests import (
     WhyRequest,
     name_of,
 )
+from zonemta_py.cli.paces import shaping as shaping_commands
 from zonemta_py.cli.queue.group import COMMANDS as QUEUE_COMMANDS
 from zonemta_py.cli.tenant import tenant as tenant_commands
+from zonemta_py.cli.warming import warmup as warmup_commands
 from zonemta_py.core.clock import monotonic_s
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
@@ -338,11 +340,11 @@ async def test_unreachable(queue: Queue) -> None:
 
 @pytest.mark.parametrize("request_type", [SuspendRequest, ResumeRequest])
 async def test_who_is_suspended_must_be_said(queue: Queue, request_type: Any) -> None:
-    for arguments in ({}, {"tenant": "a", "user": "b"}):
-        with pytest.raises(LocalError, match="a tenant or a user is expected"):
+    for arguments in ({}, {"tenant": "a", "user": "b"}, {"zone": "a", "domain": "b.example"}):
+        with pytest.raises(LocalError, match=r"exactly one of tenant, user, zone, .* is expected"):
             await rows(queue, request_type(**arguments))
     for arguments in ({"tenant": "a\x1b[2J"}, {"user": "u" * 300}):
-        with pytest.raises(LocalError, match="no name of a tenant or user"):
+        with pytest.raises(LocalError, match=r"no name of a (tenant|user)"):
             await rows(queue, request_type(**arguments))
     assert queue.suspended.names() == []
 
@@ -383,7 +385,7 @@ def test_every_operation_is_a_command() -> None:
     """The name of an operation is that of its command: of ``zonemta``, or of a group.
 
     ``zonemta tenant list`` and ``show`` ask for those that are suspended, and for the usage of limits; ``zonemta
-    status`` prints a login.
+    status`` prints a login; ``warmup`` and ``shaping`` are the commands ``status`` of their groups.
     """
     names = {
         *QUEUE_COMMANDS,
@@ -401,6 +403,10 @@ def test_every_operation_is_a_command() -> None:
         "usage",
         "login",
         "trace",
+        "warmup",
+        "shaping",
+        *(f"warmup{name}" for name in warmup_commands.commands),
+        *(f"shaping{name}" for name in shaping_commands.commands),
     }
     assert [name for name in OPERATIONS if name not in names] == []
 

@@ -97,7 +97,7 @@ def test_stats_need_a_running_relay(run: Any, message: str) -> None:
 def test_an_unknown_zone_is_wrong_usage(run: Any, message: str) -> None:
     result = run("list", "--zone", "nowhere")
     assert result.exit_code == 2
-    assert "no zone 'nowhere'; zones: default" in result.stderr
+    assert "no zone 'nowhere'; there is default" in result.stderr
 
 
 def test_a_state_in_words(run: Any, message: str) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.config.load import parse_config
-from zonemta_py.config.schema import Config, PoolAddress, Resolver
+from zonemta_py.config.schema import Config, Resolver
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.units import HostPort, Seconds, Smarthost
 from zonemta_py.config.units import NameServer as Server
 from zonemta_py.config.zones import SmarthostAuth, Zone

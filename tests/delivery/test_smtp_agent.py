@@ -20,14 +20,15 @@ from zonemta_py.config.units import Smarthost
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock, codec
 from zonemta_py.core.errors import DestinationFailed, QueueCorrupt, QueueUnavailable
-from zonemta_py.delivery import smtp_agent
+from zonemta_py.delivery import session_opener
 from zonemta_py.delivery.dkim import Key, Signer, load_keys
 from zonemta_py.delivery.endpoints import Endpoint, EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.request import DeliveryResult
+from zonemta_py.delivery.session_opener import SmtpResources
 from zonemta_py.delivery.session_pool import SessionPool
-from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.transaction import MessageForm, MessageForms
 from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts
 from zonemta_py.sink.script import Rule, Step
@@ -377,7 +378,7 @@ async def test_the_only_way_of_a_smarthost_is_tried(directory: Path) -> None:
 
 async def test_a_hurried_request(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that does not greet has a short time, because others wait; it is not unreachable for that."""
-    monkeypatch.setattr(smtp_agent, "HURRIED_S", 0.05)
+    monkeypatch.setattr(session_opener, "HURRIED_S", 0.05)
     rule = Rule(Step.CONNECT, stall_s=60, times=1)
     async with sending(directory, rule) as made:
         result = await made.deliver("x@a.example", hurried=True)
@@ -471,7 +472,7 @@ async def test_a_host_that_fails_is_connected_to_once(
             tried.append(endpoint.ip)
             raise DestinationFailed(0, "4.4.1", "refused")
 
-        monkeypatch.setattr(made.agent, "_open", refused)
+        monkeypatch.setattr(made.agent._opener, "_open", refused)
         result = await made.deliver("x@a.example")
         assert result.failure is not None
         assert tried == ["127.0.1.1"]

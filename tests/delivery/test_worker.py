@@ -25,9 +25,10 @@ from zonemta_py.core.errors import AgentLost, QueueCorrupt
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.lease_context import LeaseContext
+from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult
+from zonemta_py.delivery.ways import Ways
 from zonemta_py.delivery.worker import SUSPEND_S, LeaseResult, Worker
-from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.accept import NewMessage, NewRecipient
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.keys import DEFERRED as DEFERRED_KEYS
@@ -59,9 +60,10 @@ def scheduled(zone: Zone = ZONE, working: int = 0) -> tuple[Scheduler, WorkerSlo
     return scheduler, slot
 
 
-def egress_of(queue: Queue, zone: Zone = ZONE) -> ZoneEgress:
+def egress_of(queue: Queue, zone: Zone = ZONE) -> MessageEgress:
     config = parse_config("hostname: relay.example\n", Path("z.yaml"))
-    return ZoneEgress("default", zone, Egress(queue, config), ScriptedAgent().resolve, lambda name: True)
+    egress = Egress(queue, config)
+    return MessageEgress(egress, Ways(zone, egress))
 
 
 def worker_of(queue: Queue, zone: Zone = ZONE, scheduler: Scheduler | None = None) -> Worker:

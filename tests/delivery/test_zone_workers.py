@@ -28,8 +28,8 @@ from zonemta_py.core import clock
 from zonemta_py.delivery import zone_workers
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.delivery.worker import LeaseResult
-from zonemta_py.delivery.zone_workers import Next, ZoneWorkers, decide_next, is_expired
+from zonemta_py.delivery.worker import LeaseResult, Next, decide_next
+from zonemta_py.delivery.zone_workers import ZoneWorkers, is_expired
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.keys import DEFERRED, SPILL, WAITING, chunk_key, end_of, mark_key
 from zonemta_py.queue.queue import Queue

@@ -6,7 +6,7 @@ from itertools import count
 from random import Random
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import AddressLimits
+from zonemta_py.config.sending import AddressLimits
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.permits import Permit, Permits, Refusal
 

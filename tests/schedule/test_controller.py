@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.units import Percent, Rate, Seconds
-from zonemta_py.schedule.controller import FULL, Change, Controller, rate_of
+from zonemta_py.schedule.controller import FULL, Controller, ShapingChange, rate_of
 
 KEY = ("big", "192.0.2.1")
 BEGIN_MS = 1_700_000_000_000
@@ -20,7 +20,7 @@ def controller(limits: ProviderLimits = LIMITS, **changes: object) -> Controller
     return made
 
 
-def replies(made: Controller, classes: list[str], now_ms: int, step_ms: int = 10) -> list[Change]:
+def replies(made: Controller, classes: list[str], now_ms: int, step_ms: int = 10) -> list[ShapingChange]:
     return [
         change
         for number, each in enumerate(classes)

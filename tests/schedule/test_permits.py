@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.schedule.provider_simulation import ProviderSimulation, most_within
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import AddressLimits
+from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.permits import Permit, Permits, Refusal

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zonemta_py.config.schema import PoolAddress
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.units import Seconds, duration
 from zonemta_py.config.zones import ExponentialRetry, PriorityRetry, QuadraticRetry, Retry
 from zonemta_py.core.errors import ConfigError

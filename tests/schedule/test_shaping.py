@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules, read_shaping
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout, ShapingEngine

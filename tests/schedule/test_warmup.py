@@ -38,7 +38,7 @@ def test_it_slows_down_once_a_day() -> None:
     warming = Warming(SCHEDULE, WarmupState())
     assert warming.slow(at(1))
     assert not warming.slow(at(1, 5))
-    assert [warming.allowed(DAY + day) for day in (1, 2, 3, 4)] == [2, 5, 10, None]
+    assert [warming.allowed(DAY + day) for day in (1, 2, 3, 4)] == [5, 5, 10, None]
     assert not warming.slow(at(9)), "it has no numbers any more"
 
 

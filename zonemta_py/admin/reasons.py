@@ -33,13 +33,38 @@ class ZoneView(Protocol):
         """Try a suspended destination now; None: every one."""
 
 
+class EgressView(Protocol):
+    """What limits sending, as an operator sees and changes it: of a running relay, or of a queue whose relay is down.
+
+    See ``delivery.egress_control``. All raise LocalError for what is not there.
+    """
+
+    def names(self, kind: str) -> Collection[str]:
+        """The zones, providers or addresses (``kind``) that there are."""
+
+    def changed(self) -> None:
+        """Something was suspended or resumed."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What is sent from each address to each provider, and what limits it."""
+
+    def warmups(self) -> list[dict[str, Any]]:
+        """How far each warm-up is."""
+
+    async def pause_warmup(self, address: str, provider: str, *, paused: bool) -> list[dict[str, Any]]:
+        """Pause or continue the schedules of ``address``, or that for ``provider``; returns their rows."""
+
+    async def end_pace(self, provider: str, address: str) -> dict[str, Any]:
+        """Forget the pace of an address at a provider; returns what it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningRelay:
     """What the operations need of a running relay; the defaults are those of one that is down.
 
     ``reload`` reads its configuration again, see ``Relay.reload``. ``verify`` looks up the domains of a tenant. ``events`` is
     the directory of the event log, ``stream`` what is written to it. ``status`` and
-    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration.
+    ``set_log_level``: see ``Relay``. ``trace``: see ``Traces.watch``. ``new_login`` makes links to the page, with ``valid_s``. ``tenants``: those of the configuration. These and ``egress`` are there when the relay is down, too.
     """
 
     zones: Mapping[str, ZoneView] = field(default_factory=dict)
@@ -53,6 +78,7 @@ class RunningRelay:
     trace: Callable[[str], AsyncIterator[dict[str, Any]]] | None = None
     new_login: Callable[[], dict[str, Any]] | None = None
     tenants: Callable[[], Collection[str]] | None = None
+    egress: EgressView | None = None
 
 
 class Reasons:

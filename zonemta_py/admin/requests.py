@@ -149,22 +149,69 @@ class TenantsRequest(Request, frozen=True):
 
 
 class SuspendedRequest(Request, frozen=True):
-    """List the suspended tenants and users."""
+    """List what is suspended: tenants, users, zones, providers, addresses and domains."""
 
 
 class SuspendRequest(ChangeRequest, frozen=True):
-    """Suspend a tenant, or a user."""
+    """Suspend a tenant or a user, or the sending of a zone, to a provider, from an address, or to a domain: one of them.
+
+    ``until_ms`` (unix ms; 0: until it is resumed) not for tenants and users, whose mail is held.
+    """
 
     tenant: str = ""
     user: str = ""
     reason: str = "an operator"
+    zone: str = ""
+    provider: str = ""
+    address: str = ""
+    domain: str = ""
+    until_ms: int = 0
 
 
 class ResumeRequest(ChangeRequest, frozen=True):
-    """End the suspension of a tenant, or of a user, and release the held mail."""
+    """End a suspension, and release the held mail of a tenant or user; ``all``: everything but tenants and users."""
 
     tenant: str = ""
     user: str = ""
+    zone: str = ""
+    provider: str = ""
+    address: str = ""
+    domain: str = ""
+    all: bool = False
+
+
+class WarmupRequest(Request, frozen=True):
+    """Show how far the warm-up of each address is."""
+
+    address: str = ""
+
+
+class WarmupPauseRequest(ChangeRequest, frozen=True):
+    """Let the warm-up of an address stay at the number of today; without ``provider`` all its schedules."""
+
+    address: str
+    provider: str = ""
+
+
+class WarmupContinueRequest(ChangeRequest, frozen=True):
+    """End a pause of the warm-up of an address; without ``provider`` of all its schedules."""
+
+    address: str
+    provider: str = ""
+
+
+class ShapingRequest(Request, frozen=True):
+    """Show what is sent from each address to each provider, and what limits it."""
+
+    provider: str = ""
+    address: str = ""
+
+
+class ShapingEndRequest(ChangeRequest, frozen=True):
+    """Forget the pace of an address at a provider, or its pause: its limits are those of the configuration again."""
+
+    provider: str
+    address: str
 
 
 class ClassifyRequest(Request, frozen=True):

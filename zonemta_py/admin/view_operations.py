@@ -251,6 +251,7 @@ class ViewOperations:
                 for (zone, name), found in why.items()
             ],
             "suspended_submitters": queue.suspended.submitters(),
+            "suspended_sending": queue.suspended.sending(),
         }
 
     async def rates(self, request: RatesRequest) -> AsyncIterator[Row]:

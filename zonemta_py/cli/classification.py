@@ -38,7 +38,7 @@ from zonemta_py.smtp.rule_lint import lint_rules
 @click.option("--rules", type=EXISTING_FILE, help="Rules that are asked before the shipped ones.")
 @click.option(
     "--phase",
-    type=click.Choice([*Phase]),
+    type=click.Choice([each.value for each in Phase]),
     help="When the server said it, for rules that depend on it.",
 )
 @click.option("--classes", is_flag=True, help="List the classes with KumoMTA's and PowerMTA's names.")
@@ -53,7 +53,7 @@ def classify(
     texts: tuple[str, ...],
     config_path: Path | None,
     rules: Path | None,
-    phase: Phase | None,
+    phase: str | None,
     classes: bool,
     lint: bool,
     as_json: bool,

@@ -18,6 +18,7 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import shaped_text
 from zonemta_py.config.units import duration
 from zonemta_py.core import clock
 
@@ -96,6 +97,9 @@ def print_event(row: dict[str, Any]) -> None:
         shown = ", ".join(each["recipient"] for each in recipients[:3])
         who += f" → {shown}" + (f" and {len(recipients) - 3} others" if len(recipients) > 3 else "")
     time = f"{clock.utc(row['time_ms']):%Y-%m-%d %H:%M:%S}.{row['time_ms'] % 1000:03d}"
+    if row["event"] == "shaped":
+        echo(f"{time}  {row['event']:<9} {shaped_text(row)}")
+        return
     echo(f"{time}  {row['event']:<9} {row.get('message', '')}  {who}")
     parts = [f"{name}={_value(name, row[name])}" for name in _SHOWN if row.get(name)]
     if parts:

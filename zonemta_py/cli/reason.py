@@ -1,4 +1,4 @@
-"""Reasons in words, as all commands print them."""
+"""Reasons and changes of shaping in words, as all commands print them."""
 
 from typing import Any
 
@@ -14,3 +14,9 @@ def reason_text(why: dict[str, Any]) -> str:
         text += f", next in {time_left(why['until_ms'])}"
     text += f": {why['reason']}"
     return f"{text} [{why['key']}]" if why["key"] else text
+
+
+def shaped_text(row: dict[str, Any]) -> str:
+    """``google from 192.0.2.1: pace: full -> 5 sessions, 300/m (cause)``, of an event ``shaped``; ``any`` for an empty name."""
+    where = f"{row['provider'] or 'any'} from {row['address'] or 'any'}"
+    return f"{where}: {row['what']}: {row['from']} -> {row['to']} ({row['cause']})"

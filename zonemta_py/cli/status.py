@@ -69,6 +69,9 @@ def status(config_path: Path, as_json: bool) -> None:
             echo(f"warning    {warning}")
         if row["suspended_submitters"]:
             echo(f"suspended tenants and users: {', '.join(row['suspended_submitters'])}")
+        if row["suspended_sending"]:
+            names = ", ".join(each.replace(":", " ", 1) for each in row["suspended_sending"])
+            echo(f"suspended by an operator: {names}")
 
 
 def _limited(config_path: Path) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from zonemta_py.config.shipped import shipped_file
 from zonemta_py.config.units import Word
 from zonemta_py.core.patterns import problem_of
 from zonemta_py.smtp.classification import (
+    UNKNOWN,
     ReplyClass,
     ReplyClassifier,
     ReplyRule,
@@ -20,7 +21,7 @@ from zonemta_py.smtp.classify import Phase
 
 SHIPPED = shipped_file("classify.yaml")
 _CLASSES = tuple(ReplyClass)
-_PHASES = tuple(Phase)
+_PHASES = (*(each.value for each in Phase), UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)

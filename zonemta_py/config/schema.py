@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from zonemta_py.config.limits import ClientLimits
 from zonemta_py.config.scan import ScanSettings
+from zonemta_py.config.sending import PoolAddress, ProvidersSettings, ShapingSettings, WarmupSettings
 from zonemta_py.config.tenants import TenantSettings
 from zonemta_py.config.units import (
     AUTO,
@@ -23,9 +24,7 @@ from zonemta_py.config.units import (
     Keep,
     NameServer,
     Network,
-    Percent,
     ProcessCount,
-    Rate,
     Seconds,
     Size,
     choice,
@@ -172,26 +171,6 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class AddressLimits:
-    """What one source address may do, whatever the destination; see ``ProviderLimits``."""
-
-    sessions: int | None = number(None, 1, 100_000)
-    rate: tuple[Rate, ...] = ()
-    connect_rate: tuple[Rate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolAddress:
-    """One source address of outgoing connections. ``disabled``: no connection leaves from it."""
-
-    address: str | None = None
-    ehlo: str | None = None
-    weight: int = number(1, 0, 1_000_000)
-    disabled: bool = False
-    limits: AddressLimits = AddressLimits()
-
-
-@dataclass(frozen=True, slots=True)
 class PeerSettings:
     """Extensions that are used with a peer if it offers them."""
 
@@ -221,43 +200,6 @@ class Dkim:
     )  # fmt: skip
     oversign: tuple[str, ...] = ("from", "sender", "reply-to", "subject", "date", "to", "cc", "message-id", "mime-version", "content-type")  # fmt: skip
     expire: Seconds | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProvidersSettings:
-    """The table of providers: the shipped one, if ``shipped``, and those of ``file``."""
-
-    file: Path | None = None
-    shipped: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerSettings:
-    """How far the relay goes back by itself where a provider refuses or defers the mail of an address."""
-
-    enabled: bool = True
-    interval: Seconds = Seconds(5 * MINUTE)
-    attempts: int = number(50, 1, 1_000_000)
-    deferrals: Percent = number(10, 1, 100)
-    decrease: Percent = number(50, 1, 99)
-    step: Percent = number(10, 1, 100)
-    sessions: int = number(20, 1, 100_000)
-
-
-@dataclass(frozen=True, slots=True)
-class ShapingSettings:
-    """What replies change: by the rules of the files, and by the controller."""
-
-    file: Path | None = None
-    shipped: bool = True
-    controller: ControllerSettings = ControllerSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupSettings:
-    """The schedules of addresses that are new."""
-
-    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     rules:
       - {name: google-blocked, provider: google, class: [blocked], threshold: 5/1h, action: suspend, for: 2h}
 
-``docs/shaping.md`` describes the keys. The relay ships ``config/shaping.yaml``; rules of a user's file come first, and one
+``docs/deliverability.md`` describes the keys. The relay ships ``config/shaping.yaml``; rules of a user's file come first, and one
 with the name of a shipped rule replaces it.
 """
 

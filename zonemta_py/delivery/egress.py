@@ -5,14 +5,16 @@ under ``meta/sending/``, and the events ``shaped``.
 """
 
 import asyncio
+from collections import Counter
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
-from zonemta_py.config.schema import AddressLimits, Config, PoolAddress
+from zonemta_py.config.schema import Config
+from zonemta_py.config.sending import AddressLimits, PoolAddress
 from zonemta_py.config.shaping import check_pools, load_shaping
 from zonemta_py.config.warmup import read_warmups
 from zonemta_py.core import clock
 from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
-from zonemta_py.delivery.egress_view import path_row, warmup_row
+from zonemta_py.delivery.egress_view import pace_row, path_row, warmup_row
 from zonemta_py.delivery.look_ups import LookUps
 from zonemta_py.delivery.shaper import EgressFiles, Shaper
 from zonemta_py.queue.queue import Queue
@@ -21,9 +23,10 @@ from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.permits import FREE, NO_ADDRESS_LIMITS, Permit, Refusal
+from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit, Refusal
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import WarmupState
 from zonemta_py.smtp.mx_order import MxAnswer
@@ -140,6 +143,14 @@ class Egress(Allowance):
         stored, warming = self.finish(permit, sent, opened, self.now_ms())
         return use_puts(stored) + [warmup_put(each) for each in warming]
 
+    def release(self, slot: WorkerSlot) -> None:
+        """The worker gives up its permit."""
+        permit = slot.permit
+        if permit is not FREE:
+            slot.permit = FREE
+            self.end(permit, 0, 0)
+            self.permits.release(permit)
+
     def set_idle(self, way: Key, idle: int) -> None:
         """The number of sessions without a request has changed on a way from an address to a provider."""
         provider, source = way
@@ -179,31 +190,37 @@ class Egress(Allowance):
 
     def rows(self) -> list[dict[str, object]]:
         """Each way from an address to a provider on which something is limited, under way, or was refused lately."""
-        now_ms, counts = (
-            self.now_ms(),
-            {key: found for key, *found in self.shaper.controller.counts(self.now_ms())},
-        )
+        now_ms, paces = self.now_ms(), self.shaper.controller.paces
+        counts = {key: found for key, *found in self.shaper.controller.counts(now_ms)}
+        waiting: Counter[str] = Counter()
+        for gate in self.gates.all():
+            waiting[gate.provider.removeprefix("provider:")] += len(gate.waiting)
         rows = []
         for path in self.permits.paths():
             key = path.provider, path.address
             classes = list(self.shaper.last_classes.get(key, ()))
-            if (
-                not path.provider
-                or not path.address
-                or not (path.is_limited or path.sessions or classes)
-            ):
-                continue
             attempts, refused = counts.get(key, (0, 0))
-            rows.append(path_row(path, now_ms) | {
+            stopped = self.stopped(("provider", path.provider), ("address", path.address))
+            warming = self.warmup.of(path.address, path.provider) if self.warmup else []
+            if not (path.provider and path.address) or not (
+                path.is_limited or path.sessions or attempts or classes or stopped
+                or any(each.schedule.provider for each in warming)
+            ):  # fmt: skip
+                continue
+            total = self.permits.path(path.provider, ANY)
+            rows.append(path_row(path, now_ms) | pace_row(paces.get(key)) | {
+                "provider_sessions": total.sessions, "provider_sessions_max": total.most(),
                 "attempts": attempts, "refused": refused, "last_classes": classes,
-                "waiting": self.waiting(path.provider),
-                "warmup": [warmup_row(each, now_ms) for each in self.warmup.of(path.address, path.provider)],
+                "suspended": stopped[1].reason if stopped else "",
+                "waiting": waiting[path.provider],
+                "warmup": [warmup_row(each, now_ms) for each in warming],
             })  # fmt: skip
         return rows
 
-    def waiting(self, provider: str) -> int:
-        """How many destinations wait for limits of ``provider``, in all zones."""
-        return sum(len(gate.waiting) for gate in self.gates.all() if gate.provider == provider)
+    def warmup_rows(self) -> list[dict[str, object]]:
+        """Each schedule of an address that is new."""
+        now_ms = self.now_ms()
+        return [warmup_row(each, now_ms) for each in self.warmup.all()]
 
     async def run(self) -> None:
         """Forget at times what counts no more."""

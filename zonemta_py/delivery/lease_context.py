@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueUnavailable
-from zonemta_py.delivery.zone_egress import ZoneEgress
+from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
@@ -45,7 +45,9 @@ class LeaseContext:
         "started",
     )
 
-    def __init__(self, egress: ZoneEgress, lease: Lease, scheduler: Scheduler, slot: WorkerSlot) -> None:
+    def __init__(
+        self, egress: MessageEgress, lease: Lease, scheduler: Scheduler, slot: WorkerSlot
+    ) -> None:
         self._queue = egress.queue
         self._egress = egress
         self._lease = lease

@@ -75,7 +75,7 @@ class _Group:
         return list(self._entries.get(name, {}).values())
 
 
-class IdleSessions:
+class WaySessions:
     """The idle sessions of all zones in a process, by provider and source address."""
 
     def __init__(self) -> None:
@@ -122,14 +122,12 @@ class SessionPool:
     ``idle`` and ``idle_there`` are the numbers of those that remain. No call but ``close`` looks at all sessions, once a second at most.
     """
 
-    def __init__(
-        self, on_closed: OnClosed = ignore_closed, together: IdleSessions | None = None
-    ) -> None:
+    def __init__(self, on_closed: OnClosed = ignore_closed, together: WaySessions | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._by_key = _Group()
         self._by_destination = _Group()
         self._whole = _Group()  # under None
-        self.together = together if together is not None else IdleSessions()
+        self.together = together if together is not None else WaySessions()
         self._timer: asyncio.TimerHandle | None = None
         self._on_closed = on_closed
 

@@ -9,14 +9,14 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderTable
-from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, reroute_put, warmup_put
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.controller import Change, Controller, Key, Pace
+from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange
 from zonemta_py.schedule.permits import Permits
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
 from zonemta_py.schedule.warmup import WarmUp
@@ -86,7 +86,7 @@ class Shaper:
 
     def run_due(self, now_ms: int) -> None:
         """Let paces come up by the steps that are due."""
-        changes: list[Change] = []
+        changes: list[ShapingChange] = []
         while self._steps and self._steps[0][0] <= now_ms:
             _, key = heappop(self._steps)
             changes += self.controller.advance(key, now_ms)
@@ -95,7 +95,7 @@ class Shaper:
 
     def replies(self, replies: Iterable[ReplyAbout], now_ms: int) -> tuple[list[Event], Puts]:
         """Replies to the recipients of a message: the events of what they change, and what is to be stored."""
-        changes: list[Change] = []
+        changes: list[ShapingChange] = []
         for about in replies:
             if about.reply_class:
                 self._remember(about.key, about.reply_class)
@@ -108,7 +108,7 @@ class Shaper:
             known = self.last_classes[key] = deque(maxlen=LAST_CLASSES)
         known.append(reply_class)
 
-    def apply(self, changes: Sequence[Change]) -> tuple[list[Event], Puts]:
+    def apply(self, changes: Sequence[ShapingChange]) -> tuple[list[Event], Puts]:
         """Let the permits follow the controller, and its changes slow down the warm-up of their addresses."""
         puts: Puts = []
         if any(change.what == POOL for change in changes):
@@ -145,7 +145,7 @@ class Shaper:
         self._queue.commits.submit(batch)
 
 
-def event_of(change: Change) -> Shaped:
+def event_of(change: ShapingChange) -> Shaped:
     """The event of a change."""
     return Shaped(
         time_ms=change.time_ms, provider=change.provider, address=change.address, what=change.what,
@@ -153,7 +153,7 @@ def event_of(change: Change) -> Shaped:
     )  # fmt: skip
 
 
-def _slowed(change: Change) -> Shaped:
+def _slowed(change: ShapingChange) -> Shaped:
     cause = f"its pace was lowered: {change.cause}"
     return Shaped(
         time_ms=change.time_ms, provider=change.provider, address=change.address, what="warmup",

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
@@ -12,6 +13,7 @@ from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.egress_store import Puts
 from zonemta_py.delivery.lease_context import LeaseContext
+from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.outcome import (
     RetryRules,
     before_attempt,
@@ -20,7 +22,6 @@ from zonemta_py.delivery.outcome import (
     requested_priority,
 )
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
-from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
@@ -61,11 +62,32 @@ class LeaseResult(Struct, frozen=True):
     not_permitted: bool = False
 
 
+class Next(Enum):
+    """What a worker does after a delivery."""
+
+    CONTINUE = auto()  # with another lease
+    RESUME = auto()  # the destination, which was suspended; then continue
+    LEARN_LIMIT = auto()  # of the destination's connections; then end
+    SUSPEND = auto()  # the destination; then end
+    WAIT = auto()  # until another session is permitted; then end
+
+
+def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
+    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
+    if result.not_permitted:
+        return Next.WAIT
+    if result.at_connection_limit:
+        return Next.LEARN_LIMIT
+    if result.failure is not None:
+        return Next.SUSPEND
+    return Next.RESUME if suspended else Next.CONTINUE
+
+
 class Worker:
     """Delivers leases of one zone."""
 
     def __init__(
-        self, context: DeliveryContext, zone: Zone, scheduler: Scheduler, egress: ZoneEgress
+        self, context: DeliveryContext, zone: Zone, scheduler: Scheduler, egress: MessageEgress
     ) -> None:
         self._context = context
         self._egress = egress

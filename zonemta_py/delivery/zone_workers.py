@@ -12,9 +12,10 @@ from zonemta_py.core.model import Attempt
 from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
+from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.worker import LeaseResult, Worker
+from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next
 from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
@@ -40,27 +41,6 @@ class NoLease(Enum):
     NO_MAIL = auto()
 
 
-class Next(Enum):
-    """What a worker does after a delivery."""
-
-    CONTINUE = auto()  # with another lease
-    RESUME = auto()  # the destination, which was suspended; then continue
-    LEARN_LIMIT = auto()  # of the destination's connections; then end
-    SUSPEND = auto()  # the destination; then end
-    WAIT = auto()  # until another session is permitted; then end
-
-
-def decide_next(result: LeaseResult, *, suspended: bool) -> Next:
-    """What follows ``result``. ``suspended``: the destination was, and this worker probed it. Pure."""
-    if result.not_permitted:
-        return Next.WAIT
-    if result.at_connection_limit:
-        return Next.LEARN_LIMIT
-    if result.failure is not None:
-        return Next.SUSPEND
-    return Next.RESUME if suspended else Next.CONTINUE
-
-
 def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
     """Whether a message accepted at ``created_ms`` is not retried any more. Pure."""
     return created_ms <= now_ms - int(give_up_after_s * 1000)
@@ -79,7 +59,8 @@ class ZoneWorkers:
         self.scheduler = Scheduler(zone, now_s, self._on_room, due_in_s, self._egress)
         self._make_agent = make_agent
         self._agent = make_agent(name, zone)
-        self._worker = Worker(context, zone, self.scheduler, self._egress)
+        self._messages = MessageEgress(context.egress, self._egress.ways)
+        self._worker = Worker(context, zone, self.scheduler, self._messages)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -125,7 +106,7 @@ class ZoneWorkers:
         self._egress.configure(zone)
         self._agent.close()
         self._agent = self._make_agent(self.name, zone)  # a running request ends with the old agent
-        self._worker = Worker(self._context, zone, self.scheduler, self._egress)
+        self._worker = Worker(self._context, zone, self.scheduler, self._messages)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

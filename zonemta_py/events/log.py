@@ -6,6 +6,7 @@ A segment of an earlier version has no trailer; its first number follows the las
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,19 @@ from zonemta_py.events.segments import (
 )
 
 
-def read_log(directory: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+def read_log(
+    directory: Path, problems: list[str], since_day: date | None = None
+) -> Iterator[dict[str, Any]]:
     """All records that can be read; damage is added to ``problems``, a text for each file.
 
-    Those that are sealed during the call may be returned twice.
+    Those that are sealed during the call may be returned twice. ``since_day`` (UTC) leaves out segments that were sealed
+    before it.
     """
+    first = f"date={since_day}" if since_day is not None else ""
     hidden = list(read_open_segments(directory))
     for path in sealed_segments(directory):
+        if path.parent.parent.name < first:
+            continue
         try:
             yield from read_segment(path)
         except SegmentDamaged as exc:

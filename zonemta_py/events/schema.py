@@ -250,9 +250,26 @@ class Moved(Struct, frozen=True, kw_only=True):
     new_zone: str
 
 
+class Shaped(Struct, frozen=True, kw_only=True):
+    """What is sent from an address to a provider has changed, and why: by replies, a rule, a schedule or an operator.
+
+    ``what``: pace, pause, pool, warmup, suspended or resumed. ``from`` and ``to`` in words. A zone or domain that is suspended is
+    in ``cause``.
+    """
+
+    name: ClassVar[str] = "shaped"
+    time_ms: int
+    provider: str
+    address: str
+    what: str
+    before: str = named("from", "")
+    after: str = named("to", "")
+    cause: str
+
+
 EVENTS: tuple[type, ...] = (
     Accepted, Rejected, Delivered, Deferred, Bounced, Expired, Deleted, Lost, Uncertain, Held, Released,
-    Discarded, Repeated, Moved, Requeued, Lapsed,
+    Discarded, Repeated, Moved, Requeued, Lapsed, Shaped,
 )  # fmt: skip
 
 EVENT_NAMES = tuple(sorted(kind.name for kind in EVENTS))  # type: ignore[attr-defined]
@@ -290,19 +307,3 @@ def identify(node: str, seq: int, bodies: list[bytes]) -> bytes:
     """The JSON lines of one group commit; ``bodies`` are its events, encoded."""
     head = f'{{"node":"{node}","seq":{seq},"position":'.encode()
     return b"".join(b"%b%d,%b}\n" % (head, position, body) for position, body in enumerate(bodies))
-
-
-class Shaped(Struct, frozen=True, kw_only=True):
-    """What is sent from an address to a provider has changed, and why: by replies, a rule, a schedule or an operator.
-
-    ``what``: pace, pause, pool or warmup. ``from`` and ``to`` in words.
-    """
-
-    name: ClassVar[str] = "shaped"
-    time_ms: int
-    provider: str
-    address: str
-    what: str
-    before: str = named("from", "")
-    after: str = named("to", "")
-    cause: str

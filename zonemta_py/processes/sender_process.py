@@ -23,8 +23,9 @@ from zonemta_py.delivery.dkim import Signer, load_keys
 from zonemta_py.delivery.endpoints import EndpointResolver
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
-from zonemta_py.delivery.session_pool import IdleSessions, SessionPool, Way, way_of
-from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.session_opener import SmtpResources
+from zonemta_py.delivery.session_pool import SessionPool, Way, WaySessions, way_of
+from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.child import child_main
 from zonemta_py.processes.link import Link, LogLevel, SetTraces, Traced
@@ -45,7 +46,7 @@ class SenderProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agents: dict[str, SmtpAgent] = {}
         self._unreachable = SharedUnreachableHosts(self.link)
-        self._idle = IdleSessions()
+        self._idle = WaySessions()
         self._rng = Random()
         self._signer = Signer(Dkim(), {}, Tenants({}))
         self.look_ups: MxResolver | None = None

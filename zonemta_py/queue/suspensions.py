@@ -1,7 +1,8 @@
 """What an operator has suspended. Stored under ``meta/suspended/``.
 
 The mail of a suspended tenant or user is neither accepted nor sent. Mail of a suspended zone, to a suspended provider or
-domain, or from a suspended address is accepted and waits. Mail that is leased for one is held, message by message, so that a suspension costs nothing for mail that is not due.
+domain, or from a suspended address is accepted and waits. Mail that is leased for a tenant or user is held, message by message, so that a
+suspension costs nothing for mail that is not due.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
+from zonemta_py.events.schema import Event
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import FORMAT
@@ -46,6 +48,7 @@ class Suspensions(Container[str]):
         prefix = keys.META_SUSPENDED
         rows = store.scan(prefix, keys.end_of(prefix))
         self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
+        self._over: set[str] = set()  # still stored
         self.changed = asyncio.Event()
         self.version = 0  # greater after each change
 
@@ -57,34 +60,54 @@ class Suspensions(Container[str]):
 
     def names(self) -> list[str]:
         """All that is suspended."""
-        return sorted(name for name in self._by_name if name in self)
+        return sorted(name for name in list(self._by_name) if name in self)
 
     def submitters(self) -> list[str]:
         """The tenants and users that are suspended."""
         return [name for name in self.names() if not name.startswith(SENDING)]
 
+    def sending(self) -> list[str]:
+        """The zones, providers, addresses and domains that are suspended."""
+        return [name for name in self.names() if name.startswith(SENDING)]
+
     def get(self, name: str) -> Suspension | None:
         """The suspension of ``name``, if it is not over."""
         found = self._by_name.get(name)
-        return None if found is None or 0 < found.until_ms <= self._now() else found
+        if found is None or not 0 < found.until_ms <= self._now():
+            return found
+        del self._by_name[name]
+        self._over.add(name)
+        self._has_changed()
+        return None
 
-    async def suspend(self, name: str, reason: str, until_ms: int = 0) -> None:
-        """Suspend; the time of an earlier suspension stays. Raises QueueUnavailable."""
+    async def suspend(
+        self, name: str, reason: str, until_ms: int = 0, event: Event | None = None
+    ) -> None:
+        """Suspend; the time of an earlier suspension stays. ``event`` is recorded. Raises QueueUnavailable."""
         before = self.get(name)
         found = Suspension(FORMAT, before.since_ms if before else self._now(), reason, until_ms)
-        batch = WriteBatch()
+        batch = self._batch(event)
         batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
         self._by_name[name] = found  # before it is on disk: it applies from the next lease on
         self._has_changed()
         await self._commits.submit(batch)
 
-    async def resume(self, name: str) -> None:
-        """End a suspension. Raises QueueUnavailable."""
-        batch = WriteBatch()
+    async def resume(self, name: str, event: Event | None = None) -> None:
+        """End a suspension; ``event`` is recorded. Raises QueueUnavailable."""
+        batch = self._batch(event)
         batch.delete(keys.META_SUSPENDED + name.encode())
         await self._commits.submit(batch)
         self._by_name.pop(name, None)
         self._has_changed()
+
+    def _batch(self, event: Event | None) -> WriteBatch:
+        batch = WriteBatch()
+        for name in self._over:
+            batch.delete(keys.META_SUSPENDED + name.encode())
+        self._over.clear()
+        if event is not None:
+            batch.record(event)
+        return batch
 
     def _has_changed(self) -> None:
         self.version += 1

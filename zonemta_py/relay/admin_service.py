@@ -196,6 +196,8 @@ class AdminService:
                 self._pids,
                 settings.directory,
                 settings.min_free_disk,
+                self._sources.delivery.egress.rows,
+                self._sources.delivery.egress.warmup_rows,
             )
         )
 

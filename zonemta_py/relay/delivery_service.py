@@ -16,9 +16,10 @@ from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
-from zonemta_py.delivery.session_pool import NO_WAY, IdleSessions, SessionPool, Way
+from zonemta_py.delivery.session_opener import SmtpResources
+from zonemta_py.delivery.session_pool import NO_WAY, SessionPool, Way, WaySessions
 from zonemta_py.delivery.shaper import EgressFiles
-from zonemta_py.delivery.smtp_agent import SmtpAgent, SmtpResources
+from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.dequeue.channel import Channels
 from zonemta_py.processes.senders import RemoteAgent, SenderPool
@@ -69,7 +70,7 @@ class DeliveryService:
             self.senders = SenderPool(
                 config, hostname, self.unreachable, senders, log_target, self._set_idle
             )
-        self._idle = IdleSessions()
+        self._idle = WaySessions()
         self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
         self.views: dict[str, ZoneWorkers | ProgramZone] = {}

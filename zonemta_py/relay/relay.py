@@ -23,6 +23,7 @@ from zonemta_py.delivery.bounces import BounceReporter
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.dkim import load_keys
 from zonemta_py.delivery.egress import read_egress
+from zonemta_py.delivery.egress_control import RunningEgress
 from zonemta_py.delivery.open_queue import configure_queue, open_queue
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.dequeue.channel import Channels
@@ -117,17 +118,15 @@ class Relay:
         stream = EventStream()
         outcomes = OutcomeLog(config.log.outcomes, as_postfix=config.log.format == "postfix")
         own = [self._on_events] if self._on_events is not None else []
-        observers = [stream.publish, outcomes.publish, *own]
-        exporter = Exporter(queue, config.events, observers)
+        exporter = Exporter(queue, config.events, [stream.publish, outcomes.publish, *own])
         traces = Traces(self._other_processes)
         running = RunningRelay(
-            delivery.views, delivery.unreachable, self.reload, self._verifier.verify,
-            config.events.directory, stream, self.status, self.set_log_level,
-            traces.watch, self._new_login, lambda: self._config.tenants,
+            delivery.views, delivery.unreachable, self.reload, self._verifier.verify, config.events.directory,
+            stream, self.status, self.set_log_level, traces.watch, self._new_login,
+            lambda: self._config.tenants, RunningEgress(queue, delivery, lambda: self._config),
         )  # fmt: skip
         operations = Operations(queue, running)
         certificates = CertificateWatch(lambda: self._config)
-        control = ControlServer(config.queue.directory, operations)
         parts = [
             Part("the queue", self._recover),
             Part("the log of outcomes", close=outcomes.close),
@@ -139,6 +138,7 @@ class Relay:
             Part("the verification of domains", self._verifier.start, drain=self._verifier.close),
         ]
         if config.queue.directory.is_dir():  # a program's own store needs none
+            control = ControlServer(config.queue.directory, operations)
             parts.append(Part("the control socket", control.start, close=control.close))
         storage = open_shared_storage(config.queue) if self._takes_over else None
         if storage is not None:

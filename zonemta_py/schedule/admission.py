@@ -29,7 +29,7 @@ class Admission(Protocol):
         """Which limit keeps its mail waiting."""
 
 
-class Open:
+class Unlimited:
     """The admission of a zone without such limits."""
 
     def admit(self, destination: str) -> Permit | None:

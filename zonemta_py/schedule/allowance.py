@@ -5,7 +5,7 @@ Times are unix ms. The relay asks this in the queue's process (``delivery.egress
 
 from collections.abc import Callable, Iterable, Sequence
 
-from zonemta_py.config.schema import PoolAddress
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.permits import FREE, Permit, Permits, Refusal, Stored
 from zonemta_py.schedule.rate_windows import UNKNOWN

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import ControllerSettings
-from zonemta_py.config.units import Rate
+from zonemta_py.config.sending import ControllerSettings
+from zonemta_py.config.units import HOUR, Rate
 
 # Replies that say something of the sender, by their class; others say something of a mailbox or of the receiver.
 OF_SENDER = frozenset(
@@ -42,7 +42,7 @@ class Pace(NamedTuple):
         return f"{self.sessions} sessions, {self.rate}/m"
 
 
-class Change(NamedTuple):
+class ShapingChange(NamedTuple):
     """What has changed, when and why; ``before`` and ``after`` in words."""
 
     time_ms: int
@@ -81,7 +81,7 @@ class Controller:
     def _interval_ms(self) -> int:
         return max(1, round(self._settings.interval * 1000))
 
-    def attempt(self, key: Key, reply_class: str, now_ms: int) -> list[Change]:
+    def attempt(self, key: Key, reply_class: str, now_ms: int) -> list[ShapingChange]:
         """An attempt has ended with a reply of ``reply_class``, empty if it was accepted. Returns what changed."""
         changes = self.advance(key, now_ms)
         if not self._settings.enabled:
@@ -114,13 +114,15 @@ class Controller:
     def _top(self, key: Key, now_ms: int) -> Pace:
         """The pace that is full: the limits of the provider, else how fast was sent lately."""
         limits, counts = self._limits_of(key[0]), self._counts(key)
-        rates = [rate.events / rate.per_s * MINUTE_S for rate in limits.rate]
         observed = counts.rate(now_ms, self._interval_ms) * MINUTE_S
-        rate = max(1, round(min(rates, default=observed)))
+        shortest = min(limits.rate, key=lambda rate: rate.per_s, default=None)
+        if shortest is not None and shortest.per_s < HOUR:  # the mean of a day is no pace
+            observed = shortest.events / shortest.per_s * MINUTE_S
+        rate = max(1, round(observed))
         sessions = limits.sessions_per_address or limits.sessions or self._settings.sessions
         return Pace(1, sessions, rate, sessions, rate, now_ms, 0, "")
 
-    def _decrease(self, key: Key, now_ms: int, cause: str) -> Change:
+    def _decrease(self, key: Key, now_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         pace = before or self._top(key, now_ms)
         part = (100 - self._settings.decrease) / 100
@@ -131,14 +133,14 @@ class Controller:
             ), now_ms, cause,
         )  # fmt: skip
 
-    def _set(self, key: Key, pace: Pace, time_ms: int, cause: str) -> Change:
+    def _set(self, key: Key, pace: Pace, time_ms: int, cause: str) -> ShapingChange:
         before = self.paces.get(key)
         self.paces[key] = pace
-        return Change(time_ms, *key, PACE, str(before) if before else FULL, str(pace), cause)
+        return ShapingChange(time_ms, *key, PACE, str(before) if before else FULL, str(pace), cause)
 
     def lower(
         self, key: Key, until_ms: int, now_ms: int, to: tuple[int | None, int | None, str]
-    ) -> Change | None:
+    ) -> ShapingChange | None:
         """Allow no more than ``to`` (sessions, messages a minute, cause) until ``until_ms``, then come up by steps.
 
         None: no more was allowed before.
@@ -157,7 +159,7 @@ class Controller:
         """The pace that is full, for rules that lower it to a share."""
         return self.paces.get(key) or self._top(key, now_ms)
 
-    def pause(self, key: Key, until_ms: int, now_ms: int, cause: str) -> Change | None:
+    def pause(self, key: Key, until_ms: int, now_ms: int, cause: str) -> ShapingChange | None:
         """Send nothing until ``until_ms``, then come up from the floor; None: that is so already."""
         pace = self.paces.get(key) or self._top(key, now_ms)
         if pace.paused_ms >= until_ms:
@@ -167,14 +169,16 @@ class Controller:
             sessions=1, rate=max(1, pace.top_rate * self._settings.step // 100),
             changed_ms=until_ms, paused_ms=until_ms, cause=cause,
         )  # fmt: skip
-        return Change(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
+        return ShapingChange(now_ms, *key, PAUSE, before, f"paused until {until_ms}", cause)
 
-    def end(self, key: Key, now_ms: int, cause: str) -> Change | None:
+    def end(self, key: Key, now_ms: int, cause: str) -> ShapingChange | None:
         """Forget the pace, as an operator asks for it."""
         pace = self.paces.pop(key, None)
         self._seen.pop(key, None)
         return (
-            None if pace is None else Change(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
+            None
+            if pace is None
+            else ShapingChange(now_ms, *key, PACE, str(pace), FULL, cause, is_raise=True)
         )
 
     def due_ms(self, key: Key) -> int | None:
@@ -182,9 +186,9 @@ class Controller:
         pace = self.paces.get(key)
         return None if pace is None else max(pace.changed_ms + self._interval_ms, pace.paused_ms)
 
-    def advance(self, key: Key, now_ms: int) -> list[Change]:
+    def advance(self, key: Key, now_ms: int) -> list[ShapingChange]:
         """Come up by the steps that are due."""
-        changes: list[Change] = []
+        changes: list[ShapingChange] = []
         while (due_ms := self.due_ms(key)) is not None and due_ms <= now_ms:
             pace = self.paces[key]
             raised = pace._replace(
@@ -194,7 +198,7 @@ class Controller:
             cause = f"quiet for {self._settings.interval:g} s"
             if (raised.sessions, raised.rate) == (pace.top_sessions, pace.top_rate):
                 del self.paces[key]
-                changes.append(Change(due_ms, *key, PACE, str(pace), FULL, cause, is_raise=True))
+                changes.append(ShapingChange(due_ms, *key, PACE, str(pace), FULL, cause, is_raise=True))
             else:
                 changes.append(self._set(key, raised, due_ms, cause)._replace(is_raise=True))
         return changes

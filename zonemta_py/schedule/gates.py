@@ -51,6 +51,14 @@ class Gates:
         """The gate, if something waits there."""
         return self._gates.get((zone, provider))
 
+    def join(self, zone: str, provider: str, destination: str) -> bool:
+        """``destination`` waits behind the others; False: none waits."""
+        gate = self._gates.get((zone, provider))
+        if gate is None or not gate.waiting:
+            return False
+        gate.waiting.setdefault(destination)
+        return True
+
     def wait(
         self, zone: str, provider: str, destination: str, wake: Wake, refusal: Refusal, now_ms: int
     ) -> None:

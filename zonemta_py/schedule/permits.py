@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from zonemta_py.config.plain import rate_text
 from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
-from zonemta_py.config.schema import AddressLimits
+from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Pace, rate_of
-from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows, Use
+from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
 from zonemta_py.schedule.warmup import Warming
 
 Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, length (ms), slot, use
@@ -142,8 +142,8 @@ class Permit:
         self.provider = provider
         self.address = address
         self.paths = paths
-        self.messages: list[tuple[Path, RateWindows, Use]] = []
-        self.openings: list[tuple[Path, RateWindows, Use]] = []
+        self.messages: list[tuple[Path, RateWindows, RateUse]] = []
+        self.openings: list[tuple[Path, RateWindows, RateUse]] = []
         self.connects = -1
         self.granted = False  # a message, which has not ended
         self.recipients = 0  # of it, that count for the schedules

@@ -63,6 +63,10 @@ class Providers:
             self._known.popitem(last=False)
         return name
 
+    def names(self) -> list[str]:
+        """The providers that were found."""
+        return list(self._names)
+
     def domains(self, provider: str) -> int:
         """How many known domains belong to ``provider``."""
         return sum(1 for known in self._known.values() if known.provider == provider)

@@ -1,6 +1,6 @@
 """How many messages, or sessions, may begin now: several rates that all hold. Pure; times are ms.
 
-A rate holds exactly at the receiver, in any period of its length (decision 95): what was granted counts as used from
+A rate holds exactly at the receiver, in any period of its length (decision 97): what was granted counts as used from
 the grant on, and leaves the window its length after it was answered. An answer that takes longer than a tenth of the
 shortest period counts as given by then, so that a slow peer does not lower the rate by more than that.
 """
@@ -15,7 +15,7 @@ ANSWER_MIN_MS = 50
 UNKNOWN = -1  # an event opens it, not a time
 
 
-class Use:
+class RateUse:
     """One message or session that was granted. ``sent_ms`` 0: it has not begun; ``counted``: its time runs."""
 
     __slots__ = ("counted", "sent_ms")
@@ -35,7 +35,7 @@ class RateWindows:
         self.windows: list[SlidingWindow] = []
         self._granted = 0  # that have not begun
         self._underway = 0  # that have begun and have no answer
-        self._sent: deque[Use] = deque()
+        self._sent: deque[RateUse] = deque()
         self.configure(rates)
 
     def configure(self, rates: Sequence[Rate]) -> None:
@@ -61,23 +61,23 @@ class RateWindows:
             latest_ms = max(latest_ms, window.opens_ms(now_ms, held + 1), now_ms + 1)
         return latest_ms
 
-    def grant(self) -> Use:
+    def grant(self) -> RateUse:
         """One begins soon; ``wait_ms`` was 0."""
         self._granted += 1
-        return Use()
+        return RateUse()
 
-    def cancel(self, use: Use) -> None:
+    def cancel(self, use: RateUse) -> None:
         """It does not begin."""
         self._granted -= 1
 
-    def begin(self, use: Use, now_ms: int) -> None:
+    def begin(self, use: RateUse, now_ms: int) -> None:
         """It begins now."""
         self._granted -= 1
         self._underway += 1
         use.sent_ms = now_ms
         self._sent.append(use)
 
-    def end(self, use: Use, now_ms: int) -> list[tuple[int, int, int]]:
+    def end(self, use: RateUse, now_ms: int) -> list[tuple[int, int, int]]:
         """It has its answer. Returns (length in ms, slot, use of the slot) of the windows that are stored."""
         if not use.counted:
             self._count(use, now_ms)
@@ -88,7 +88,7 @@ class RateWindows:
                 stored.append((round(rate.per_s * 1000), *last))
         return stored
 
-    def _count(self, use: Use, now_ms: int) -> None:
+    def _count(self, use: RateUse, now_ms: int) -> None:
         use.counted = True
         self._underway -= 1
         for window in self.windows:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from zonemta_py.config.destinations import DestinationTable
 from zonemta_py.config.plain import rate_text
 from zonemta_py.config.zones import Zone
-from zonemta_py.schedule.admission import Admission, Open
+from zonemta_py.schedule.admission import Admission, Unlimited
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.destination import SUSPENDED_MAX_S, Destination
 from zonemta_py.schedule.permits import Permit
@@ -44,7 +44,7 @@ class Scheduler:
         next_token_in_s: float = 0.0,
         admission: Admission | None = None,
     ) -> None:
-        self._admission = admission if admission is not None else Open()
+        self._admission = admission if admission is not None else Unlimited()
         self.active = 0  # workers, on all destinations
         self._full_since_s = now_s  # when the last of the connections was taken
         self.unpaid = 0  # of them: workers whose lease has no token yet

@@ -1,19 +1,20 @@
 """What replies change, by the rules of shaping and by the controller. Pure; times are ms.
 
 A rule that a reply matches acts at once, or when its threshold is reached in a sliding window, counted for each provider
-and address. What it changes of a recipient is in ``Handling``; what it changes of sending is a ``Change``.
+and address. What it changes of a recipient is in ``Handling``; what it changes of sending is a ``ShapingChange``.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 from zonemta_py.config.providers import ProviderLimits
-from zonemta_py.config.schema import ControllerSettings
+from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRule, ShapingRules
 from zonemta_py.core.sliding_window import SlidingWindow
-from zonemta_py.schedule.controller import MINUTE_S, Change, Controller, Key
+from zonemta_py.schedule.controller import MINUTE_S, Controller, Key, ShapingChange
 
 POOL = "pool"
+OPERATOR = "an operator"  # the cause of what an operator changes
 
 
 class ReplyAbout(NamedTuple):
@@ -105,7 +106,7 @@ class ShapingEngine:
             about.provider, about.reply_class, about.code, about.status, about.text, about.domain
         )
 
-    def reply(self, about: ReplyAbout, now_ms: int) -> list[Change]:
+    def reply(self, about: ReplyAbout, now_ms: int) -> list[ShapingChange]:
         """A recipient has its reply; ``reply_class`` is empty if it was accepted. Returns what changed."""
         changes = self.controller.attempt(about.key, about.reply_class, now_ms)
         for rule in self._matching(about):
@@ -127,7 +128,7 @@ class ShapingEngine:
         del self._counts[rule.name, *key]  # the next time it takes as many again
         return True
 
-    def _act(self, rule: ShapingRule, about: ReplyAbout, now_ms: int) -> Change | None:
+    def _act(self, rule: ShapingRule, about: ReplyAbout, now_ms: int) -> ShapingChange | None:
         until_ms, cause = now_ms + round(rule.for_s * 1000), f"rule {rule.name}"
         if rule.action == "suspend":
             return self.controller.pause(about.key, until_ms, now_ms, cause)
@@ -147,13 +148,13 @@ class ShapingEngine:
 
     def _reroute(
         self, rule: ShapingRule, about: ReplyAbout, until_ms: int, now_ms: int
-    ) -> Change | None:
+    ) -> ShapingChange | None:
         assert rule.pool is not None
         if rule.pool == about.pool or about.pool in {each.pool for each in self.reroutes.values()}:
             return None  # it is that pool already
         before = self.pool_of(about.provider, about.pool, now_ms)
         self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
-        return Change(
+        return ShapingChange(
             now_ms, about.provider, about.address, POOL, before, rule.pool, f"rule {rule.name}"
         )
 

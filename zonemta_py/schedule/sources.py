@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import log
 
-from zonemta_py.config.schema import PoolAddress
+from zonemta_py.config.sending import PoolAddress
 
 BY_SYSTEM = "system"  # the name of the address that the system chooses
 

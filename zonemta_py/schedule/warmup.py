@@ -46,9 +46,13 @@ class Warming:
 
     def step(self, day: int) -> int:
         """The place of ``day`` in the schedule; negative before it begins."""
+        return day - (self.schedule.begins.toordinal() - EPOCH) - self.late_days(day)
+
+    def late_days(self, day: int) -> int:
+        """By how many days it is late, those of a pause included."""
         state = self.state
-        late = state.delay_days + (max(0, day - state.paused_day) if state.paused_day else 0)
-        return day - (self.schedule.begins.toordinal() - EPOCH) - late
+        late = state.delay_days - (state.slowed_day == day)  # its own number is repeated tomorrow
+        return late + (max(0, day - state.paused_day) if state.paused_day else 0)
 
     def allowed(self, day: int) -> int | None:
         """How many recipients on ``day``; None: no limit any more."""
@@ -75,15 +79,16 @@ class Warming:
     def slow(self, now_ms: int) -> bool:
         """Repeat the number of today tomorrow; False: that is so already, or it has no numbers any more."""
         day, state = now_ms // DAY_MS, self.state
-        if state.slowed_day >= day or self.allowed(day) is None:
+        if state.paused_day or state.slowed_day >= day or self.allowed(day) is None:
             return False
         self.state = state._replace(slowed_day=day, delay_days=state.delay_days + 1)
         return True
 
     def pause(self, now_ms: int) -> None:
         """Stay at the number of today."""
-        if not self.state.paused_day:
-            self.state = self.state._replace(paused_day=now_ms // DAY_MS)
+        day, state = now_ms // DAY_MS, self.state
+        if not state.paused_day:  # a day that was slowed is late tomorrow anyway
+            self.state = state._replace(paused_day=day + (state.slowed_day == day))
 
     def go_on(self, now_ms: int) -> None:
         """End a pause."""

@@ -8,7 +8,7 @@ categories of PowerMTA for the names beside ours.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -19,7 +19,8 @@ from zonemta_py.smtp.classify import LOST, NO_ADDRESS, Phase
 from zonemta_py.smtp.reply import Reply, make_reply
 
 SEARCHED_MAX = 1024  # characters of a reply that patterns see
-CACHED_MAX = 4096  # replies whose class is remembered
+CACHED_MAX = 2048  # replies whose class is remembered
+UNKNOWN = "unknown"  # the phase of a reply that is classified without one
 SAID = " said: "  # between a host and its reply, in the text of a session that could not be opened
 
 
@@ -128,19 +129,21 @@ class ReplyRule:
 
     def allows(self, phase: str, code: int, status: str) -> bool:
         """Whether all conditions but the patterns hold."""
-        if self.phases and phase not in self.phases:
+        if self.phases and (phase or UNKNOWN) not in self.phases:
             return False
         if self.codes and not any(code_matches(each, code) for each in self.codes):
             return False
         return not self.statuses or any(status_matches(each, status) for each in self.statuses)
 
 
+@lru_cache(maxsize=1024)
 def code_matches(wanted: str, code: int) -> bool:
     """Whether ``code`` is ``wanted``, in which ``x`` stands for any digit."""
     found = str(code)
     return len(found) == len(wanted) and all(w in ("x", f) for w, f in zip(wanted, found, strict=True))
 
 
+@lru_cache(maxsize=4096)
 def status_matches(wanted: str, status: str) -> bool:
     """Whether ``status`` is ``wanted``, in which ``*`` stands for any number."""
     parts, found = wanted.split("."), status.split(".")
@@ -150,10 +153,13 @@ def status_matches(wanted: str, status: str) -> bool:
 _CODE = re.compile(r"[2-5]([0-9][0-9x]|xx)\Z")
 _STATUS = re.compile(r"([245*](\.(\d{1,3}|\*)){2})?\Z")
 _REPLY = re.compile(r"([2-5]\d\d)(?:[ -]+|\Z)(.*)\Z", re.DOTALL)
-_OTHERS = re.compile(  # URLs, addresses, and what Postfix writes before a reason
-    r"<?(?:https?://|www\.)[^\s<>]*>?|<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
+_LINKS = re.compile(r"<?(?:https?://|www\.)[^\s<>]*>?")
+_ADDRESSES = re.compile(  # and what Postfix writes before a reason
+    r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
     re.IGNORECASE,
 )
+_LONG = re.compile(r"[^\s<>()\[\],;:]{14,}")
+ID_DIGITS_MIN = 4  # of a long word that is the id of a message or a session
 _EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
 
 
@@ -173,9 +179,16 @@ def searched(code: int, status: str, text: str) -> str:
     return " ".join(words.split())[:SEARCHED_MAX]
 
 
-def plain_words(text: str) -> str:
-    """``text`` without what is about something else: URLs, addresses, and what Postfix writes before a reason."""
-    return _OTHERS.sub("<>", text)
+def plain_words(text: str, *, links: bool = False) -> str:
+    """``text`` without addresses, ids, what Postfix writes before a reason, and without URLs, unless ``links``.
+
+    A server's reply to other recipients is the same then.
+    """
+    return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text if links else _LINKS.sub("<>", text)))
+
+
+def _without_id(word: re.Match[str]) -> str:
+    return "~" if sum(map(str.isdigit, word[0])) >= ID_DIGITS_MIN and "/" not in word[0] else word[0]
 
 
 class Classified(NamedTuple):
@@ -194,6 +207,7 @@ class ReplyClassifier:
         self._patterns = PatternSet([each for rule in self.rules for each in rule.patterns])
         self._bare = [n for n, rule in enumerate(self.rules) if not rule.patterns]
         self._cached = lru_cache(maxsize=CACHED_MAX)(self._explain)
+        self._owners_of = lru_cache(maxsize=CACHED_MAX)(self._search)
 
     def classify(self, phase: str, code: int, status: str, text: str) -> ReplyClass:
         """The class of an attempt's reply, or of its reason if ``code`` is 0."""
@@ -208,28 +222,29 @@ class ReplyClassifier:
             code, status, text = _quoted(text)
         if not code:
             return Classified(_local_class(phase, status), None)
-        for rule in self._matching(phase, code, status, text):
-            return Classified(rule.reply_class, rule)
-        return Classified(_C.OTHER, None)
-
-    def _matching(self, phase: str, code: int, status: str, text: str) -> Iterator[ReplyRule]:
         status = status or _embedded(code, text)
         whole = searched(code, status, text)
-        words = plain_words(whole)
+        words, with_links = plain_words(whole), plain_words(whole, links=True)
         found = self._found(words, phase, code, status)
-        if not found and words != whole:
-            found = self._found(whole, phase, code, status)
-        bare = (n for n in self._bare if self.rules[n].allows(phase, code, status))
-        yield from (self.rules[n] for n in sorted(found.union(bare)))
+        if not found and words != with_links:
+            found = self._found(with_links, phase, code, status)
+        first = min(found, default=len(self.rules))
+        for number in self._bare:
+            if number >= first:
+                break
+            if self.rules[number].allows(phase, code, status):
+                first = number
+                break
+        if first == len(self.rules):
+            return Classified(_C.OTHER, None)
+        return Classified(self.rules[first].reply_class, self.rules[first])
 
     def _found(self, text: str, phase: str, code: int, status: str) -> set[int]:
         """The rules whose patterns are in ``text`` and whose other conditions hold."""
-        owners = {self._owners[n] for n in self._patterns.matches(text)}
-        return {n for n in owners if self.rules[n].allows(phase, code, status)}
+        return {n for n in self._owners_of(text) if self.rules[n].allows(phase, code, status)}
 
-    def matching(self, phase: str, code: int, status: str, text: str) -> list[ReplyRule]:
-        """All rules that match a server's reply; the first one wins."""
-        return list(self._matching(phase, code, status, text[:SEARCHED_MAX]))
+    def _search(self, text: str) -> frozenset[int]:
+        return frozenset(self._owners[n] for n in self._patterns.matches(text))
 
 
 NO_RULES = ReplyClassifier(())

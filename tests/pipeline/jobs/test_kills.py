@@ -1,63 +1,19 @@
 """A driver is killed at a named moment; the same command, run again, completes the work."""
 
-import asyncio
-import json
-import os
-import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.kit.deadlines import until
 from tests.pipeline.campaigns import LETTER, PERSONAL, relay_and_sinks, write_list
+from tests.pipeline.drivers import DONE_S, Job
 from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
-from zonemta_py.bench.process import CommandProcess, process_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COUNT = 12_000  # more than the recipients of the first round
-DONE_S = 180.0
-FAST = ("--master", "local[2]", "--heap", "512m", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
-
-
-class Job:
-    """``zonemta pipeline`` in a process of its own."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self.child = CommandProcess(
-            ["pipeline", *arguments, *FAST, "--json"],
-            directory / "job.log",
-            environment={"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-        )
-
-    async def kill_when(self, holds: Callable[[], bool], what: str) -> None:
-        """Kill the driver and its Java at once. The test fails if the job ends before."""
-        process = self.child.process
-        try:
-            await until(lambda: holds() or process.poll() is not None, what, DONE_S)
-            assert process.poll() is None, (
-                f"it ended before {what}: {self.child.log.read_text()[-3000:]}"
-            )
-        finally:
-            for pid in process_tree(process.pid):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            await asyncio.to_thread(self.child.kill)
-
-    async def result(self) -> dict[str, Any]:
-        """Wait for the end; returns what it printed."""
-        process = self.child.process
-        await until(lambda: process.poll() is not None, "the end of the job", DONE_S)
-        text = await asyncio.to_thread(self.child.output)
-        assert process.returncode == 0, f"{text} {self.child.log.read_text()[-3000:]}"
-        found: dict[str, Any] = json.loads(text.splitlines()[-1])
-        return found
 
 
 def plan_arguments(directory: Path, letter: bytes) -> list[str]:

@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 from tests.schedule.provider_simulation import most_within
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.providers import ProviderLimits, ProviderSettings
-from zonemta_py.config.schema import AddressLimits, ControllerSettings, PoolAddress
+from zonemta_py.config.sending import AddressLimits, ControllerSettings, PoolAddress
 from zonemta_py.config.shaping import ShapingRule, ShapingTarget
 from zonemta_py.config.units import Rate
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.prediction import PeerModel, SimulatedMessage
 from zonemta_py.pipeline.rules.reply_model import CountedReply, RecordedReply, ReplyModel, rate_step
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain, SendingSettings
-from zonemta_py.pipeline.rules.simulated_zone import Peers, Sent
+from zonemta_py.pipeline.rules.simulated_world import Peers, SentTransaction
 from zonemta_py.pipeline.rules.simulation import (
     Predicted,
     SimulatedLoad,
     SimulatedRelay,
     simulate,
 )
+from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS
 
 BEGIN_MS = 1_700_006_400_000 // DAY_MS * DAY_MS  # midnight
@@ -49,7 +50,7 @@ class Played:
         begin_ms: int = BEGIN_MS,
         seed: int = 0,
     ) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[SentTransaction] = []
         config = parse_config(f"zones: {{{zones}}}", Path("z.yaml"))
         load = SimulatedLoad(
             messages,
@@ -151,7 +152,7 @@ def test_a_limit_is_used_and_named(limits: ProviderLimits, limit: str, per_s: fl
     took_s = max(each.completed_s for each in played.found.zones.values())
     assert 0.85 * per_s <= 3000 / took_s <= per_s * 1.02
     for address in (A, B):
-        limited_s = played.found.ways.limited_s["big", address.address]
+        limited_s = played.found.ways.limited_s["big", source_name(address)]
         assert max(limited_s, key=lambda name: limited_s[name]) == limit
         assert limited_s[limit] > 0.5 * took_s
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import Zone
 from zonemta_py.pipeline.rules.prediction import PeerModel, Prediction, SimulatedMessage
-from zonemta_py.pipeline.rules.simulated_zone import Peers
+from zonemta_py.pipeline.rules.simulated_world import Peers
 from zonemta_py.pipeline.rules.simulation import SimulatedLoad, SimulatedRelay, simulate
 
 SECOND = PeerModel([1.0])

@@ -131,8 +131,8 @@ def sums_read(spark: "SparkSession", directory: Path) -> int:
     """The deliveries that a report counts, which does not read events by Spark."""
     from zonemta_py.pipeline.spark.attempts import attempt_sums
 
-    rows = attempt_sums(spark, open_log(spark, directory)).where("dimension = 'all'").collect()
-    return sum(row["delivered"] for row in rows)
+    rows = attempt_sums(spark, open_log(spark, directory)).to_pylist()
+    return sum(row["delivered"] for row in rows if row["dimension"] == "all")
 
 
 def test_whole_frames_of_damaged_segments_are_read(spark: "SparkSession", tmp_path: Path) -> None:

@@ -32,3 +32,16 @@ def test_a_newer_relay(spark: "SparkSession", tmp_path: Path) -> None:
         "delivered",
         "teleported",
     }
+
+
+def test_the_logs_of_several_relays(spark: "SparkSession", tmp_path: Path) -> None:
+    """Below one directory; the date and the hour are those of each segment."""
+    from zonemta_py.pipeline.spark.events import read_events
+
+    write_segment(tmp_path / "one", "a", [delivered(seq) for seq in range(1, 5)])
+    write_segment(tmp_path / "two", "b", [delivered(seq, node="fedcba") for seq in range(5, 10)])
+    log = open_log(spark, str(tmp_path))
+    assert (len(log.segments), log.records, log.damage) == (2, 9, [])
+    rows = read_events(spark, log)
+    assert rows.count() == 9
+    assert [tuple(map(str, row)) for row in rows.select("date", "hour").distinct().collect()] == [("2026-11-21", "9")]  # fmt: skip

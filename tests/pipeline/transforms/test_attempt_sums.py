@@ -47,7 +47,7 @@ def table(parts: list[bytes]) -> Any:
     tasks = sums.TaskSums()
     for attempts in sums.decode_attempts(parts):
         tasks.add(attempts)
-    return pa.Table.from_batches(list(tasks.batches()), sums.SUMS)
+    return pa.concat_tables([sums.SUMS.empty_table(), *tasks.tables(7)])
 
 
 def rows(part: str, found: Any) -> list[dict[str, Any]]:

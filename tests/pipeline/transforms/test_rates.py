@@ -8,34 +8,41 @@ import pytest
 
 from tests.pipeline.campaigns import open_log
 from tests.pipeline.segments import delivered, write_segment
+from zonemta_py.config.warmup import WarmupSchedule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_warmup_compliance(spark: "SparkSession") -> None:
-    from zonemta_py.pipeline.transforms.rates import ALLOWANCE, warmup_compliance
+def test_warmup_compliance() -> None:
+    pa = pytest.importorskip("pyarrow")
+    from zonemta_py.pipeline.transforms.report_tables import warmup_table
 
     first, second = date(2026, 11, 1), date(2026, 11, 2)
-    days = spark.createDataFrame(
-        [(first, "a", "google", 1, 1), (first, "a", "yahoo", 1, 0), (second, "b", "google", 0, 1)],
-        "day date, address string, provider string, delivered long, deferred long",
-    ).selectExpr("*", "0L AS bounced", "0L AS expired")
-    allowances = spark.createDataFrame(
-        [(first, "a", "google", 1), (first, "a", "", 3), (second, "a", "google", 5)], ALLOWANCE
-    )
-    rows = days.transform(warmup_compliance(allowances)).collect()
-    assert {(r["day"], r["provider"]): (r["sent"], r["over"], r["kept"]) for r in rows} == {
-        (first, "google"): (2, 1, False),
-        (first, ""): (3, 0, True),
-        (second, "google"): (0, 0, True),
+    rows = [(first, "a", "google", 1, 1), (first, "a", "yahoo", 1, 0), (second, "b", "google", 0, 1)]
+    names = ("day", "address", "provider", "delivered", "deferred")
+    counts = {"bounced": pa.array([0] * 3), "expired": pa.array([0] * 3)}
+    days = pa.table({**dict(zip(names, map(pa.array, zip(*rows, strict=True)), strict=True)), **counts})
+    warmups = [
+        WarmupSchedule("a", first, (1, 5), "google"), WarmupSchedule("a", first, (3,)), WarmupSchedule("c", first, (3,)),
+    ]  # fmt: skip
+    found = warmup_table(days, warmups).to_pylist()
+    assert {
+        (r["day"], r["address"], r["provider"]): (r["sent"], r["over"], r["kept"]) for r in found
+    } == {
+        (first, "a", "google"): (2, 1, False),
+        (first, "a", ""): (3, 0, True),
+        (second, "a", "google"): (0, 0, True),
+        (first, "c", ""): (0, 0, True),
     }
+    assert warmup_table(days, []).num_rows == 0
 
 
 def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     """One row for all attempts and one for each value; rates are of final outcomes or of attempts."""
-    from zonemta_py.pipeline.spark.attempts import added_rates, attempt_sums
-    from zonemta_py.pipeline.transforms.rates import rates_of
+    from zonemta_py.pipeline.spark.attempts import attempt_sums
+    from zonemta_py.pipeline.transforms.attempt_sums import part_of
+    from zonemta_py.pipeline.transforms.report_tables import rates_table
 
     labels = {"tenant": "acme", "campaign": "spring", "tags": ["sale", "shoes"]}
     events = [delivered(n, domain="gmail.com", **labels) for n in range(3)]
@@ -44,8 +51,8 @@ def test_rates_by_dimension(spark: "SparkSession", tmp_path: Path) -> None:
     write_segment(tmp_path, "a", events)
     campaigns = spark.createDataFrame([(f"{0:024x}", "june")], "message string, campaign string")
     sums = attempt_sums(spark, open_log(spark, tmp_path), campaigns)
-    rates = added_rates(sums).transform(rates_of)
-    found = {(r["dimension"], r["value"]): r for r in rates.collect()}
+    rates = rates_table(part_of(sums, "rates"))
+    found = {(r["dimension"], r["value"]): r for r in rates.to_pylist()}
     total = found["all", ""]
     assert (total["attempts"], total["delivered"], total["deferred"], total["bounced"]) == (5, 3, 1, 1)
     assert total["delivery_rate"] == pytest.approx(0.75)

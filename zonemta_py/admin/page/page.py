@@ -87,6 +87,14 @@ class Page:
                 for_tenants=True,
             ),
             "/holds": PageView("holds.html", lambda request, token: views.holds(), is_live=True),
+            "/providers": PageView(
+                "providers.html", lambda request, token: views.providers(), is_live=True
+            ),
+            "/providers/{provider}": PageView(
+                "providers.html",
+                lambda request, token: views.providers(request.match_info["provider"]),
+                is_live=True,
+            ),
             "/search": PageView(
                 "search.html",
                 lambda request, token: views.search(

@@ -5,6 +5,7 @@ from typing import Any
 
 from zonemta_py.admin.operation_table import run_operation
 from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.page.provider_matrix import WAYS_MAX, matrix
 from zonemta_py.admin.permissions import restrict
 from zonemta_py.admin.requests import (
     DestinationsRequest,
@@ -13,6 +14,7 @@ from zonemta_py.admin.requests import (
     RatesRequest,
     Request,
     Row,
+    ShapingRequest,
     ShowRequest,
     StatusRequest,
     SummaryRequest,
@@ -32,6 +34,7 @@ DESTINATIONS_MAX = 50
 HELD_MAX = 100
 TENANTS_MAX = 200
 ALL_TENANTS = 20_000  # more than a census counts apart
+WAYS_OF_PROVIDER = 500
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
 SUSPENSIONS = ("suspension", "probe")
@@ -138,8 +141,9 @@ class Views:
         """The suspensions of tenants and of users, by name."""
         found: dict[str, dict[str, Row]] = {"tenant": {}, "user": {}}
         for row in await self._rows(SuspendedRequest()):
-            kind = "tenant" if "tenant" in row else "user"
-            found[kind][row[kind]] = row
+            for kind in found:
+                if kind in row:
+                    found[kind][row[kind]] = row
         return found
 
     async def tenant(self, name: str, tenant: str) -> Context:
@@ -171,6 +175,13 @@ class Views:
             "more_held": len(held) > HELD_MAX,
             "unreachable": await self._rows(UnreachableRequest()),
         }
+
+    async def providers(self, provider: str = "") -> Context:
+        """From each address to each provider, or to ``provider``, what is allowed and used. Raises NotFound."""
+        rows = [row async for row in run_operation(self._operations, ShapingRequest(provider))]
+        if provider and not rows:
+            raise NotFound(f"nothing to '{provider}' is limited, under way, or was refused lately")
+        return {"provider": provider, **matrix(rows, WAYS_OF_PROVIDER if provider else WAYS_MAX)}
 
     async def search(self, key: str, tenant: str) -> Context:
         """The events of an id, an address or a Message-ID, by message, the latest first."""

@@ -57,7 +57,7 @@ def anomaly(
 
     with spark.job(events) as (session, progress):
         request = AnomalyRequest(spark.log, AnomalyThresholds(**thresholds), output)
-        rows = [row.asDict(recursive=True) for row in find_anomalies(session, request, progress)]
+        rows = find_anomalies(session, request, progress)
     for row in rows:
         if as_json:
             print_json({**row, "hour": f"{row['hour']:%Y-%m-%dT%H:00Z}"})

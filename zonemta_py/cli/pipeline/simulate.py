@@ -98,9 +98,7 @@ def simulate(
     combinations = scenarios(text, config_path or Path("zonemta.yaml"), changes)
     with spark.job(options.pop("events")) as (session, progress):
         begins_ms = None if begins is None else round(begins.replace(tzinfo=UTC).timestamp() * 1000)
-        request = SimulateRequest(
-            log=spark.log, scenarios=combinations, begins_ms=begins_ms, **options
-        )
+        request = SimulateRequest(log=spark.log, scenarios=combinations, begins_ms=begins_ms, **options)
         rows = simulate_scenarios(session, request, progress)
     for row in rows:
         if as_json:
@@ -135,12 +133,16 @@ def _print_way(way: dict[str, Any]) -> None:
         f"at most {way['minute_max']:,} in a minute, waited up to {way['wait_max_s']:,.0f} s"
     )
     if way["refused"]:
-        click.echo(f"        {way['refused']:,} of {way['recipients']:,} recipients refused or deferred because of us")
+        click.echo(
+            f"        {way['refused']:,} of {way['recipients']:,} recipients refused or deferred because of us"
+        )
     for name, limited_s in sorted(way["limited_s"].items(), key=lambda each: -each[1]):
         if limited_s >= 1:
             click.echo(f"        limited by {name} for {limited_s:,.0f} s")
     for change in way["changes"][:CHANGES_MAX]:
         at = datetime.fromtimestamp(change["time_ms"] / 1000, UTC)
-        echo(f"        {at:%Y-%m-%d %H:%M:%S} {change['what']}: {change['from']} → {change['to']}: {change['cause']}")
+        echo(
+            f"        {at:%Y-%m-%d %H:%M:%S} {change['what']}: {change['from']} → {change['to']}: {change['cause']}"
+        )
     if len(way["changes"]) > CHANGES_MAX:
         click.echo(f"        and {len(way['changes']) - CHANGES_MAX:,} changes more; --json has all")

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zonemta_py.admin.control_client import ask
-from zonemta_py.admin.requests import ChangeRequest, Request, Row
+from zonemta_py.admin.requests import ChangeRequest, Request, ResumeRequest, Row
 from zonemta_py.cli.common import EXIT_USAGE, fail, read_config
 from zonemta_py.config.schema import Config
+from zonemta_py.core.similar import no_such
 from zonemta_py.storage.interface import Access
 
 
@@ -20,8 +21,8 @@ def rows_of(config_path: Path, request: Request, *, relay_only: bool = False) ->
     if not directory.is_dir():
         fail(f"{directory}: there is no queue yet; the first `zonemta serve` creates it")
     zone = getattr(request, "zone", None)
-    if zone is not None and zone not in config.zones:
-        fail(f"no zone '{zone}'; zones: {', '.join(sorted(config.zones))}", EXIT_USAGE)
+    if zone and zone not in config.zones and not isinstance(request, ResumeRequest):
+        fail(no_such("zone", zone, config.zones), EXIT_USAGE)
     try:
         yield from ask(directory, request)
     except ConnectionRefusedError:
@@ -37,18 +38,19 @@ async def _offline(config: Config, request: Request) -> list[Row]:
     from zonemta_py.admin.operation_table import run_operation
     from zonemta_py.admin.operations import Operations
     from zonemta_py.admin.reasons import RunningRelay
+    from zonemta_py.delivery.egress_control import StoppedEgress
     from zonemta_py.delivery.open_queue import open_queue
 
     access = Access.EXISTING if isinstance(request, ChangeRequest) else Access.READ
     queue = open_queue(config, access=access)
     if access is Access.EXISTING:
         queue.commits.start()
+    relay = RunningRelay(
+        events=config.events.directory,
+        tenants=lambda: config.tenants,
+        egress=StoppedEgress(queue, config),
+    )
     try:
-        return [
-            row
-            async for row in run_operation(
-                Operations(queue, RunningRelay(events=config.events.directory)), request
-            )
-        ]
+        return [row async for row in run_operation(Operations(queue, relay), request)]
     finally:
         await queue.close()

@@ -1,17 +1,21 @@
 """Finds hours in which a rate of a provider deviates from its own history."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark import StorageLevel
-from pyspark.errors import AnalysisException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
-from zonemta_py.pipeline.spark.attempts import attempt_sums, part_of
+from zonemta_py.pipeline.spark.arrow_files import write_table
+from zonemta_py.pipeline.spark.attempts import attempt_sums
 from zonemta_py.pipeline.spark.event_log import EventLog
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.progress import Progress
-from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies
+from zonemta_py.pipeline.spark.storage import names_in
+from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, explained, unusual_hours
+from zonemta_py.pipeline.transforms.attempt_sums import part_of
+
+FILE = "rows.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +27,19 @@ class AnomalyRequest:
     output: str | None = None
 
 
-def find_anomalies(spark: SparkSession, request: AnomalyRequest, progress: Progress) -> list[Row]:
+def find_anomalies(
+    spark: SparkSession, request: AnomalyRequest, progress: Progress
+) -> list[dict[str, Any]]:
     """The anomalies, latest first. Raises LocalError."""
+    if request.output is not None and names_in(spark, request.output):
+        raise LocalError(f"{request.output} exists; choose another directory")
     progress("comparing hours")
-    sums = attempt_sums(spark, request.log).persist(StorageLevel.DISK_ONLY)
-    replies = part_of(sums, "replies")
-    found = part_of(sums, "provider_hours").transform(anomalies(request.thresholds, replies))
     with spark_errors(request.log.path):
-        if request.output is not None:
-            try:
-                found.write.parquet(request.output)
-            except AnalysisException as exc:
-                raise LocalError(f"{request.output} exists; choose another directory") from exc
-            found = spark.read.parquet(request.output)
-        return found.orderBy(found["hour"].desc(), "provider", "measure").collect()
+        sums = attempt_sums(spark, request.log)
+    unusual = unusual_hours(part_of(sums, "provider_hours"), request.thresholds)
+    found = explained(unusual, part_of(sums, "replies"))
+    if request.output is not None:
+        write_table(spark, f"{request.output}/{FILE}", found)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    rows.sort(key=lambda row: (row["provider"], row["measure"]))
+    return sorted(rows, key=lambda row: row["hour"], reverse=True)

@@ -1,15 +1,15 @@
 """Writes a delivery report from the event log: Parquet tables and one HTML page.
 
-A report is made from segments or from the output of ``compact``. A report that is kept up to date stores the sums of what it has
-read (OUTPUT/sums), and adds those of new segments.
+A report is made from segments or from the output of ``compact``. Spark's tasks make the sums of what they read; the rest is done here, by
+Arrow. A report that is kept up to date stores the sums of what it has read (``spark.report_sums``), and adds those of new segments.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark import StorageLevel
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -18,30 +18,35 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.jobs.dsn import read_matched_reports
 from zonemta_py.pipeline.jobs.report_page import PageHeader, page
 from zonemta_py.pipeline.jobs.send import read_ledger
-from zonemta_py.pipeline.spark.attempts import (
-    SUMS_SCHEMA,
-    added,
-    added_rates,
-    attempt_sums,
-    part_of,
-)
+from zonemta_py.pipeline.spark.arrow_files import write_table
+from zonemta_py.pipeline.spark.attempts import attempt_sums
 from zonemta_py.pipeline.spark.event_log import QUARANTINE, EventLog, write_quarantine
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.read_state import (
     STATE,
-    ReadState,
     open_unread,
     read_state,
     write_names,
     write_state,
 )
+from zonemta_py.pipeline.spark.report_sums import ReportSums
 from zonemta_py.pipeline.spark.storage import move, names_in, prepare_output, remove, write_text
-from zonemta_py.pipeline.transforms import rates
-from zonemta_py.pipeline.transforms.anomalies import AnomalyThresholds, anomalies
+from zonemta_py.pipeline.transforms.anomalies import (
+    AnomalyThresholds,
+    explained,
+    hours_of,
+    unusual_hours,
+)
 from zonemta_py.pipeline.transforms.bounces import complaint_counts
-from zonemta_py.pipeline.transforms.replies import failure_replies
+from zonemta_py.pipeline.transforms.report_tables import (
+    days_table,
+    hours_table,
+    rates_table,
+    replies_table,
+    warmup_table,
+)
 
 PAGE = "report.html"  # written last
 TABLES = ("rates", "hours", "days", "replies", "anomalies", "warmup", "complaints")
@@ -56,8 +61,7 @@ PARTS = (
     "attempts",
     "lake",
 )  # the last two of earlier versions
-JOBS = 3  # tables that are computed at the same time
-FILE_ROWS = 1_000_000  # of a table, in one file
+FILE = "rows.parquet"  # of each table
 
 
 class NoAttempts(LocalError):
@@ -88,12 +92,10 @@ def make_report(
     prepare_output(spark, request.output, PARTS, PAGE, overwrite=request.overwrite)
     progress("reading the event log")
     with spark_errors(log.path):
-        sums = attempt_sums(spark, log, campaigns_of(spark, request.plans))
-        stored = sums.persist(StorageLevel.DISK_ONLY)
-        about = PageHeader(log.path, log.records or None, len(log.segments) or None, ())
-        found = _write(spark, request, (stored, log, about), request.output, progress)
-        stored.unpersist()
-    return found
+        held = attempt_sums(spark, log, campaigns_of(spark, request.plans))
+    sums = ReportSums(spark, f"{request.output}/{SUMS}", {}, held)
+    about = PageHeader(log.path, log.records or None, len(log.segments) or None, ())
+    return _write(request, (sums, log, about), request.output, progress)
 
 
 def update_report(
@@ -126,36 +128,28 @@ def _update(
     state = read_state(spark, read)
     if not state.run:
         prepare_output(spark, output, PARTS, PAGE, overwrite=request.overwrite)
+    elif str(state.run) in (names_in(spark, f"{output}/{SUMS}") or ()):
+        raise LocalError(
+            f"{output}/{SUMS}: written by another version; begin again in another directory"
+        )
     _finish_replacing(spark, output)
     progress("looking for new segments")
     log = open_unread(spark, request.events, read, state)
-    with spark_errors(request.events):
-        if log.segments or log.names or not state.run:
-            progress(f"reading {len(log.segments):,} new segments")
+    sums = ReportSums(spark, f"{output}/{SUMS}", state.sums)
+    if log.segments or log.names or not state.run:
+        progress(f"reading {len(log.segments):,} new segments")
+        with spark_errors(request.events):
             new = attempt_sums(spark, log, campaigns_of(spark, request.plans))
-            if state.run:
-                new = new.unionByName(_stored(spark, output, state))
-            state = state.after(log)
-            remove(spark, f"{output}/{SUMS}/{state.run}")  # of a run that was killed
-            new = new.persist(StorageLevel.DISK_ONLY)
-            new.transform(added).write.parquet(f"{output}/{SUMS}/{state.run}")
-            new.unpersist()
-            write_names(spark, read, state.run, log)
-            write_state(spark, f"{read}/{STATE}", state)
-        for name in names_in(spark, f"{output}/{SUMS}") or ():
-            if name != str(state.run):
-                remove(spark, f"{output}/{SUMS}/{name}")
-        about = PageHeader(request.events, state.records, state.segments, ())
-        remove(spark, f"{output}/{NEXT}")
-        sums = _stored(spark, output, state).persist(StorageLevel.DISK_ONLY)
-        found = _write(spark, request, (sums, log, about), f"{output}/{NEXT}", progress)
-        sums.unpersist()
+        sums = sums.added(new, state.run + 1)
+        state = state.after(log, sums.files)
+        write_names(spark, read, state.run, log)
+        write_state(spark, f"{read}/{STATE}", state)
+    sums.remove_others()
+    about = PageHeader(request.events, state.records, state.segments, ())
+    remove(spark, f"{output}/{NEXT}")
+    found = _write(request, (sums, log, about), f"{output}/{NEXT}", progress)
     _finish_replacing(spark, output)
     return found, log
-
-
-def _stored(spark: SparkSession, output: str, state: ReadState) -> DataFrame:
-    return spark.read.schema(SUMS_SCHEMA).parquet(f"{output}/{SUMS}/{state.run}")
 
 
 def _finish_replacing(spark: SparkSession, output: str) -> None:
@@ -172,66 +166,55 @@ def _finish_replacing(spark: SparkSession, output: str) -> None:
 
 
 def _write(
-    spark: SparkSession,
     request: ReportRequest,
-    read: tuple[DataFrame, EventLog, PageHeader],
+    read: tuple[ReportSums, EventLog, PageHeader],
     output: str,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write tables and page from the sums of ``read``, the log, and what the page says of it."""
     sums, log, about = read
+    spark = sums.spark
     progress("computing the tables")
-
-    def write(named: tuple[str, DataFrame]) -> None:
-        name, table = named
-        table.coalesce(1).write.option("maxRecordsPerFile", FILE_ROWS).parquet(f"{output}/{name}")
-
-    # Most of the time of these small jobs is planning, which waits for no other.
-    with ThreadPoolExecutor(JOBS) as pool:
-        for _ in pool.map(write, _tables(spark, request, sums).items()):
-            pass
-    progress("writing the page")
-    names = names_in(spark, output) or set(TABLES)
-    written = {name: spark.read.parquet(f"{output}/{name}") for name in TABLES if name in names}
-    row = written["rates"].where("dimension = 'all'").first()
-    if row is None:
+    tables = _tables(request, sums)
+    rates = tables["rates"]
+    every = rates.filter(pc.equal(rates.column("dimension"), "all")).to_pylist()
+    if not every:
         raise NoAttempts(f"{request.events}: no delivery was attempted in these events")
+    progress("writing tables and page")
+    for name, table in tables.items():
+        write_table(spark, f"{output}/{name}/{FILE}", table)
     if request.tables:
         progress(f"writing the tables of {request.tables}")
-        for name, table in written.items():
-            table.write.mode("overwrite").saveAsTable(f"{request.tables}.{name}")
+        with spark_errors(request.tables):
+            for name, table in tables.items():
+                rows = spark.createDataFrame(table)
+                rows.write.mode("overwrite").saveAsTable(f"{request.tables}.{name}")
     write_quarantine(spark, output, log)
     header = PageHeader(about.events, about.records, about.segments, list(map(str, log.damage)))
-    write_text(spark, f"{output}/{PAGE}", page(header, written))
-    return {name: value for name, value in row.asDict().items() if name not in ("dimension", "value")}
+    write_text(spark, f"{output}/{PAGE}", page(header, tables))
+    return {name: value for name, value in every[0].items() if name not in ("dimension", "value")}
 
 
-def _tables(spark: SparkSession, request: ReportRequest, sums: DataFrame) -> dict[str, DataFrame]:
-    replies = part_of(sums, "replies")
-    days = part_of(sums, "days").transform(rates.with_time("day"))
+def _tables(request: ReportRequest, sums: ReportSums) -> dict[str, pa.Table]:
+    days = days_table(sums.timed("days"))
+    unusual = unusual_hours(sums.timed("provider_hours"), request.thresholds)
     tables = {
-        "rates": added_rates(sums).transform(rates.rates_of),
-        "hours": part_of(sums, "hours").transform(rates.with_time("hour")),
+        "rates": rates_table(sums.totals("rates")),
+        "hours": hours_table(sums.timed("hours")),
         "days": days,
-        "replies": replies.transform(failure_replies),
-        "anomalies": part_of(sums, "provider_hours").transform(anomalies(request.thresholds, replies)),
+        "replies": replies_table(sums.totals("replies")),
+        "anomalies": explained(unusual, sums.timed("replies", hours_of(unusual))),
     }
     if request.warmups:
-        tables["warmup"] = days.transform(rates.warmup_compliance(_allowances(spark, request.warmups)))
+        tables["warmup"] = warmup_table(days, request.warmups)
     if request.reports:
-        mail = [read_matched_reports(spark, path) for path in request.reports]
+        mail = [read_matched_reports(sums.spark, path) for path in request.reports]
         found = mail[0]
         for each in mail[1:]:
             found = found.unionByName(each)
-        tables["complaints"] = found.transform(complaint_counts)
+        with spark_errors(", ".join(request.reports)):
+            tables["complaints"] = found.transform(complaint_counts).toArrow()
     return tables
-
-
-def _allowances(spark: SparkSession, warmups: Sequence[WarmupSchedule]) -> DataFrame:
-    rows = [
-        (day, each.address, each.provider, allowed) for each in warmups for day, allowed in each.days()
-    ]
-    return spark.createDataFrame(rows, rates.ALLOWANCE)
 
 
 def campaigns_of(spark: SparkSession, plans: Sequence[str]) -> DataFrame | None:

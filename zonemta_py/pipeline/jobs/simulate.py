@@ -35,7 +35,7 @@ from zonemta_py.pipeline.rules.prediction import (
 )
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain
-from zonemta_py.pipeline.rules.simulated_zone import Peers
+from zonemta_py.pipeline.rules.simulated_world import Peers
 from zonemta_py.pipeline.rules.simulation import SimulatedLoad, SimulatedRelay, simulate
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.event_log import EventLog

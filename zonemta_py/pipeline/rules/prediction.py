@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zonemta_py.schedule.controller import Change, Key
+from zonemta_py.schedule.controller import Key, ShapingChange
 
 ATTEMPTS_MAX = 5  # later attempts are treated as this one
 SHARES = (0.5, 0.95, 0.99)
@@ -79,7 +79,7 @@ class WayLimits:
 
     def __init__(self) -> None:
         self.limited_s: dict[Key, dict[str, float]] = {}
-        self.changes: dict[Key, list[Change]] = {}
+        self.changes: dict[Key, list[ShapingChange]] = {}
         self._bound: dict[Key, tuple[str, float]] = {}
         self._by_provider: dict[str, set[Key]] = {}
 
@@ -103,7 +103,7 @@ class WayLimits:
         for key in self._by_provider.pop(provider, ()):
             self.free(key, now_s)
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: ShapingChange) -> None:
         """A pace, a pool or a schedule has changed."""
         self.changes.setdefault((change.provider, change.address), []).append(change)
 

@@ -7,33 +7,25 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zonemta_py.config.destinations import ALL, DestinationTable
-from zonemta_py.config.schema import PoolAddress
+from zonemta_py.config.sending import PoolAddress
 from zonemta_py.config.zones import Zone
+from zonemta_py.delivery.message_egress import AGAIN_MS, KEPT_MS
+from zonemta_py.delivery.ways import SMARTHOST, Way
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
-from zonemta_py.pipeline.rules.simulated_sessions import Session
+from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.permits import FREE, Permit, Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import BY_SYSTEM, ranked, source_name
 
-SMARTHOST, LOCAL = "smarthost", ""  # providers of what is not sent to the exchangers of a domain
-KEPT_MS = 60_000  # how long a greylisted recipient waits for its address, at most
-AGAIN_MS = 2_000  # when a message is tried again for which no address had room
+LOCAL = ""  # the provider of what is not sent by SMTP
 BLOCKED, GREYLISTED = "blocked", "greylisted"
 
 
-class Way(NamedTuple):
-    """Where the mail of a destination goes, and from which pool; ``own_pool``: that of the zone."""
-
-    provider: str
-    pool: str
-    own_pool: str
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether limits of providers apply at all."""
-        return self.provider not in (SMARTHOST, LOCAL)
+def is_limited(way: Way) -> bool:
+    """Whether limits of providers apply at all."""
+    return way.provider not in (SMARTHOST, LOCAL)
 
 
 class Earlier(NamedTuple):
@@ -56,7 +48,7 @@ class SimulatedAdmission:
         self._ready = ready
         self._table = DestinationTable(zone)
         self._waiting: dict[str, tuple[str, str]] = {}  # the gate of each destination
-        self._sessions: dict[WorkerSlot, Session] = {}
+        self._sessions: dict[WorkerSlot, SimulatedSession] = {}
 
     # ---- Admission
 
@@ -68,13 +60,14 @@ class SimulatedAdmission:
             if gate is not None and gate.awake != destination:
                 return None  # it waits for its turn
         way = self.way(destination)
-        if not way.is_limited or egress.is_free(way.pool, way.provider):
+        if not is_limited(way) or egress.is_free(way.pool, way.provider):
             self._granted(destination)
             return FREE
         gate = egress.gates.get(self._place(way), way.provider)
-        if gate is not None and gate.waiting and gate.awake != destination and gate.refusal is not None:
-            self._wait(destination, way, gate.refusal._replace(until_ms=UNKNOWN))
-            return None
+        if gate is not None and gate.waiting and gate.awake != destination:
+            self._wait_at(destination, (self._place(way), way.provider))
+            if egress.gates.join(self._place(way), way.provider, destination):
+                return None
         sources = egress.sources(way.provider, way.pool)
         order = ranked(sources, f"{destination} {egress.clock.now_ms}")
         permit = egress.take_noted(way.provider, order)
@@ -89,11 +82,15 @@ class SimulatedAdmission:
 
     def _wait(self, destination: str, way: Way, refusal: Refusal) -> None:
         egress, place = self._egress, (self._place(way), way.provider)
+        self._wait_at(destination, place)
+        egress.gates.wait(*place, destination, self._wake, refusal, egress.clock.now_ms)
+
+    def _wait_at(self, destination: str, place: tuple[str, str]) -> None:
+        """It waits at the gate ``place``, and no more at another one."""
         if self._waiting.get(destination) != place:
             self.passed(destination)
             self._waiting[destination] = place
-            egress.waits(way.provider, 1)
-        egress.gates.wait(*place, destination, self._wake, refusal, egress.clock.now_ms)
+            self._egress.waits(place[1], 1)
 
     def _wake(self, destination: str) -> bool:
         if self._ready(destination):
@@ -124,7 +121,7 @@ class SimulatedAdmission:
         if permit.granted:
             return True  # its last message was not sent
         if permit is FREE:
-            return not way.is_limited or self._egress.is_free(way.pool, way.provider)
+            return not is_limited(way) or self._egress.is_free(way.pool, way.provider)
         if way.provider != permit.provider:
             return False
         entry = self._entry(way.pool, permit.address)
@@ -186,7 +183,7 @@ class SimulatedAdmission:
             if is_blocked or earlier.attempts >= settings.fallback_after:
                 pool = settings.fallback_pool
         sources = ranked(egress.sources(way.provider, pool), message)
-        if not way.is_limited or not sources or (slot.permit is FREE and pool == way.pool):
+        if not is_limited(way) or not sources or (slot.permit is FREE and pool == way.pool):
             return source_name(sources[0]) if sources else BY_SYSTEM
         if earlier.reply_class == BLOCKED and len(sources) > 1:
             sources = [each for each in sources if source_name(each) != earlier.source]
@@ -237,7 +234,7 @@ class SimulatedAdmission:
                 return None
             most = self._egress.table.settings(permit.provider).limits.messages_per_session
             own = self._table.settings(slot.destination.name).messages_per_connection
-            session, opened = Session(way, min(own, most) if most else own), True
+            session, opened = SimulatedSession(way, min(own, most) if most else own), True
             self._egress.sessions.make_room(permit)
         self._sessions[slot] = session
         session.left -= 1

@@ -10,14 +10,14 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderSettings, ProviderTable
-from zonemta_py.config.schema import ControllerSettings, PoolAddress
+from zonemta_py.config.sending import ControllerSettings, PoolAddress
 from zonemta_py.config.shaping import ShapingRule, ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.prediction import WayLimits
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSessions
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.allowance import Allowance
-from zonemta_py.schedule.controller import Change, Key
+from zonemta_py.schedule.controller import Key, ShapingChange
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.permits import NO_ADDRESS_LIMITS, Permit, Refusal
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, ShapingEngine
@@ -136,13 +136,13 @@ class SimulatedEgress(Allowance):
 
     def replies(self, about: ReplyAbout, count: int) -> None:
         """So many recipients have got a reply."""
-        now_ms, changes = self.clock.now_ms, list[Change]()
+        now_ms, changes = self.clock.now_ms, list[ShapingChange]()
         for _ in range(count):
             changes += self.engine.reply(about, now_ms)
         if changes:
             self._apply(changes)
 
-    def _apply(self, changes: Iterable[Change]) -> None:
+    def _apply(self, changes: Iterable[ShapingChange]) -> None:
         """As ``delivery.shaper`` does: the permits follow, and a pace that was lowered slows down the warm-up."""
         for change in changes:
             self.limits.changed(change)
@@ -157,7 +157,9 @@ class SimulatedEgress(Allowance):
                     cause = f"its pace was lowered: {change.cause}"
                     steps = "the next step tomorrow", "the same step tomorrow"
                     self.limits.changed(
-                        Change(change.time_ms, change.provider, change.address, "warmup", *steps, cause)
+                        ShapingChange(
+                            change.time_ms, change.provider, change.address, "warmup", *steps, cause
+                        )
                     )
         self._changed()
 
@@ -193,7 +195,7 @@ class SimulatedEgress(Allowance):
         if self._armed_ms is None or self._armed_ms > now_ms:
             return  # an earlier timer has done it
         self._armed_ms = None
-        changes: list[Change] = []
+        changes: list[ShapingChange] = []
         while self._steps and self._steps[0][0] <= now_ms:
             _, key = heappop(self._steps)
             changes += self.engine.controller.advance(key, now_ms)

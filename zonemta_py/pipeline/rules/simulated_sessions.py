@@ -10,7 +10,7 @@ from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.permits import ANY, Permit, Permits
 
 
-class Session:
+class SimulatedSession:
     """An open session; ``left``: how many messages it takes yet."""
 
     __slots__ = ("expires_s", "left", "way")
@@ -27,9 +27,9 @@ class SimulatedSessions:
     def __init__(self, permits: Permits, clock: VirtualClock) -> None:
         self._permits = permits
         self._clock = clock
-        self._idle: dict[Key, deque[Session]] = {}
+        self._idle: dict[Key, deque[SimulatedSession]] = {}
 
-    def take(self, way: Key) -> Session | None:
+    def take(self, way: Key) -> SimulatedSession | None:
         """An idle session, the newest one."""
         idle = self._idle.get(way)
         while idle and idle[0].expires_s <= self._clock.now_s:
@@ -38,7 +38,7 @@ class SimulatedSessions:
         self._count(way)
         return session
 
-    def keep(self, session: Session, idle_s: float) -> None:
+    def keep(self, session: SimulatedSession, idle_s: float) -> None:
         """The worker has left it."""
         if session.left:
             session.expires_s = self._clock.now_s + idle_s

@@ -3,72 +3,23 @@
 The scheduler, the token bucket and the retry policies are the relay's own code; peers and the queue are simulated.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
 
 from zonemta_py.config.zones import Zone
-from zonemta_py.pipeline.rules.prediction import (
-    ATTEMPTS_MAX,
-    PeerModel,
-    Prediction,
-    SimulatedMessage,
-    WayUse,
-    quantiles,
-    share_at,
-)
-from zonemta_py.pipeline.rules.reply_model import (
-    BOUNCED,
-    DEFERRED,
-    RateMeter,
-    RecordedReply,
-    ReplyModel,
-)
-from zonemta_py.pipeline.rules.simulated_admission import Earlier, SimulatedAdmission, Way
-from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
-from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
+from zonemta_py.delivery.ways import Way
+from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayUse, quantiles
+from zonemta_py.pipeline.rules.reply_model import BOUNCED, RecordedReply
+from zonemta_py.pipeline.rules.simulated_admission import Earlier, SimulatedAdmission, is_limited
+from zonemta_py.pipeline.rules.simulated_world import SentTransaction, SimulatedWorld
 from zonemta_py.schedule.controller import OF_SENDER, Key
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.permits import Refusal
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
-from zonemta_py.schedule.shaping import Handling, ReplyAbout
-from zonemta_py.schedule.token_bucket import TokenBucket
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """How others answer: ``default`` is for a destination that is not in ``domains``; ``replies`` are by provider."""
-
-    default: PeerModel
-    domains: Mapping[str, PeerModel]
-    replies: Mapping[str, ReplyModel]
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A transaction that begins, for an observer."""
-
-    time_ms: int
-    way: Key
-    recipients: int
-    opened: bool
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What the zones share. ``relay_bucket``: the limit of the relay itself, if there is one."""
-
-    clock: VirtualClock
-    egress: SimulatedEgress
-    peers: Peers
-    random: Random
-    meters: dict[Key, RateMeter]
-    relay_bucket: TokenBucket | None = None
-    on_sent: Callable[[Sent], None] | None = None
+from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
 
 
 @dataclass(slots=True)
@@ -90,7 +41,7 @@ class _Worker:
 class SimulatedZone:
     """``arrive`` gives it mail; the clock does the rest."""
 
-    def __init__(self, name: str, zone: Zone, world: World) -> None:
+    def __init__(self, name: str, zone: Zone, world: SimulatedWorld) -> None:
         self._zone = zone
         self._world = world
         self._clock = world.clock
@@ -268,29 +219,28 @@ class SimulatedZone:
         if slot.permit.granted:
             world.egress.permits.begin(slot.permit, clock.now_ms, int(opened))
         way, key = self._admission.way(slot.destination.name), ("", "")
-        if way.is_limited:
+        if is_limited(way):
             key = way.provider, source
             use = self._result.ways.get(key)
             if use is None:
                 use = self._result.ways[key] = WayUse()
             use.sent(waiting.recipients, clock.now_s - waiting.ready_s, clock.now_s, clock.now_ms)
         if world.on_sent is not None:
-            world.on_sent(Sent(clock.now_ms, key, waiting.recipients, opened))
-        peer = world.peers.domains.get(waiting.message.destination, world.peers.default)
-        time_s = peer.times_s[world.random.randrange(len(peer.times_s))]
+            world.on_sent(SentTransaction(clock.now_ms, key, waiting.recipients, opened))
         self._result.transactions += 1
-        clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, peer, key))
+        time_s = world.time_s(waiting.message)
+        clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, key))
 
     def _leave(self, slot: WorkerSlot, *, has_mail: bool) -> None:
         self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail)
         self._start_workers()
 
-    def _answered(self, worker: _Worker, waiting: _WaitingMessage, peer: PeerModel, key: Key) -> None:
+    def _answered(self, worker: _Worker, waiting: _WaitingMessage, key: Key) -> None:
         self._touch()
         slot, egress = worker.slot, self._world.egress
         worker.served += 1
         egress.finish(slot.permit, waiting.recipients, 0, self._clock.now_ms)
-        self._settle(slot.destination.name, waiting, peer, key)
+        self._settle(slot.destination.name, waiting, key)
         self._scheduler.session_ended(slot)
         if self._scheduler.should_yield(slot.destination, worker.served):
             self._leave(slot, has_mail=True)
@@ -299,12 +249,13 @@ class SimulatedZone:
 
     # ---- what becomes of it
 
-    def _settle(self, name: str, waiting: _WaitingMessage, peer: PeerModel, key: Key) -> None:
-        replies = self._replies(waiting, peer, key)
+    def _settle(self, name: str, waiting: _WaitingMessage, key: Key) -> None:
+        world = self._world
+        replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
         way = self._admission.way(name)
         for reply, count in replies.items():
-            handling = Handling()
-            if way.is_limited and (reply is None or reply.code):
+            handling = USUAL
+            if is_limited(way) and (reply is None or reply.code):
                 handling = self._report(way, waiting, key, (reply, count))
             if reply is None:
                 self._finish(count)
@@ -321,28 +272,6 @@ class SimulatedZone:
                 earlier = Earlier(waiting.attempt, reply.reply_class, key[1])
                 self._defer(replace(waiting, recipients=count, earlier=earlier), handling)
 
-    def _replies(
-        self, waiting: _WaitingMessage, peer: PeerModel, key: Key
-    ) -> Counter[RecordedReply | None]:
-        """What the peer says of the recipients; None: it accepts them."""
-        random, model = self._world.random, self._world.peers.replies.get(key[0])
-        attempt = min(waiting.attempt, ATTEMPTS_MAX)
-        deferred, bounced = share_at(peer.deferred, attempt), share_at(peer.bounced, attempt)
-        per_minute = 0.0
-        if model is not None:
-            meter = self._world.meters.setdefault(key, RateMeter())
-            per_minute = meter.add(waiting.recipients, self._clock.now_s)
-        found: Counter[RecordedReply | None] = Counter()
-        for _ in range(waiting.recipients):
-            reply = model.of_sender(per_minute, random) if model is not None else None
-            if reply is None:
-                drawn = random.random()
-                if drawn < deferred + bounced:
-                    event = DEFERRED if drawn < deferred else BOUNCED
-                    reply = (model or _UNKNOWN).other(event, random)
-            found[reply] += 1
-        return found
-
     def _report(
         self,
         way: Way,
@@ -354,9 +283,8 @@ class SimulatedZone:
         reply, count = counted
         egress, domain = self._world.egress, waiting.message.destination
         if reply is None:
-            about = ReplyAbout(*key, way.own_pool, domain, "", 250, "2.0.0", "")
-            egress.replies(about, count)
-            return Handling()
+            egress.replies(ReplyAbout(*key, way.own_pool, domain, "", 250, "2.0.0", ""), count)
+            return USUAL
         about = ReplyAbout(
             *key, way.own_pool, domain, reply.reply_class, reply.code, reply.status, reply.text
         )
@@ -387,6 +315,3 @@ class SimulatedZone:
             return
         waiting.attempt += handling.is_counted
         self._clock.at(due_ms / 1000, partial(self._again, waiting))
-
-
-_UNKNOWN = ReplyModel(())

@@ -16,7 +16,8 @@ from zonemta_py.pipeline.rules.simulated_egress import (
     SendingSettings,
     SimulatedEgress,
 )
-from zonemta_py.pipeline.rules.simulated_zone import Peers, Sent, SimulatedZone, World
+from zonemta_py.pipeline.rules.simulated_world import Peers, SentTransaction, SimulatedWorld
+from zonemta_py.pipeline.rules.simulated_zone import SimulatedZone
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.token_bucket import TokenBucket
 
@@ -53,7 +54,7 @@ class Predicted:
 
 
 def simulate(
-    relay: SimulatedRelay, load: SimulatedLoad, on_sent: Callable[[Sent], None] | None = None
+    relay: SimulatedRelay, load: SimulatedLoad, on_sent: Callable[[SentTransaction], None] | None = None
 ) -> Predicted:
     """Deliver ``load`` through ``relay``. ``on_sent`` is called with each transaction. Raises KeyError for a zone without settings."""
     clock = VirtualClock(load.begin_ms)
@@ -61,7 +62,7 @@ def simulate(
     # The limit of the relay itself is a bucket too, shared by all workers.
     limit_per_s = relay.relay_limit_per_s
     bucket = TokenBucket(Rate(max(1, round(limit_per_s * 60)), 60.0), 0.0) if limit_per_s else None
-    world = World(clock, egress, load.peers, Random(relay.seed), {}, bucket, on_sent)
+    world = SimulatedWorld(clock, egress, load.peers, Random(relay.seed), {}, bucket, on_sent)
     zones: dict[str, SimulatedZone] = {}
 
     def zone_of(name: str) -> SimulatedZone:

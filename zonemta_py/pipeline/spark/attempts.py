@@ -1,13 +1,15 @@
-"""The sums of the attempts in an event log (``transforms.attempt_sums``), made by Spark's tasks."""
+"""The sums of the attempts in an event log (``transforms.attempt_sums``), made by Spark's tasks, and added here.
+
+A task returns its sums as blocks of Arrow's own format: Spark would copy each value twice, and generate code for it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zonemta_py.pipeline.rules.coverage import Range
 from zonemta_py.pipeline.spark.event_log import EventLog, lines_of
@@ -15,26 +17,31 @@ from zonemta_py.pipeline.spark.events import read_events
 from zonemta_py.pipeline.transforms.attempt_sums import (
     ATTEMPTS,
     FIELDS,
-    KEYS,
     SUMS,
     TaskSums,
-    add_rates,
+    add_sums,
     decode_attempts,
 )
 
-SUMS_SCHEMA: StructType = from_arrow_schema(SUMS)
+BLOCK_ROWS = 500_000  # of sums, in one row of Spark
+
+_BLOCK = StructType([StructField("block", BinaryType())])
 
 
-def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None = None) -> DataFrame:
-    """Rows of SUMS_SCHEMA; those with the same keys are not added yet.
+def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None = None) -> pa.Table:
+    """Rows of SUMS, one for each key.
 
     ``campaigns`` maps ``message`` to ``campaign``; other messages have that of their X-Campaign.
     """
+    blocks = _blocks(spark, log, campaigns).collect() if log.is_parquet or log.segments else []
+    parts = [pa.ipc.open_stream(row["block"]).read_all() for row in blocks]
+    return add_sums(pa.concat_tables(parts)) if parts else SUMS.empty_table()
+
+
+def _blocks(spark: SparkSession, log: EventLog, campaigns: DataFrame | None) -> DataFrame:
     if not log.is_parquet and campaigns is None:
-        if not log.segments:
-            return spark.createDataFrame([], SUMS_SCHEMA)
         # Spark would decode each event, and hand it to Python again.
-        return log.contents(spark).mapInArrow(partial(_sum_segments, log.parts or {}), SUMS_SCHEMA)
+        return log.contents(spark).mapInArrow(partial(_sum_segments, log.parts or {}), _BLOCK)
     rows = read_events(spark, log).where(F.col("event").isin(*ATTEMPTS))
     tags = F.coalesce(F.from_json("tags", "array<string>"), F.array().cast("array<string>"))
     attempts = rows.select(
@@ -45,7 +52,7 @@ def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None
         attempts = attempts.join(planned, "message", "left").withColumn(
             "campaign", F.coalesce("planned", "campaign")
         )
-    return attempts.select(*FIELDS).mapInArrow(_sum_rows, SUMS_SCHEMA)
+    return attempts.select(*FIELDS).mapInArrow(_sum_rows, _BLOCK)
 
 
 def _sum_segments(
@@ -56,45 +63,21 @@ def _sum_segments(
         for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
             for attempts in decode_attempts(lines_of(content.as_py(), path.as_py(), parts)):
                 sums.add(attempts)
-    yield from sums.batches()
+    yield from _as_blocks(sums)
 
 
 def _sum_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     sums = TaskSums()
     for batch in batches:
         sums.add(pa.Table.from_batches([batch]))
-    yield from sums.batches()
+    yield from _as_blocks(sums)
 
 
-def added(sums: DataFrame) -> DataFrame:
-    """``sums`` with one row for each key. Store them before: each part reads them."""
-    found = added_rates(sums)
-    for part in KEYS:
-        if part != "rates":
-            rows = part_of(sums, part)
-            found = found.unionByName(
-                rows.select(F.lit(part).alias("part"), "*"), allowMissingColumns=True
-            )
-    return found.select(*SUMS_SCHEMA.names)
-
-
-def added_rates(sums: DataFrame) -> DataFrame:
-    """The rows of the part ``rates``, one for each dimension and value."""
-    rates = sums.where(F.col("part") == "rates").repartition("dimension", "value")
-    return rates.mapInArrow(_add_rates, SUMS_SCHEMA)
-
-
-def part_of(sums: DataFrame, part: str) -> DataFrame:
-    """The keys and counts of a part other than rates, one row for each key."""
-    counts: list[Column] = (
-        [F.sum("count").alias("count"), F.min("example").alias("example")]
-        if part == "replies"
-        else [F.sum(name).alias(name) for name in ATTEMPTS]
-    )
-    return sums.where(F.col("part") == part).groupBy(*KEYS[part]).agg(*counts)
-
-
-def _add_rates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    parts = list(batches)
-    if parts:
-        yield from add_rates(pa.Table.from_batches(parts)).to_batches(max_chunksize=10_000)
+def _as_blocks(sums: TaskSums) -> Iterator[pa.RecordBatch]:
+    for rows in sums.tables(BLOCK_ROWS):
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+            writer.write_table(rows)
+        block = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+        yield pa.RecordBatch.from_arrays([block], names=_BLOCK.names)

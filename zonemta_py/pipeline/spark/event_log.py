@@ -29,6 +29,8 @@ from zonemta_py.pipeline.spark.tables import record_batch
 
 QUARANTINE = "quarantine"  # in the output of a job: which segments are damaged, and where
 GLOB = "*.jsonl.zst"
+# Directories are no columns: the logs of several relays may be beside each other, each with dates and hours.
+OF_SEGMENTS = {"pathGlobFilter": GLOB, "recursiveFileLookup": "true"}
 PATHS_MAX = 1000  # that are named to Spark one by one; else it lists the directory and filters
 
 _NAME = re.compile(r"([^-.]+)-([0-9a-f]{16})(?=[-.])")
@@ -81,7 +83,7 @@ class EventLog:
 
     def contents(self, spark: SparkSession) -> DataFrame:
         """``path`` and ``content`` (bytes) of the segments."""
-        reader = spark.read.format("binaryFile").option("pathGlobFilter", GLOB)
+        reader = spark.read.format("binaryFile").options(**OF_SEGMENTS)
         if len(self.segments) <= PATHS_MAX and self.known:
             return reader.load(list(self.segments)).select("path", "content")
         files = reader.load(self.path)
@@ -100,7 +102,7 @@ def open_log(
     """
     known = known or Coverage()
     read = Coverage(known.ranges)
-    reader = spark.read.format("binaryFile").option("pathGlobFilter", GLOB)
+    reader = spark.read.format("binaryFile").options(**OF_SEGMENTS)
     with spark_errors(path):
         try:
             if is_parquet(spark, path):
@@ -145,7 +147,7 @@ def open_log(
 def is_parquet(spark: SparkSession, path: str) -> bool:
     """Whether there is a Parquet file in ``path``; reads one footer."""
     try:
-        analysed(spark.read.option("pathGlobFilter", "*.parquet").parquet(path))
+        analysed(spark.read.options(**{**OF_SEGMENTS, "pathGlobFilter": "*.parquet"}).parquet(path))
     except AnalysisException:
         return False
     return True

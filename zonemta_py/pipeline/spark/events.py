@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from zonemta_py.core.codec import fields_of
 from zonemta_py.core.errors import LocalError
 from zonemta_py.events.schema import EVENTS
-from zonemta_py.pipeline.spark.event_log import GLOB, EventLog, part_lines
+from zonemta_py.pipeline.spark.event_log import OF_SEGMENTS, EventLog, part_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
 
 _TYPES: dict[object, DataType] = {int: LongType(), str: StringType(), bool: BooleanType()}
@@ -55,13 +55,14 @@ def read_events(spark: SparkSession, log: EventLog) -> DataFrame:
 
 
 def _read_segments(spark: SparkSession, log: EventLog) -> DataFrame:
-    segments = spark.read.schema(event_schema()).option("pathGlobFilter", GLOB)
+    segments = spark.read.schema(event_schema()).options(**OF_SEGMENTS)
+    file = F.col("_metadata.file_path").alias("path")
     if not log.parts and not log.known:
-        return segments.json(log.path)
+        return _with_hour_of_file(segments.json(log.path).select("*", file))
     whole = [path for path in log.segments if path not in (log.parts or {})]
     found = spark.createDataFrame([], event_schema())
     if whole:
-        rows = segments.json(whole).select("*", F.col("_metadata.file_path").alias("path"))
+        rows = segments.json(whole).select("*", file)
         found = found.unionByName(_with_hour_of_file(rows))
     if any((log.parts or {}).values()):
         record = F.from_json("line", event_schema()).alias("record")

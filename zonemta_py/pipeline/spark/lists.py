@@ -9,7 +9,8 @@ from pyspark.sql import functions as F
 
 from zonemta_py.core.errors import ConfigError, LocalError
 from zonemta_py.pipeline.rules.quotes import UnclosedQuote, cell_spans_lines
-from zonemta_py.pipeline.spark.exceptions import analysed, error_line
+from zonemta_py.pipeline.spark.cells import files_span_lines
+from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.storage import names_in
 from zonemta_py.submit.recipients import ADDRESS_COLUMNS
 
@@ -87,19 +88,22 @@ def suffix_of(name: str) -> str:
 
 def _spans_lines(spark: SparkSession, source: str, options: Mapping[str, str]) -> bool:
     """Whether a cell may contain a line end: only then must one task read a whole file. Raises LocalError."""
+    separator = options.get("sep", options.get("delimiter", ","))
+    quote = options.get("quote", '"')
+    known = len(separator) == len(quote) == 1 and options.get("escape", '"') == '"'
+    form = (separator, quote, CELL_MAX) if known else None  # of those that Python's reader knows
     path = Path(source)
     if not path.is_file() or suffix_of(source) != source.lower().rpartition(".")[2]:
-        return not spark.read.text(source).where(F.contains("value", F.lit('"'))).isEmpty()
+        with spark_errors(source):
+            return files_span_lines(spark, source, options, form)
     with path.open("rb") as file:  # Spark takes two seconds longer
-        if not any(b'"' in block for block in iter(lambda: file.read(1 << 20), b"")):
+        if not any(quote.encode() in block for block in iter(lambda: file.read(1 << 20), b"")):
             return False
-    encoding = options.get("encoding", "utf-8")
-    separator = options.get("sep", options.get("delimiter", ","))
-    if len(separator) != 1 or options.get("escape", '"') != '"':
-        return True  # no form that Python's reader knows
+    if form is None:
+        return True
     try:
-        with path.open(encoding=encoding, errors="replace", newline="") as text:
-            return cell_spans_lines(text, separator, options.get("quote", '"'), CELL_MAX)
+        with path.open(encoding=options.get("encoding", "utf-8"), errors="replace", newline="") as text:
+            return cell_spans_lines(text, *form)
     except (UnclosedQuote, LookupError) as exc:
         raise LocalError(f"{source}: {exc}") from exc
 

@@ -5,6 +5,7 @@ DIRECTORY/segments-N.txt         the segments that run N has read; without meani
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -20,18 +21,22 @@ STATE = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """``run``: the number of the last complete run; 0: none. ``records`` and ``segments``: how many were read."""
+    """``run``: the number of the last complete run; 0: none. ``records`` and ``segments``: how many were read.
+
+    ``sums``: the files of sums of a report, by name, with the run that wrote each.
+    """
 
     run: int = 0
     coverage: Coverage = field(default_factory=Coverage)
     records: int = 0
     segments: int = 0
+    sums: Mapping[str, int] = field(default_factory=dict)
 
-    def after(self, log: EventLog) -> "ReadState":
-        """The state when ``log`` is read, by the next run."""
+    def after(self, log: EventLog, sums: Mapping[str, int] | None = None) -> "ReadState":
+        """The state when ``log`` is read, by the next run; ``sums``: the files with its events, too."""
         coverage = log.read or self.coverage
         records, segments = self.records + log.records, self.segments + len(log.segments)
-        return ReadState(self.run + 1, coverage, records, segments)
+        return ReadState(self.run + 1, coverage, records, segments, sums or {})
 
 
 def open_unread(spark: SparkSession, events: str, directory: str, state: ReadState) -> EventLog:
@@ -54,7 +59,10 @@ def read_state(spark: SparkSession, directory: str) -> ReadState:
         found = json.loads(text)
         if found["format"] != FORMAT:
             raise LocalError(f"{path}: written by another version; begin again in another directory")
-        return ReadState(found["run"], Coverage(found["ranges"]), found["records"], found["segments"])
+        coverage = Coverage(found["ranges"])
+        return ReadState(
+            found["run"], coverage, found["records"], found["segments"], found.get("sums", {})
+        )
     except (ValueError, KeyError, TypeError) as exc:
         raise LocalError(f"{path}: not a state of the pipeline: {exc}") from exc
 
@@ -72,5 +80,6 @@ def write_state(spark: SparkSession, path: str, state: ReadState) -> None:
         "records": state.records,
         "segments": state.segments,
         "ranges": state.coverage.ranges,
+        "sums": state.sums,
     }
     write_text(spark, path, json.dumps(document) + "\n")

@@ -145,6 +145,44 @@ def write_lines(spark: SparkSession, path: str, lines: Iterable[str]) -> None:
             stream.close()
 
 
+def write_bytes(spark: SparkSession, path: str, content: bytes) -> None:
+    """Write a file, or replace it. Raises LocalError."""
+    if not is_url(path):
+        file = Path(path)
+        partial = file.with_name(f".{file.name}.part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            partial.replace(file)
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+        return
+    system, at = _reachable(spark, path)
+    with spark_errors(path):
+        stream = system.create(at, True)
+        try:
+            for begin in range(0, len(content), BLOCK_CHARACTERS):
+                stream.write(bytearray(content[begin : begin + BLOCK_CHARACTERS]))
+        finally:
+            stream.close()
+
+
+def read_bytes(spark: SparkSession, path: str) -> bytes:
+    """The content of a file. Raises LocalError."""
+    if not is_url(path):
+        try:
+            return Path(path).read_bytes()
+        except OSError as exc:
+            raise LocalError(f"{path}: {exc.strerror}") from exc
+    system, at = _reachable(spark, path)
+    with spark_errors(path):
+        stream = system.open(at)
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
     """The same text in larger pieces: each is a call to Java."""
     pending: list[str] = []

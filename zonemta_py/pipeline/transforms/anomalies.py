@@ -1,25 +1,41 @@
-"""Hours in which a rate of a provider deviates from its own history, and the replies that explain it.
+"""Hours in which a rate of a provider deviates from its own history, and the replies that explain it, from sums of attempts.
 
 Robust statistics without training: the rate of an hour is compared with the median of the hours before it,
 in units of their median absolute deviation times 1.4826 (the standard deviation, for a normal distribution), or
 of the standard error of a rate of that number of attempts, whichever is larger.
 """
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
-from zonemta_py.pipeline.transforms.replies import with_reasons, with_templates
+from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS, HOUR_MS
+from zonemta_py.pipeline.transforms.replies import REPLY, ReplyKind, reasons_of, templates_of
 
 MEASURES = {"deferral": ("deferred",), "bounce": ("bounced", "expired")}
 MAD_TO_SIGMA = 1.4826
 DEVIATION_MIN = 0.01  # for a rate that was nearly constant
 TEMPLATES_SHOWN = 3  # with each hour
 
-Transform = Callable[[DataFrame], DataFrame]
+_REPLIES = pa.list_(
+    pa.struct(
+        [("nth", pa.int32()), ("count", pa.int64()), ("reason", pa.string()), ("template", pa.string())]
+    )
+)
+ANOMALY = pa.schema(
+    [
+        ("provider", pa.string()), ("hour", pa.timestamp("us", "UTC")), ("measure", pa.string()), ("rate", pa.float64()),
+        ("usual", pa.float64()), ("score", pa.float64()), ("attempts", pa.int64()), ("replies", _REPLIES),
+    ]
+)  # fmt: skip
+
+Rates = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,106 +51,123 @@ class AnomalyThresholds:
     history_max: int = 168
 
 
-def anomalies(thresholds: AnomalyThresholds, replies: DataFrame) -> Transform:
-    """``provider``, ``hour``, ``measure``, ``rate``, ``usual``, ``score``, ``attempts``, ``replies`` of each anomaly.
+class UnusualHour(NamedTuple):
+    """``at_ms``: its begin. ``usual``: the median of the hours before it."""
 
-    Of rows of the part ``provider_hours`` of the sums; ``replies``: those of the part ``replies``.
-    """
-
-    def transform(hours: DataFrame) -> DataFrame:
-        found = hours.transform(hourly_rates(thresholds.attempts)).transform(with_scores(thresholds))
-        unusual = found.where(F.abs("score") >= thresholds.score).persist()
-        return unusual.join(
-            replies.transform(_explanations(unusual)), ["provider", "hour", "measure"], "left"
-        ).select(
-            "provider", "hour", "measure", "rate", "usual", "score", "attempts", "replies"
-        )  # fmt: skip
-
-    return transform
+    provider: str
+    at_ms: int
+    measure: str
+    rate: float
+    usual: float
+    score: float
+    attempts: int
 
 
-def hourly_rates(attempts_min: int) -> Transform:
-    """``provider``, ``hour``, ``measure``, ``attempts`` and ``rate`` of hours with enough attempts."""
+def unusual_hours(hours: pa.Table, thresholds: AnomalyThresholds) -> list[UnusualHour]:
+    """The anomalies by provider, hour and measure. ``hours``: rows of the part ``provider_hours`` of the sums, one for each key."""
+    attempts = sum(hours.column(name).to_numpy() for name in ATTEMPTS)
+    enough = hours.filter(pa.array(np.asarray(attempts) >= thresholds.attempts, pa.bool_()))
+    ordered = enough.sort_by([("provider", "ascending"), ("at_ms", "ascending")])
+    providers = ordered.column("provider").combine_chunks().dictionary_encode()
+    codes = providers.indices.to_numpy()
+    ends = np.flatnonzero(np.diff(codes, append=-1)) + 1
+    found: list[UnusualHour] = []
+    begin = 0
+    for end in map(int, ends):
+        rows = ordered.slice(begin, end - begin)
+        if rows.num_rows > thresholds.history:
+            found += _of_provider(providers.dictionary[codes[begin]].as_py(), rows, thresholds)
+        begin = end
+    return sorted(found)
 
-    def transform(hours: DataFrame) -> DataFrame:
-        attempts = sum((F.col(name) for name in ATTEMPTS), F.lit(0))
-        measures = [
-            F.struct(
-                F.lit(name).alias("measure"),
-                (sum((F.col(event) for event in events), F.lit(0)) / F.col("attempts")).alias("rate"),
-            )
-            for name, events in MEASURES.items()
-        ]
-        return (
-            hours.withColumns({"attempts": attempts, "hour": F.timestamp_millis("at_ms")})
-            .where(F.col("attempts") >= attempts_min)
-            .select("provider", "hour", "attempts", F.inline(F.array(*measures)))
+
+def _of_provider(provider: str, rows: pa.Table, thresholds: AnomalyThresholds) -> Iterator[UnusualHour]:
+    """``rows``: the hours of one provider, in order."""
+    counts = {name: rows.column(name).to_numpy() for name in ATTEMPTS}
+    attempts, at_ms = sum(counts.values()), rows.column("at_ms").to_numpy()
+    for measure, events in MEASURES.items():
+        rates = sum(counts[event] for event in events) / np.asarray(attempts)
+        for n, usual, score in unusual_rates(rates, np.asarray(attempts), thresholds):
+            yield UnusualHour(provider, int(at_ms[n]), measure, float(rates[n]), usual, score, int(attempts[n]))  # fmt: skip
+
+
+def unusual_rates(
+    rates: Rates, attempts: npt.NDArray[np.int64], thresholds: AnomalyThresholds
+) -> Iterator[tuple[int, float, float]]:
+    """The number, the usual rate and the score of each hour that deviates by ``thresholds.score`` or more."""
+    first, most = thresholds.history, thresholds.history_max
+    if len(rates) <= first:
+        return
+    usual = np.full(len(rates), np.nan)
+    for n in range(first, min(most, len(rates))):
+        usual[n] = _median(rates[:n])
+    if len(rates) > most:
+        windows = np.lib.stride_tricks.sliding_window_view(rates, most)[:-1]
+        middle = (most - 1) // 2
+        usual[most:] = np.partition(windows, middle, axis=1)[:, middle]
+    least = np.maximum(np.sqrt(usual * (1 - usual) / attempts), DEVIATION_MIN)
+    # The deviation is at least this, so that few hours need their own.
+    for n in map(int, np.flatnonzero(np.abs(rates - usual) / least >= thresholds.score)):
+        history = rates[max(0, n - most) : n]
+        mad = _median(np.abs(history - usual[n]))
+        score = (rates[n] - usual[n]) / max(MAD_TO_SIGMA * mad, least[n])
+        if abs(score) >= thresholds.score:
+            yield n, float(usual[n]), float(score)
+
+
+def _median(values: Rates) -> float:
+    """The lower median."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def explained(unusual: list[UnusualHour], replies: pa.Table) -> pa.Table:
+    """Rows of ANOMALY. ``replies``: rows of the part ``replies`` of the sums, with those of these hours."""
+    shown = _explanations(unusual, replies)
+    rows = [
+        (
+            each.provider, each.at_ms * 1000, each.measure, each.rate, each.usual, each.score, each.attempts,
+            shown.get((each.provider, each.at_ms, each.measure)),
         )
-
-    return transform
-
-
-def with_scores(thresholds: AnomalyThresholds) -> Transform:
-    """The rows of ``hourly_rates`` with enough history, with ``usual`` (its median) and ``score``."""
-
-    def transform(rows: DataFrame) -> DataFrame:
-        before = (
-            Window.partitionBy("provider", "measure")
-            .orderBy("hour")
-            .rowsBetween(-thresholds.history_max, -1)
-        )
-        usual = _median(F.col("history"))
-        return (
-            rows.select("*", F.collect_list("rate").over(before).alias("history"))
-            .where(F.size("history") >= thresholds.history)
-            .select("*", usual.alias("usual"))
-            .select("*", _median(F.transform("history", lambda x: F.abs(x - F.col("usual")))).alias("mad"))
-            .select("*", F.sqrt(F.col("usual") * (1 - F.col("usual")) / F.col("attempts")).alias("chance"))
-            .select(
-                "provider", "hour", "measure", "attempts", "rate", "usual",
-                ((F.col("rate") - F.col("usual")) / F.greatest(MAD_TO_SIGMA * F.col("mad"), "chance", F.lit(DEVIATION_MIN))).alias("score"),
-            )
-        )  # fmt: skip
-
-    return transform
+        for each in unusual
+    ]  # fmt: skip
+    columns = zip(*rows, strict=True) if rows else [()] * len(ANOMALY)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, ANOMALY, strict=True)],
+        schema=ANOMALY,
+    )
 
 
-def _median(values: Column) -> Column:
-    """The lower median of an array that is not empty."""
-    return F.get(F.array_sort(values), F.floor((F.size(values) - 1) / 2).cast("int"))
+def hours_of(unusual: list[UnusualHour]) -> pa.Array:
+    """The begins of these hours, each once."""
+    return pa.array(sorted({each.at_ms // HOUR_MS * HOUR_MS for each in unusual}), pa.int64())
 
 
-def _explanations(unusual: DataFrame) -> Transform:
-    """``replies`` of each unusual hour: its most frequent templates, an array of count, reason and template."""
+def _explanations(
+    unusual: list[UnusualHour], replies: pa.Table
+) -> dict[tuple[str, int, str], list[dict[str, object]]]:
+    """The most frequent templates of each hour."""
+    keys = {each[:3] for each in unusual}
+    near = replies.filter(pc.is_in(replies.column("at_ms"), hours_of(unusual)))
+    measure_of = {event: measure for measure, events in MEASURES.items() for event in events}
+    counted: Counter[tuple[tuple[str, int, str], ReplyKind]] = Counter()
+    for row in near.select(["provider", "at_ms", "event", *REPLY, "count"]).to_pylist():
+        key = (row["provider"], row["at_ms"], measure_of.get(row["event"], ""))
+        if key in keys:
+            counted[key, ReplyKind(row["code"], row["status"], row["kind"])] += row["count"]
+    reasons = reasons_of({reply for _, reply in counted})
+    weights: Counter[str | None] = Counter()
+    for (_, reply), count in counted.items():
+        weights[reply.kind] += count
+    templates = templates_of(weights)
+    by_hour: defaultdict[tuple[str, int, str], Counter[tuple[str, str | None]]] = defaultdict(Counter)
+    for (key, reply), count in counted.items():
+        by_hour[key][reasons[reply], templates.get(reply.kind or "")] += count
+    return {key: _most(together) for key, together in by_hour.items()}
 
-    def transform(replies: DataFrame) -> DataFrame:
-        measure = F.coalesce(
-            *(F.when(F.col("event").isin(*events), F.lit(name)) for name, events in MEASURES.items())
-        )
-        counted = (
-            replies.select(
-                "provider", F.timestamp_millis("at_ms").alias("hour"), measure.alias("measure"), "code", "status", "kind",
-                "count",
-            )
-            .join(F.broadcast(unusual.select("provider", "hour", "measure")), ["provider", "hour", "measure"], "left_semi")
-            .groupBy("provider", "hour", "measure", "code", "status", "kind")
-            .agg(F.sum("count").alias("count"))
-            .transform(with_reasons())
-            .transform(with_templates("count"))
-        )  # fmt: skip
-        together = counted.groupBy("provider", "hour", "measure", "reason", "template").agg(
-            F.sum("count").alias("count")
-        )
-        most = Window.partitionBy("provider", "hour", "measure").orderBy(F.desc("count"), "template")
-        return (
-            together.select("*", F.row_number().over(most).alias("nth"))
-            .where(F.col("nth") <= TEMPLATES_SHOWN)
-            .groupBy("provider", "hour", "measure")
-            .agg(
-                F.array_sort(F.collect_list(F.struct("nth", "count", "reason", "template"))).alias(
-                    "replies"
-                )
-            )
-        )
 
-    return transform
+def _most(together: Counter[tuple[str, str | None]]) -> list[dict[str, object]]:
+    ordered = sorted(together.items(), key=lambda item: (-item[1], item[0][1] or "", item[0][0]))
+    return [
+        {"nth": n, "count": count, "reason": reason, "template": template}
+        for n, ((reason, template), count) in enumerate(ordered[:TEMPLATES_SHOWN], 1)
+    ]

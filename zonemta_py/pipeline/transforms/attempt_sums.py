@@ -99,10 +99,11 @@ class TaskSums:
             self._parts = [add_sums(pa.concat_tables(self._parts))]
             self._rows = self._parts[0].num_rows // 2  # so that the next merge is not at once
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All sums as batches of SUMS."""
-        if self._parts:
-            yield from add_sums(pa.concat_tables(self._parts)).to_batches(max_chunksize=10_000)
+    def tables(self, rows: int) -> Iterator[pa.Table]:
+        """All sums as tables of SUMS, each of ``rows`` rows at most."""
+        found = add_sums(pa.concat_tables(self._parts)) if self._parts else SUMS.empty_table()
+        for begin in range(0, found.num_rows, rows):
+            yield found.slice(begin, rows).combine_chunks()
 
 
 def sums_of(attempts: pa.Table) -> pa.Table:
@@ -239,6 +240,19 @@ def add_sums(sums: pa.Table) -> pa.Table:
         else:
             found.append(_grouped(part, rows))
     return pa.concat_tables(found) if found else SUMS.empty_table()
+
+
+def part_of(sums: pa.Table, part: str) -> pa.Table:
+    """The rows of one part."""
+    return sums.filter(pc.equal(sums.column("part"), part))
+
+
+def totals_of(sums: pa.Table) -> pa.Table:
+    """The rows without a time: those of ``rates``, and those of ``replies``, which are added."""
+    replies = part_of(sums, "replies")
+    at = replies.schema.get_field_index("at_ms")
+    replies = replies.set_column(at, "at_ms", pa.nulls(replies.num_rows, _I))
+    return add_sums(pa.concat_tables([part_of(sums, "rates"), replies]))
 
 
 def add_rates(rows: pa.Table) -> pa.Table:

@@ -1,6 +1,7 @@
 """Replies to failures: masked (their *kind*), with the reason and the template of each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -15,21 +16,29 @@ from zonemta_py.pipeline.transforms.attempt_sums import KIND_MAX
 REPLY = ("code", "status", "kind")  # what determines a reason
 
 _REASONS = StructType([StructField(name, StringType()) for name in (*REPLY, "reason")])
-_TEMPLATES = StructType([StructField(name, StringType()) for name in ("kind", "template")])
 
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def failure_replies(replies: DataFrame) -> DataFrame:
-    """One row for each kind of reply to an attempt that failed, with an example, from rows of the part ``replies`` of the sums."""
-    counted = replies.groupBy("provider", "event", "phase", *REPLY).agg(
-        F.sum("count").alias("count"), F.min("example").alias("example")
-    )
-    return (
-        counted.transform(with_reasons())
-        .transform(with_templates("count"))
-        .select("provider", "event", "phase", F.col("code").cast("long").alias("code"), "status", "kind", "reason", "template", "count", "example")
-    )  # fmt: skip
+class ReplyKind(NamedTuple):
+    """``code``: three digits; ``kind``: masked."""
+
+    code: str | None
+    status: str | None
+    kind: str | None
+
+
+def reasons_of(replies: Iterable[ReplyKind]) -> dict[ReplyKind, str]:
+    """The reason of each reply (``reasons.reason_of``)."""
+    return {
+        each: str(reason_of(int(each.code or 0), each.status or "", each.kind or "")) for each in replies
+    }
+
+
+def templates_of(weights: Mapping[str | None, int]) -> dict[str, str]:
+    """The template of each kind. ``weights``: how often each occurs."""
+    kinds = sorted((-weight, kind) for kind, weight in weights.items() if kind is not None)
+    return mine_templates(kind for _, kind in kinds)
 
 
 def with_reasons() -> Transform:
@@ -54,22 +63,6 @@ def with_reasons() -> Transform:
             & F.col("kind").eqNullSafe(F.col("r_kind"))
         )
         return rows.join(F.broadcast(reasons), same, "left").select(*rows.columns, "reason")
-
-    return transform
-
-
-def with_templates(weight: str) -> Transform:
-    """Rows with ``template`` of their ``kind``; the column ``weight`` is the number of replies of a row."""
-
-    def mine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        kinds = [kind for batch in batches for kind in batch.column("kind").to_pylist()]
-        yield record_batch(list(mine_templates(kinds).items()), _TEMPLATES)
-
-    def transform(rows: DataFrame) -> DataFrame:
-        kinds = rows.groupBy("kind").agg(F.sum(weight).alias("weight")).where("kind IS NOT NULL")
-        ordered = kinds.coalesce(1).sortWithinPartitions(F.desc("weight"), "kind").select("kind")
-        templates = ordered.mapInArrow(mine, _TEMPLATES)
-        return rows.join(F.broadcast(templates), "kind", "left").select(*rows.columns, "template")
 
     return transform
 

@@ -1,0 +1,193 @@
+"""What an operator suspends does not send: zones, providers, addresses, domains; over restarts, until it is resumed."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.kit.deadlines import eventually, until
+from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
+from zonemta_py.cli.main import main
+from zonemta_py.config.schema import Config
+from zonemta_py.core import clock
+from zonemta_py.queue.upkeep.inspect import recipient_rows
+from zonemta_py.relay.relay import Relay
+
+FIRST, SECOND = "127.0.0.31", "127.0.0.32"
+TEXT = b"Subject: hi\r\n\r\nbody\r\n"
+# option, name as it is given, in normal form, and what of the mail waits
+SUSPENDED = [
+    ("--zone", "bulk", "zone bulk", {"x@bulk.example"}),
+    ("--provider", "big", "provider big", {"x@a.example", "x@xn--bcher-kva.example"}),
+    ("--provider", "mx.own.example", "provider mx.own.example", {"x@bulk.example"}),
+    ("--domain", "Bücher.example.", "domain xn--bcher-kva.example", {"x@xn--bcher-kva.example"}),
+    ("--address", SECOND, f"address {SECOND}", {"x@bulk.example"}),
+    ("--address", FIRST, f"address {FIRST}", {"x@a.example", "x@xn--bcher-kva.example"}),
+]
+ALL = {"x@a.example", "x@xn--bcher-kva.example", "x@bulk.example"}
+
+
+async def sending(stage: Stage, processes: tuple[int, int]) -> Config:
+    """A relay with two zones, each with an address; one provider has two domains, another one of its own."""
+    await stage.provider("big", ["a.example", "xn--bcher-kva.example"])
+    await stage.provider("own", ["bulk.example"], ["mx.own.example"])
+    (stage.directory / "providers.yaml").write_text("providers: {big: {mx: ['*.big.example']}}\n")
+    return stage.config(
+        providers={"file": "providers.yaml", "shipped": False},
+        pools={"default": [{"address": FIRST}], "bulk": [{"address": SECOND}]},
+        zones={"bulk": {"pool": "bulk"}},
+        routing=[{"recipient_domain": "bulk.example", "zone": "bulk"}],
+        processes={"receivers": processes[0], "senders": processes[1]},
+    )
+
+
+async def zonemta(*arguments: object) -> Result:
+    runner = CliRunner()
+    return await asyncio.to_thread(runner.invoke, main, [str(each) for each in arguments])
+
+
+async def done(*arguments: object) -> str:
+    found = await zonemta(*arguments)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def waiting(relay: Relay) -> set[str]:
+    return {row["recipient"] for row in recipient_rows(relay.queue.store)}
+
+
+async def reasons(relay: Relay) -> dict[str, dict[str, Any]]:
+    rows = (await done("queue", "list", "-c", relay.config.path, "--json")).splitlines()
+    return {row["recipient"]: row["why"] for row in map(json.loads, rows)}
+
+
+@pytest.mark.parametrize(("option", "given", "what", "wait"), SUSPENDED)
+async def test_each_kind(
+    directory: Path, option: str, given: str, what: str, wait: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its mail waits with the reason, over a restart; the other mail leaves; resumed, all of it leaves."""
+    caplog.set_level(logging.WARNING)
+    async with staged(directory) as stage:
+        config = await sending(stage, (0, 0))
+        chosen = ("-c", config.path, option, given)
+        async with relaying(config) as relay:
+            said = await done("suspend", *chosen, "--reason", "ticket 7")
+            assert said == f"suspended {what}\n"
+            for address in ALL:
+                await relay.enqueue("s@sender.example", [address], TEXT)
+            await until(lambda: waiting(relay) == wait, "the other mail to leave")
+            for why in (await reasons(relay)).values():
+                assert why["name"] == "operator_suspension"
+                assert why["reason"] == f"{what} is suspended: ticket 7"
+                assert why["until_ms"] == 0
+        assert f"{what} is suspended: ticket 7" in caplog.text
+        async with relaying(config) as relay:
+
+            async def says_why() -> bool:
+                return {why["name"] for why in (await reasons(relay)).values()} == {
+                    "operator_suspension"
+                }
+
+            await eventually(says_why, "the reasons after a restart")
+            assert waiting(relay) == wait
+            assert f"suspended by an operator: {what}" in await done("status", "-c", config.path)
+            assert await done("resume", *chosen) == f"resumed {what.partition(' ')[2]}\n"
+            await empty(relay)
+            assert sound(relay)
+            again = await zonemta("resume", *chosen)
+            assert again.exit_code == 1
+            assert f"{what} is not suspended; suspended: nothing" in again.output
+    events = [
+        (each["what"], each["provider"] or each["address"], each["from"], each["to"], each["cause"])
+        for each in logged_events(directory, "shaped")
+    ]
+    kind, _, name = what.partition(" ")
+    named = name if kind in ("provider", "address") else ""
+    assert events == [
+        ("suspended", named, "sending", "suspended", f"an operator: {what}: ticket 7"),
+        ("resumed", named, "suspended", "sending", f"an operator: {what}"),
+    ]
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (2, 2)])
+async def test_for_a_time(directory: Path, processes: tuple[int, int]) -> None:
+    """It ends by itself, and is not stored any more after the next change."""
+    async with staged(directory) as stage:
+        config = await sending(stage, processes)
+        async with relaying(config) as relay:
+            chosen = ("-c", config.path, "--provider", "big")
+            said = await done("suspend", *chosen, "--for", "1h")
+            assert said.startswith("suspended provider big until 20")
+            for address in ALL:
+                await relay.enqueue("s@sender.example", [address], TEXT)
+            await until(lambda: waiting(relay) == ALL - {"x@bulk.example"}, "the other mail to leave")
+            for why in (await reasons(relay)).values():
+                assert 3_500_000 < why["until_ms"] - clock.now_ms() <= 3_600_000
+            listed = await done("suspend", "-c", config.path, "--list")
+            assert "provider  big" in listed
+            await done("suspend", *chosen, "--for", "100ms")  # instead of the hour
+            await empty(relay)
+            assert await done("suspend", "-c", config.path, "--list") == "nothing is suspended\n"
+
+
+async def test_all_at_once_when_the_relay_is_down(directory: Path) -> None:
+    """A relay finds at its start what was suspended while it was down; ``--all`` resumes it."""
+    async with staged(directory) as stage:
+        config = await sending(stage, (0, 0))
+        async with relaying(config):
+            pass
+        for option, name in (("--zone", "bulk"), ("--provider", "big"), ("--address", FIRST)):
+            await done("suspend", "-c", config.path, option, name)
+        listed = await done("suspend", "-c", config.path, "--list", "--json")
+        rows = [json.loads(line) for line in listed.splitlines()]
+        assert [next(iter(row.items())) for row in rows] == [
+            ("address", FIRST), ("provider", "big"), ("zone", "bulk"),
+        ]  # fmt: skip
+        async with relaying(config) as relay:
+            for address in ALL:
+                await relay.enqueue("s@sender.example", [address], TEXT)
+            await until(lambda: waiting(relay) == ALL, "the mail")
+
+            async def all_wait() -> bool:
+                found = (await reasons(relay)).values()
+                return {why["name"] for why in found} == {"operator_suspension"}
+
+            await eventually(all_wait, "all of it to wait")
+            assert len((await done("resume", "-c", config.path, "--all")).splitlines()) == 3
+            await empty(relay)
+        assert await done("resume", "-c", config.path, "--all") == "nothing was suspended\n"
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_names_that_are_not_there(directory: Path, running: bool) -> None:
+    """The error suggests what may be meant."""
+    async with staged(directory) as stage:
+        config = await sending(stage, (0, 0))
+        async with relaying(config):
+            if running:
+                await refused(config)
+        if not running:
+            await refused(config)
+
+
+async def refused(config: Config) -> None:
+    for arguments, code, text in [
+        (("--zone", "bluk"), 2, "no zone 'bluk'; did you mean 'bulk'?"),
+        (("--provider", "bgi"), 1, "no provider 'bgi'; did you mean 'big'?"),
+        (("--provider", "qqqq"), 1, "no provider 'qqqq'; there is big, smarthost"),
+        (("--address", "127.0.0.33"), 1, f"no address '127.0.0.33'; did you mean '{SECOND}'?"),
+        (("--address", "system"), 1, "no address 'system'; there is 127.0.0.31, 127.0.0.32"),
+        (("--address", "300.1.1.1"), 1, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address"),
+        (("--domain", "a..example"), 1, "domain 'a..example': "),
+        (("--tenant", "acme"), 1, "the configuration has no tenant 'acme'"),
+        (("--zone", "bulk", "--domain", "a.example"), 2, "exactly one of --zone, --provider,"),
+        ((), 2, "exactly one of --zone, --provider, --address, --domain and --tenant is needed"),
+        (("--zone", "bulk", "--for", "soon"), 2, "'soon' is not a duration"),
+    ]:
+        found = await zonemta("suspend", "-c", config.path, *arguments)
+        assert (found.exit_code, text in found.output) == (code, True), found.output
+    assert await done("suspend", "-c", config.path, "--list") == "nothing is suspended\n"

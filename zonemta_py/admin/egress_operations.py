@@ -1,0 +1,63 @@
+"""The operations on warm-ups of addresses, and on what replies have changed."""
+
+from collections.abc import AsyncIterator
+
+from zonemta_py.admin.reasons import EgressView
+from zonemta_py.admin.requests import (
+    Row,
+    ShapingEndRequest,
+    ShapingRequest,
+    WarmupContinueRequest,
+    WarmupPauseRequest,
+    WarmupRequest,
+)
+from zonemta_py.admin.suspension_operations import address_of
+from zonemta_py.admin.ways import attention
+from zonemta_py.core.errors import LocalError
+
+
+class EgressOperations:
+    """A part of ``Operations``. ``egress`` is None for a queue without a configuration."""
+
+    def __init__(self, egress: EgressView | None = None) -> None:
+        self._egress = egress
+
+    def _limits(self) -> EgressView:
+        if self._egress is None:
+            raise LocalError("no relay is running")
+        return self._egress
+
+    async def warmup(self, request: WarmupRequest) -> AsyncIterator[Row]:
+        """A row for each schedule. Raises LocalError for an address that has none."""
+        address = address_of(request.address) if request.address else ""
+        found = [row for row in self._limits().warmups() if address in ("", row["address"])]
+        if address and not found:
+            raise LocalError(f"{address} has no warm-up; see warmup.file")
+        for row in found:
+            yield row
+
+    async def pause(self, request: WarmupPauseRequest) -> AsyncIterator[Row]:
+        """A row for each schedule. Raises LocalError when there is none."""
+        address = address_of(request.address)
+        for row in await self._limits().pause_warmup(address, request.provider, paused=True):
+            yield row
+
+    async def go_on(self, request: WarmupContinueRequest) -> AsyncIterator[Row]:
+        """A row for each schedule. Raises LocalError when there is none."""
+        address = address_of(request.address)
+        for row in await self._limits().pause_warmup(address, request.provider, paused=False):
+            yield row
+
+    async def shaping(self, request: ShapingRequest) -> AsyncIterator[Row]:
+        """A row for each address and provider where something is limited, under way, or was refused lately.
+
+        Those come first that need attention. Raises LocalError when no relay is running.
+        """
+        address = address_of(request.address) if request.address else ""
+        for row in sorted(self._limits().rows(), key=attention):
+            if request.provider in ("", row["provider"]) and address in ("", row["address"]):
+                yield row
+
+    async def end_pace(self, request: ShapingEndRequest) -> AsyncIterator[Row]:
+        """One row with ``provider``, ``address`` and ``ended``, what the pace was. Raises LocalError without one."""
+        yield await self._limits().end_pace(request.provider, address_of(request.address))

@@ -1,0 +1,91 @@
+"""The metrics of sending: what is used of the limits of providers, and how far warm-ups are. Pure.
+
+Of ways from an address to a provider those WAYS_MAX that need most attention, then have most attempts, so that neither
+the mail nor the number of providers decides how many series there are.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from zonemta_py.admin.requests import Row
+from zonemta_py.admin.ways import is_lowered, level
+
+WAYS_MAX = 500
+RATES_MAX = 1000
+WARMUPS_MAX = 500
+WAY = ("provider", "address")
+WARMUP = ("address", "provider")
+
+Values = list[tuple[tuple[str, ...], float]]  # of labels, and the number
+
+
+class SeriesFamily(NamedTuple):
+    """A gauge with its series."""
+
+    name: str
+    help_text: str
+    labels: tuple[str, ...]
+    values: Values
+
+
+def shaping_series(rows: Sequence[Row], warmups: Sequence[Row]) -> Iterator[SeriesFamily]:
+    """All of them."""
+    first = sorted(rows, key=lambda row: (level(row), -row["attempts"]))[:WAYS_MAX]
+    ways = {(row["provider"], row["address"]): row for row in first}
+    yield SeriesFamily(
+        "zonemta_provider_sessions", "Sessions with a provider that are in use.", WAY,
+        [(way, row["sessions"]) for way, row in ways.items()],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_sessions_max", "As many as there may be, where there is a limit.", WAY,
+        [(way, row["sessions_max"]) for way, row in ways.items() if row["sessions_max"] is not None],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_rate_used_ratio", "How much of a rate is used, from 0 to 1.", (*WAY, "rate"),
+        [each for way, row in ways.items() for each in _rates(way, row)][:RATES_MAX],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_paused", "1 while nothing is sent: paused by replies, or suspended by an operator.", WAY,
+        [(way, int(bool(row["paused_until_ms"] or row["suspended"]))) for way, row in ways.items()],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_pace_ratio", "The messages a minute to which sending is lowered, of those of the limits.", WAY,
+        [
+            (way, row["pace_per_min"] / max(1, row["full_per_min"]))
+            for way, row in ways.items() if is_lowered(row)
+        ],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_refused_recent",
+        "Replies of the last interval of the controller that refuse or defer mail for reasons of the sender.", WAY,
+        [(way, row["refused"]) for way, row in ways.items()],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_provider_waiting", "Destinations that wait for a limit.", ("provider",),
+        [((name,), count) for name, count in {row["provider"]: row["waiting"] for row in ways.values()}.items()],
+    )  # fmt: skip
+    yield from _warmup_series(warmups)
+
+
+def _rates(way: tuple[str, str], row: Row) -> Iterator[tuple[tuple[str, ...], float]]:
+    for kind, name in (("", "rates"), ("connect ", "connect_rates")):
+        for each in row[name]:
+            yield (*way, kind + each["rate"]), each["used"] / each["of"]
+
+
+def _warmup_series(warmups: Sequence[Row]) -> Iterator[SeriesFamily]:
+    known = [((row["address"], row["provider"]), row) for row in warmups]
+    known.sort(key=lambda item: (item[1]["allowed"] is None, -item[1]["late_days"], -item[1]["sent"]))
+    del known[WARMUPS_MAX:]
+    yield SeriesFamily(
+        "zonemta_warmup_sent", "Recipients of today (UTC) from an address with a warm-up.", WARMUP,
+        [(way, row["sent"]) for way, row in known],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_warmup_allowed", "As many as the warm-up allows today, until its last day.", WARMUP,
+        [(way, row["allowed"]) for way, row in known if row["allowed"] is not None],
+    )  # fmt: skip
+    yield SeriesFamily(
+        "zonemta_warmup_late_days", "By how many days the warm-up is late.", WARMUP,
+        [(way, row["late_days"]) for way, row in known if row["allowed"] is not None],
+    )  # fmt: skip

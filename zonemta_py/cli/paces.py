@@ -1,0 +1,230 @@
+"""The group ``zonemta shaping``."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zonemta_py.admin.requests import ShapingEndRequest, ShapingRequest
+from zonemta_py.cli.common import (
+    EXIT_FAILED,
+    config_option,
+    echo,
+    json_option,
+    print_json,
+    print_table,
+    read_config,
+    reports_errors,
+)
+from zonemta_py.cli.options import DIRECTORY
+from zonemta_py.cli.progress import spinner
+from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.reason import shaped_text
+from zonemta_py.config.destinations import DestinationTable
+from zonemta_py.config.schema import Config
+from zonemta_py.core import clock
+from zonemta_py.core.durations import time_left
+from zonemta_py.core.errors import LocalError
+from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
+
+TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+
+
+@click.group()
+def shaping() -> None:
+    """Show what limits sending to each provider, forget what replies have changed, and replay an event log.
+
+    \b
+    Example:
+      zonemta shaping status -c config/zonemta.yaml
+    """
+
+
+@shaping.command()
+@config_option
+@click.option("--provider", metavar="NAME", default="", help="Only this provider.")
+@click.option("--address", metavar="IP", default="", help="Only this address of a pool, or system.")
+@json_option
+@reports_errors
+def status(config_path: Path, provider: str, address: str, as_json: bool) -> None:
+    """Print what the running relay sends from each address to each provider, and what is allowed there.
+
+    sessions: in use, of those that are allowed. rates: messages used of each rate. pace: what the controller or a rule allows.
+    classes: of the last refusals and deferrals. refused: of the attempts of the last interval those that were refused or deferred
+    for reasons of the sender. waiting: destinations that wait for a limit of the provider.
+
+    \b
+    Example:
+      zonemta shaping status -c config/zonemta.yaml --provider google
+    """
+    rows = list(rows_of(config_path, ShapingRequest(provider, address), relay_only=True))
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        echo("nothing is limited or under way")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in (
+        "provider", "address", "sessions", "rates", "pace", "paused", "classes", "refused", "waiting",
+    ):  # fmt: skip
+        table.add_column(title, justify="right" if title in ("sessions", "waiting") else "left")
+    for row in rows:
+        table.add_row(*_cells(row))
+    print_table(table)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    most = row["sessions_max"]
+    sessions = str(row["sessions"]) if most is None else f"{row['sessions']}/{most}"
+    rates = [*row["rates"], *({**each, "rate": f"{each['rate']} new"} for each in row["connect_rates"])]
+    pace = _used(row["pace_rates"])
+    if row["pace_sessions"] is not None:
+        pace = f"{row['pace_sessions']} sessions, {pace}"
+    paused = row["paused_until_ms"]
+    return [
+        row["provider"], row["address"], sessions, _used(rates), f"{pace} ({row['cause']})" if pace else "",
+        f"next in {time_left(paused)}" if paused else "", " ".join(dict.fromkeys(row["last_classes"])),
+        f"{row['refused']} of {row['attempts']}", str(row["waiting"]),
+    ]  # fmt: skip
+
+
+def _used(rates: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{each['used']} of {each['rate']}" for each in rates)
+
+
+@shaping.command()
+@config_option
+@click.option("--provider", metavar="NAME", required=True, help="The provider.")
+@click.option("--address", metavar="IP", required=True, help="The address of a pool, or system.")
+@json_option
+@reports_errors
+def end(config_path: Path, provider: str, address: str, as_json: bool) -> None:
+    """Forget the pace of an address at a provider, and its pause: its limits are those of the configuration again.
+
+    What is learned from further replies begins anew. Also when the relay is down.
+
+    \b
+    Example:
+      zonemta shaping end -c config/zonemta.yaml --provider google --address 203.0.113.7
+    """
+    for row in rows_of(config_path, ShapingEndRequest(provider, address)):
+        print_json(row) if as_json else echo(
+            f"ended for {row['address']} at {row['provider']}: {row['ended']}"
+        )
+
+
+@shaping.command()
+@config_option
+@click.option(
+    "--events",
+    "directory",
+    type=DIRECTORY,
+    help="The event log.  [default: events.directory of the configuration]",
+)
+@click.option(
+    "--from",
+    "from_",
+    type=TIME,
+    metavar="TIME",
+    help="Nothing older (UTC), such as 2026-11-20 or 2026-11-20T08:30.",
+)
+@click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Print only what differs from the recorded changes; exit 1 if there is any.",
+)
+@json_option
+@reports_errors
+def replay(
+    config_path: Path, directory: Path | None, from_: datetime | None, to: datetime | None, compare: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print what the shaping of a configuration makes of the replies in an event log, so that new settings can be tried on old mail.
+
+    Providers, rules and the controller are those of the configuration; actions of operators are repeated. With the settings
+    of then the changes are those that were recorded, if the log goes back to where no pace was known.
+
+    \b
+    Examples:
+      zonemta shaping replay -c new.yaml --events var/events --from 2026-11-17
+      zonemta shaping replay -c config/zonemta.yaml --compare
+    """
+    config = read_config(config_path)
+    directory = directory or config.events.directory
+    if not directory.is_dir():
+        raise LocalError(f"{directory}: there is no event log here")
+    found, damage = _replayed(config, directory, _ms(from_), _ms(to))
+    for text in damage:
+        click.echo(f"event log: {text}", err=True)
+    missing, extra = found.differences()
+    if not compare:
+        for change in found.changes:
+            _print_change(change, "", as_json=as_json)
+    else:
+        marked = [*((each, "-") for each in missing), *((each, "+") for each in extra)]
+        for change, sign in sorted(marked):
+            _print_change(change, sign, as_json=as_json)
+    counts = {
+        "attempts": found.attempts, "changes": len(found.changes), "recorded": len(found.recorded),
+        "missing": len(missing), "extra": len(extra),
+    }  # fmt: skip
+    if as_json:
+        print_json(counts)
+    else:
+        echo(
+            f"{counts['attempts']:,} replies, {counts['changes']:,} changes; of {counts['recorded']:,} that were recorded "
+            f"{counts['missing']:,} are not among them, and {counts['extra']:,} are new"
+        )
+    if compare and (missing or extra):
+        sys.exit(EXIT_FAILED)
+
+
+def _ms(time: datetime | None) -> int | None:
+    return None if time is None else round(time.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _replayed(
+    config: Config, directory: Path, from_ms: int | None, to_ms: int | None
+) -> tuple[ShapingReplay, list[str]]:
+    from zonemta_py.delivery.egress import read_egress
+    from zonemta_py.events.log import read_log
+
+    files, damage = read_egress(config), list[str]()
+    found = ShapingReplay(
+        ShapingSetup(
+            config.shaping.controller, files.rules, lambda name: files.table.settings(name).limits,
+            _pools(config),
+        )
+    )  # fmt: skip
+    with spinner("reading the event log"):
+        since = clock.utc(from_ms).date() if from_ms is not None else None
+        for record in read_log(directory, damage, since):
+            if (from_ms or 0) <= record["time_ms"] and (to_ms is None or record["time_ms"] < to_ms):
+                found.add(record)
+        found.end()
+    return found, damage
+
+
+def _pools(config: Config) -> PoolOf:
+    tables = {name: DestinationTable(zone) for name, zone in config.zones.items()}
+
+    def pool_of(zone: str, domain: str) -> str:
+        table = tables.get(zone) or tables["default"]
+        return table.settings(domain).pool
+
+    return pool_of
+
+
+def _print_change(change: ReplayedChange, sign: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**change.row(), **({"difference": sign} if sign else {})})
+        return
+    time = f"{clock.utc(change.time_ms):%Y-%m-%d %H:%M:%S}.{change.time_ms % 1000:03d}"
+    echo(f"{sign} {time}  {shaped_text(change.row())}".lstrip())

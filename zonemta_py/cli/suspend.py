@@ -1,0 +1,147 @@
+"""``zonemta suspend`` and ``zonemta resume``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zonemta_py.admin.requests import ResumeRequest, SuspendedRequest, SuspendRequest
+from zonemta_py.cli.common import (
+    config_option,
+    echo,
+    json_option,
+    print_json,
+    print_table,
+    read_config,
+    reports_errors,
+)
+from zonemta_py.cli.options import DURATION
+from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.core import clock
+
+KINDS = ("zone", "provider", "address", "domain", "tenant")
+
+Command = Callable[..., None]
+
+
+def selectors(command: Command) -> Command:
+    """The options that say what is suspended or resumed."""
+    for option in (
+        click.option("--tenant", metavar="NAME", help="A tenant: its mail is not accepted, and held."),
+        click.option("--domain", metavar="NAME", help="The mail for a domain of recipients."),
+        click.option("--address", metavar="IP", help="An address of a pool, or system: the one that the system chooses."),
+        click.option("--provider", metavar="NAME", help="A mailbox provider, as `zonemta shaping status` names it."),
+        click.option("--zone", metavar="NAME", help="A sending zone."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _chosen(named: dict[str, str | None]) -> dict[str, Any]:
+    """The one that is named. Raises UsageError."""
+    found = {kind: name for kind in KINDS if (name := named[kind]) is not None}
+    if len(found) != 1:
+        options = ", ".join(f"--{kind}" for kind in KINDS[:-1])
+        raise click.UsageError(f"exactly one of {options} and --{KINDS[-1]} is needed")
+    return found
+
+
+@click.command()
+@config_option
+@selectors
+@click.option("--for", "for_s", type=DURATION, help="How long, such as 30m or 2h; not for a tenant.")
+@click.option(
+    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
+)
+@click.option("--list", "lists", is_flag=True, help="List what is suspended, and do nothing.")
+@json_option
+@reports_errors
+def suspend(
+    config_path: Path, for_s: float | None, reason: str, lists: bool, as_json: bool, **named: str | None
+) -> None:
+    """Send nothing from a zone, to a provider, from an address or to a domain, until it is resumed.
+
+    Its mail is accepted and waits; messages in a transaction are finished. It applies at once, and over restarts, also when the
+    relay is down. A tenant is suspended as by `zonemta tenant suspend`. Mail that goes to a smarthost is of the provider
+    smarthost, whatever its domain. Zones whose mail a program dequeues are not affected.
+
+    \b
+    Examples:
+      zonemta suspend -c config/zonemta.yaml --provider google --for 2h --reason "blocked, ticket 4711"
+      zonemta suspend -c config/zonemta.yaml --list
+    """
+    if lists:
+        _list(config_path, as_json=as_json)
+        return
+    chosen = _chosen(named)
+    until_ms = clock.now_ms() + round(for_s * 1000) if for_s else 0
+    request = SuspendRequest(reason=reason, until_ms=until_ms, **chosen)
+    for row in rows_of(config_path, request):
+        print_json(row) if as_json else echo(
+            f"suspended {next(iter(chosen))} {row['suspended']}{_until(until_ms)}"
+        )
+
+
+def _until(until_ms: int) -> str:
+    return f" until {clock.utc(until_ms):%Y-%m-%d %H:%M} UTC" if until_ms else ""
+
+
+def _list(config_path: Path, *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    if read_config(config_path).queue.directory.is_dir():
+        rows = list(rows_of(config_path, SuspendedRequest()))
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        echo("nothing is suspended")
+        return
+    from rich.table import Table
+
+    table = Table("what", "name", "since (UTC)", "until (UTC)", "reason", box=None, pad_edge=False)
+    for row in rows:
+        kind = next(iter(row))
+        until = f"{clock.utc(row['until_ms']):%Y-%m-%d %H:%M}" if row["until_ms"] else "resumed"
+        table.add_row(
+            kind, row[kind], f"{clock.utc(row['since_ms']):%Y-%m-%d %H:%M}", until, row["reason"]
+        )
+    print_table(table)
+
+
+@click.command()
+@config_option
+@selectors
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All zones, providers, addresses and domains; tenants stay suspended.",
+)
+@json_option
+@reports_errors
+def resume(config_path: Path, everything: bool, as_json: bool, **named: str | None) -> None:
+    """End what `zonemta suspend` began: the mail leaves at once, as its limits allow.
+
+    \b
+    Examples:
+      zonemta resume -c config/zonemta.yaml --provider google
+      zonemta resume -c config/zonemta.yaml --all
+    """
+    if everything:
+        if any(name is not None for name in named.values()):
+            raise click.UsageError("--all and a name exclude each other")
+        request = ResumeRequest(all=True)
+    else:
+        request = ResumeRequest(**_chosen(named))
+    resumed = 0
+    for row in rows_of(config_path, request):
+        if as_json:
+            print_json(row)
+        elif "resumed" in row:
+            resumed += 1
+            released = f", released {row['released']:,} recipients" if row["released"] else ""
+            echo(f"resumed {row['resumed']}{released}")
+    if not resumed and not as_json:
+        echo("nothing was suspended")

@@ -1,0 +1,206 @@
+"""The group ``zonemta warmup``."""
+
+import sys
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from zonemta_py.admin.requests import (
+    ChangeRequest,
+    WarmupContinueRequest,
+    WarmupPauseRequest,
+    WarmupRequest,
+)
+from zonemta_py.cli.common import (
+    EXIT_USAGE,
+    config_option,
+    echo,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    reports_errors,
+)
+from zonemta_py.cli.options import FILE
+from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.config.load import to_yaml
+from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.schedule.warmup import plan
+
+address_option = click.option("--address", metavar="IP", required=True, help="The address that is new.")
+provider_option = click.option(
+    "--provider", metavar="NAME", default="", help="Only the schedule for this provider."
+)
+
+
+@click.group()
+def warmup() -> None:
+    """Show the warm-up of new addresses, pause it, and plan one.
+
+    \b
+    Example:
+      zonemta warmup status -c config/zonemta.yaml
+    """
+
+
+@warmup.command()
+@config_option
+@click.option("--address", metavar="IP", default="", help="Only this address.")
+@json_option
+@reports_errors
+def status(config_path: Path, address: str, as_json: bool) -> None:
+    """Print how far the warm-up of each address is: its day, what is allowed today (UTC), and what was sent.
+
+    late days: by how many the schedule is behind, because a provider refused too much or an operator paused it. Also when
+    the relay is down.
+
+    \b
+    Example:
+      zonemta warmup status -c config/zonemta.yaml
+    """
+    _print(list(rows_of(config_path, WarmupRequest(address))), as_json=as_json)
+
+
+@warmup.command()
+@config_option
+@address_option
+@provider_option
+@json_option
+@reports_errors
+def pause(config_path: Path, address: str, provider: str, as_json: bool) -> None:
+    """Stay at the number of today, day after day, until `zonemta warmup continue`.
+
+    \b
+    Example:
+      zonemta warmup pause -c config/zonemta.yaml --address 203.0.113.7
+    """
+    _change(config_path, WarmupPauseRequest(address, provider), as_json=as_json)
+
+
+@warmup.command("continue")
+@config_option
+@address_option
+@provider_option
+@json_option
+@reports_errors
+def continue_(config_path: Path, address: str, provider: str, as_json: bool) -> None:
+    """Go on with the schedule where it was paused.
+
+    \b
+    Example:
+      zonemta warmup continue -c config/zonemta.yaml --address 203.0.113.7
+    """
+    _change(config_path, WarmupContinueRequest(address, provider), as_json=as_json)
+
+
+def _change(config_path: Path, request: ChangeRequest, *, as_json: bool) -> None:
+    _print(list(rows_of(config_path, request)), as_json=as_json)
+
+
+def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        echo("no address has a warm-up; see warmup.file")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("address", "provider", "day", "allowed", "sent", "left", "late days", ""):
+        table.add_column(title, justify="left" if title in ("address", "provider", "") else "right")
+    for row in rows:
+        table.add_row(
+            row["address"], row["provider"] or "all", _day(row), _count(row["allowed"]),
+            _count(row["sent"]), _count(row["left"]), str(row["late_days"]),
+            "paused" if row["paused"] else "",
+        )  # fmt: skip
+    print_table(table)
+
+
+def _day(row: dict[str, Any]) -> str:
+    if row["step"] < 1:
+        return f"begins {row['begins']}"
+    return f"{row['step']} of {row['steps']}" if row["step"] <= row["steps"] else "over"
+
+
+def _count(number: int | None) -> str:
+    return "any" if number is None else f"{number:,}"
+
+
+@warmup.command("plan")
+@address_option
+@click.option(
+    "--begins",
+    metavar="DAY",
+    type=click.DateTime(["%Y-%m-%d"]),
+    required=True,
+    help="The first day (UTC), such as 2026-12-01.",
+)
+@click.option("--target", type=click.IntRange(1), required=True, help="Recipients a day at the end.")
+@click.option(
+    "--first",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Recipients on the first day.",
+)
+@click.option(
+    "--growth",
+    type=click.FloatRange(1.05, 10),
+    default=1.6,
+    show_default=True,
+    help="By how much the number grows from day to day.",
+)
+@click.option("--provider", metavar="NAME", default="", help="Only for mail to this provider.")
+@click.option(
+    "-o", "--output", type=FILE, help="Write the schedule to this file instead of standard output."
+)
+@reports_errors
+def plan_(
+    address: str, begins: datetime, target: int, first: int, growth: float, provider: str,
+    output: Path | None,
+) -> None:  # fmt: skip
+    """Make a schedule: an entry for the file that `warmup.file` names. The table of the days goes to standard error.
+
+    \b
+    Examples:
+      zonemta warmup plan --address 203.0.113.7 --begins 2026-12-01 --target 100000 -o warmup.yaml
+      zonemta warmup plan --address 203.0.113.7 --begins 2026-12-01 --target 20000 --provider google
+    """
+    try:
+        normal = str(ip_address(address))
+    except ValueError as exc:
+        fail(f"--address: {exc}", EXIT_USAGE)
+    if first > target:
+        fail(f"--first {first} is more than --target {target}", EXIT_USAGE)
+    day = begins.replace(tzinfo=UTC).date()
+    made = plan(target, day, normal, provider, first, growth)
+    text = to_yaml([_entry(made)])
+    if output is not None:
+        output.write_text(text)
+    else:
+        click.echo(text, nl=False)
+    _print_days(made)
+
+
+def _entry(schedule: WarmupSchedule) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "address": schedule.address, "begins": schedule.begins, "daily": list(schedule.daily),
+    }  # fmt: skip
+    return entry | ({"provider": schedule.provider} if schedule.provider else {})
+
+
+def _print_days(schedule: WarmupSchedule) -> None:
+    from rich.console import Console
+
+    table, total = Table(box=None, pad_edge=False), 0
+    for title in ("day", "date", "recipients", "sum"):
+        table.add_column(title, justify="left" if title == "date" else "right")
+    for number, (day, allowed) in enumerate(schedule.days(), 1):
+        total += allowed
+        table.add_row(str(number), day.isoformat(), f"{allowed:,}", f"{total:,}")
+    Console(file=sys.stderr, highlight=False, markup=False).print(table)

@@ -1,0 +1,228 @@
+"""KumoMTA's ``shaping.toml`` as providers and rules.
+
+Source: docs.kumomta.com, "Configuring Traffic Shaping" and ``kumo.make_egress_path``; the crate kumo-api-types, shaping.rs.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zonemta_py.config.imports.model import Imported, duration_of, rate_of
+from zonemta_py.config.providers import ProviderTable
+from zonemta_py.core.errors import ConfigError
+
+_HEADER = re.compile(r"\s*(\[\[?.+\]\]?)\s*(?:#.*)?\Z")
+_KEY = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([\w-]+))\s*=")
+_SILENT = {"match", "mx_rollup", "automation", "replace_base", "sources"}
+# Limits of each source address, in the order in which a later one wins.
+_LIMITS = {
+    "connection_limit": "sessions_per_address",
+    "provider_connection_limit": "sessions_per_address",
+    "max_deliveries_per_connection": "messages_per_session",
+    "max_connection_rate": "connect_rate",
+    "provider_max_connection_rate": "connect_rate",
+    "max_message_rate": "rate",
+    "provider_max_message_rate": "rate",
+}
+_INSTEAD = {
+    "enable_tls": "zones.NAME.tls says it",
+    "idle_timeout": "zones.NAME.idle_timeout is for all providers",
+    "mx_list": "zones.NAME.destinations has smarthosts for a domain",
+    "smtp_port": "zones.NAME.port says it",
+    "prohibited_hosts": "private addresses are refused anyway, see allow_private_destinations",
+}
+
+
+def import_kumomta(path: Path, known: ProviderTable) -> Imported:
+    """What the file says. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    return _Import(Imported(known), _lines(text)).run(document)
+
+
+def _lines(text: str) -> dict[tuple[str, ...], list[int]]:
+    """The lines of each table and key, by path: those of a list of tables have several."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _path_of(header[1]) or table
+            found.setdefault(table, []).append(number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, key[1] or key[2] or key[3]), []).append(number)
+    return found
+
+
+def _path_of(header: str) -> tuple[str, ...]:
+    """The keys of a header such as ``[["x.example".automation]]``; none if it is a part of a value."""
+    try:
+        inner: Any = tomllib.loads(header)
+    except tomllib.TOMLDecodeError:
+        return ()
+    path: list[str] = []
+    while inner:
+        if isinstance(inner, list):
+            inner = inner[0]
+            continue
+        key, inner = next(iter(inner.items()))
+        path.append(key)
+    return tuple(path)
+
+
+class _Import:
+    """One run."""
+
+    def __init__(self, found: Imported, lines: Mapping[tuple[str, ...], list[int]]) -> None:
+        self._found = found
+        self._lines = lines
+
+    def run(self, document: Mapping[str, Any]) -> Imported:
+        for name, table in document.items():
+            if name == "provider" and isinstance(table, dict):
+                for provider, settings in table.items():
+                    self._provider(("provider", provider), settings)
+            elif isinstance(table, dict):
+                self._domain(name, table)
+            else:
+                self._leave((name,), f"{name}: not a domain or provider")
+        return self._found
+
+    def _leave(self, path: tuple[str, ...], text: str) -> None:
+        self._found.leave(self._line(path), text)
+
+    def _line(self, path: tuple[str, ...], number: int = 0) -> int:
+        lines = self._lines.get(path) or self._lines.get(path[:-1]) or [1]
+        return lines[min(number, len(lines) - 1)]
+
+    def _provider(self, path: tuple[str, ...], settings: Mapping[str, Any]) -> None:
+        mx, domains = self._matches(path, settings)
+        name = self._found.name_of(path[1], mx, domains)
+        limits = self._limits(path, settings)
+        is_known = name in self._found.known.providers or name in self._found.providers
+        if mx or domains or (limits and is_known):
+            self._found.add_provider(name, mx, domains, limits)
+        elif limits:
+            self._leave(path, f"provider {path[1]}: no match, and no provider of this name is known")
+        if "automation" in settings and not (mx or domains or is_known):
+            self._leave(path, f"provider {path[1]} is in no table: its rules match nothing until it is")
+        self._rules(path, settings, [name])
+
+    def _matches(
+        self, path: tuple[str, ...], settings: Mapping[str, Any]
+    ) -> tuple[list[str], list[str]]:
+        """Patterns of hosts, and domains."""
+        mx: list[str] = []
+        for each in settings.get("match", ()):
+            for kind, value in each.items():
+                if kind == "MXSuffix" and isinstance(value, str):
+                    mx.append(("*" if value.startswith(".") else "*.") + value.lower().rstrip("."))
+                elif kind == "HostName" and isinstance(value, str):
+                    mx.append(value.lower().rstrip("."))
+                else:
+                    self._leave(
+                        (*path, "match"), f"match {kind} '{value}': only names of hosts are matched"
+                    )
+        return mx, []
+
+    def _domain(self, domain: str, settings: Mapping[str, Any]) -> None:
+        path = (domain,)
+        if domain == "default":
+            limits = self._limits(path, settings)
+            if limits:
+                self._found.add_provider("default", [], [], limits)
+            self._rules(path, settings, [])
+            return
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", domain) or domain.endswith(".internal"):
+            self._leave(path, f"{domain} is not a domain of recipients")
+            return
+        limits = self._limits(path, settings)
+        name = self._found.name_of(domain, [], [domain.lower()])
+        if limits:
+            own = name in self._found.known.providers
+            self._found.add_provider(name, [], [] if own else [domain.lower()], limits)
+            if settings.get("mx_rollup", True) and not own:
+                self._leave(path, f"{domain}: other domains with its exchangers need mx, its hosts")
+        self._rules(
+            path, settings, [name if limits or name in self._found.known.providers else domain.lower()]
+        )
+
+    def _limits(self, path: tuple[str, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
+        for source in settings.get("sources", {}):
+            self._leave(
+                (*path, "sources", source), f"source {source}: limits are those of every address"
+            )
+        found: dict[str, Any] = {}
+        for key, value in settings.items():
+            if key in _SILENT:
+                continue
+            counterpart = _LIMITS.get(key)
+            limit = None if counterpart is None else _limit(counterpart, value)
+            if limit is None:
+                self._leave((*path, key), f"{key} = {value!r}: {_INSTEAD.get(key, 'no counterpart')}")
+        for key, counterpart in _LIMITS.items():
+            limit = _limit(counterpart, settings[key]) if key in settings else None
+            if limit is not None:
+                found[counterpart] = limit
+        return found
+
+    def _rules(self, path: tuple[str, ...], settings: Mapping[str, Any], providers: list[str]) -> None:
+        for number, entry in enumerate(settings.get("automation", ())):
+            line = self._line((*path, "automation"), number)
+            regex = entry.get("regex", [])
+            patterns = self._found.usable([regex] if isinstance(regex, str) else list(regex), line)
+            common: dict[str, Any] = {"provider": providers} if providers else {}
+            if not patterns:
+                continue
+            common["pattern"] = patterns
+            trigger = entry.get("trigger", "Immediate")
+            if isinstance(trigger, dict):
+                threshold = rate_of(trigger.get("Threshold"))
+                if threshold is None:
+                    self._found.leave(line, f"trigger {trigger}: not a rate")
+                elif not threshold.startswith("1/"):
+                    common["threshold"] = threshold
+            actions = entry.get("action", "Suspend")
+            for action in actions if isinstance(actions, list) else [actions]:
+                rule = self._action(action, duration_of(entry.get("duration")), line)
+                if rule is not None:
+                    self._found.add_rule(
+                        f"{(providers or ['all'])[0]}-{rule['action']}", {**common, **rule}
+                    )
+
+    def _action(self, action: Any, for_: str | None, line: int) -> dict[str, Any] | None:
+        if action == "Bounce":
+            self._found.leave(line, "action Bounce: only the recipient of the reply bounces")
+            return {"action": "bounce"}
+        if for_ is None:
+            self._found.leave(line, f"action {action}: no duration, or one that cannot be read")
+            return None
+        if action == "Suspend":
+            return {"action": "suspend", "for": for_}
+        config = action.get("SetConfig") if isinstance(action, dict) else None
+        if isinstance(config, dict):
+            name, value = config.get("name"), config.get("value")
+            if name in ("max_message_rate", "provider_max_message_rate") and rate_of(value):
+                return {"action": "lower_rate", "to": rate_of(value), "for": for_}
+            sessions = name in ("connection_limit", "provider_connection_limit")
+            if sessions and _limit("sessions_per_address", value):
+                return {
+                    "action": "lower_sessions",
+                    "to": _limit("sessions_per_address", value),
+                    "for": for_,
+                }
+        self._found.leave(line, f"action {action}: no counterpart")
+        return None
+
+
+def _limit(counterpart: str, value: Any) -> Any:
+    """A limit of this relay; None if the value cannot be one. ``local:`` limits of one process are the same here."""
+    text = str(value).removeprefix("local:").strip()
+    if counterpart in ("rate", "connect_rate"):
+        found = rate_of(text)
+        return [found] if found else None
+    return int(text) if text.isascii() and text.isdigit() and int(text) else None

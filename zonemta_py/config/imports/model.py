@@ -1,0 +1,115 @@
+"""What an import finds: providers and rules as plain values, and what has no counterpart here."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from zonemta_py.config.providers import ProviderTable
+from zonemta_py.core.patterns import problem_of
+
+_NAME = re.compile(r"[^a-z0-9]+")
+_RATE = re.compile(
+    r"\s*([\d,_]+)\s*/\s*(\d*)\s*(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days)\s*\Z"
+)
+_DURATION = re.compile(
+    r"(\d+)\s*(ms|s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days|w|weeks?)\b,?\s*"
+)
+
+
+class LeftOut(NamedTuple):
+    """What line ``line`` says has no counterpart, or not the same one; ``text`` says why."""
+
+    line: int
+    text: str
+
+
+@dataclass(slots=True)
+class Imported:
+    """Providers by name and rules, in the words of ``providers.yaml`` and ``shaping.yaml``.
+
+    ``known``: the table that the relay has anyway. A provider that it has under another name gets that one, for only one
+    of two with the same hosts would be used.
+    """
+
+    known: ProviderTable
+    providers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rules: list[dict[str, Any]] = field(default_factory=list)
+    left: list[LeftOut] = field(default_factory=list)
+
+    def leave(self, line: int, text: str) -> None:
+        """Remember what is not imported."""
+        self.left.append(LeftOut(line, text))
+
+    def name_of(self, name: str, mx: list[str], domains: list[str]) -> str:
+        """The name of a provider with these hosts and domains."""
+        for own, each in self.known.providers.items():
+            hosts = {f"*.{domain}" for domain in domains} | set(mx)
+            if hosts & set(each.mx) or set(domains) & set(each.domains):
+                return own
+        return _NAME.sub("_", name.lower()).strip("_") or "provider"
+
+    def add_provider(
+        self, name: str, mx: list[str], domains: list[str], limits: Mapping[str, Any]
+    ) -> None:
+        """Add a provider, or the hosts and the lower limits of a second one of this name."""
+        if not mx and not domains and name in self.known.providers:
+            known = self.known.providers[name]
+            mx, domains = list(known.mx), list(known.domains)
+        entry = self.providers.setdefault(name, {})
+        for key, values in (("mx", mx), ("domains", domains)):
+            if values:
+                entry[key] = list(dict.fromkeys([*entry.get(key, []), *values]))
+        if limits:
+            entry["limits"] = _lower(entry.get("limits", {}), limits)
+
+    def add_rule(self, name: str, rule: dict[str, Any]) -> None:
+        """Add a rule under ``name``, with a number if it is taken."""
+        used = {each["name"] for each in self.rules}
+        base = _NAME.sub("-", name.lower()).strip("-")[:56] or "rule"
+        number = 1
+        while (unique := base if number == 1 else f"{base}-{number}") in used:
+            number += 1
+        own = {key: list(value) if isinstance(value, list) else value for key, value in rule.items()}
+        self.rules.append({"name": unique, **own})
+
+    def usable(self, patterns: list[str], line: int) -> list[str]:
+        """The patterns that RE2 can use; the others are left out."""
+        found = []
+        for pattern in patterns:
+            if problem := problem_of(pattern):
+                self.leave(line, f"pattern '{pattern}': {problem}")
+            else:
+                found.append(pattern)
+        return found
+
+
+def _lower(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(old)
+    for key, value in new.items():
+        if key not in found:
+            found[key] = value
+        elif isinstance(value, list):
+            found[key] = list(dict.fromkeys([*found[key], *value]))
+        else:
+            found[key] = min(found[key], value)
+    return found
+
+
+def rate_of(text: object) -> str | None:
+    """``100/min``, ``1,000/hr``, ``5/day`` as a rate of this relay; None for anything else."""
+    match = _RATE.match(text.lower()) if isinstance(text, str) else None
+    count = int(re.sub(r"[,_]", "", match[1]) or 0) if match is not None else 0
+    return f"{count}/{match[2]}{match[3][0]}" if match is not None and count else None
+
+
+def duration_of(text: object) -> str | None:
+    """``2 hours``, ``90m``, ``1h 30 min`` as a duration of this relay; None for anything else."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return f"{int(text)}s"
+    if not isinstance(text, str):
+        return None
+    parts = _DURATION.findall(text.lower().strip())
+    if not parts or _DURATION.sub("", text.lower().strip()):
+        return None
+    return "".join(number + (unit if unit == "ms" else unit[0]) for number, unit in parts)

@@ -1,0 +1,16 @@
+"""What a name that does not exist may have been meant as."""
+
+import difflib
+from collections.abc import Iterable
+
+SHOWN = 20
+
+
+def no_such(kind: str, name: str, known: Iterable[str]) -> str:
+    """``no zone 'blk'; did you mean 'bulk'?``, else with the names that there are."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, 1)
+    if close:
+        return f"no {kind} '{name}'; did you mean '{close[0]}'?"
+    more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
+    return f"no {kind} '{name}'; there is {', '.join(names[:SHOWN]) or 'none'}{more}"

@@ -1,0 +1,202 @@
+"""One message: from which address it leaves, and what its replies change."""
+
+from collections.abc import Sequence
+
+from zonemta_py.config.destinations import ALL
+from zonemta_py.config.sending import PoolAddress
+from zonemta_py.core import clock
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.egress_store import Puts
+from zonemta_py.delivery.request import DeliveryResult, EgressOrder
+from zonemta_py.delivery.ways import SMARTHOST, Way, Ways
+from zonemta_py.events.schema import Event
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.outcome import classify_attempts
+from zonemta_py.queue.queue import Queue
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.controller import OF_SENDER
+from zonemta_py.schedule.permits import FREE, Permit, Refusal
+from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
+from zonemta_py.schedule.sources import BY_SYSTEM, ranked, source_name
+from zonemta_py.smtp.classification import ReplyClass
+
+KEPT_MS = 60_000  # how long a greylisted recipient waits for its address, at most
+AGAIN_MS = 2_000  # when a message is tried again for which no address had room
+
+
+class MessageEgress:
+    """The messages of one zone."""
+
+    def __init__(self, egress: Egress, ways: Ways) -> None:
+        self._egress = egress
+        self._ways = ways
+
+    @property
+    def queue(self) -> Queue:
+        """The queue whose mail is sent."""
+        return self._egress.queue
+
+    def asks_hosts(self, destination: str) -> bool:
+        """Whether the next request to ``destination`` is to find its exchangers again."""
+        return self._ways.asks_hosts(destination)
+
+    def order(self, slot: WorkerSlot, lease: Lease) -> EgressOrder | Refusal | None:
+        """From where ``lease`` is sent; None: as the agent chooses. A refusal: none of its addresses has room."""
+        egress, way = self._egress, self._ways.of(lease.destination)
+        if way is None or self._ways.is_local:
+            return None
+        pool = self._pool(lease, way)
+        if slot.permit is FREE and pool == way.pool:
+            return None
+        now_ms = egress.now_ms()
+        sources = ranked(self._ways.sources(way._replace(pool=pool), lease.destination), lease.active.id)
+        found = self._choose(slot, lease, way.provider, sources, now_ms)
+        if isinstance(found, Refusal):
+            return found
+        permit = slot.permit
+        if permit is FREE:
+            return self._order(way.provider, found, FREE, (-1, -1))
+        most = egress.recipients_max(permit, len(lease.recipients), now_ms)
+        if most < len(lease.recipients):
+            egress.queue.narrow(lease, most)
+        idle_max = [-1, -1]
+        for number, path in enumerate(permit.paths[:2]):
+            limit = path.most()
+            if limit is not None:
+                idle_max[number] = max(0, limit - path.sessions)
+        return self._order(way.provider, found, permit, (idle_max[0], idle_max[1]))
+
+    def _order(
+        self, provider: str, entry: PoolAddress, permit: Permit, idle_max: tuple[int, int]
+    ) -> EgressOrder:
+        settings = self._egress.providers.table.settings(provider)
+        messages_max = settings.limits.messages_per_session or 0
+        return EgressOrder(
+            provider, entry.address, entry.ehlo, permit.connects, messages_max, settings.family, idle_max
+        )
+
+    def _pool(self, lease: Lease, way: Way) -> str:
+        """The pool of a message: of its tenant, the fallback of its zone, or that of the destination."""
+        own = self._egress.tenant_pools.get(lease.active.meta.origin.tenant)
+        if own is not None:
+            return own
+        settings = self._ways.table.settings(lease.destination)
+        record = lease.recipients[0].record
+        if settings.fallback_pool is None or not record.attempts:
+            return way.pool
+        if record.attempts >= settings.fallback_after or self._last_class(lease) is ReplyClass.BLOCKED:
+            return settings.fallback_pool
+        return way.pool
+
+    def _last_class(self, lease: Lease) -> ReplyClass:
+        record = lease.recipients[0].record
+        classifier = self._egress.queue.classifier
+        return classifier.classify("", record.code, record.status, record.text)
+
+    def _choose(
+        self, slot: WorkerSlot, lease: Lease, provider: str, sources: list[PoolAddress], now_ms: int
+    ) -> PoolAddress | Refusal:
+        """The address for a message, whose permit the worker has then.
+
+        A greylisted recipient keeps its address, unless that has no room for long; a blocked one leaves it.
+        """
+        egress, last = self._egress, lease.recipients[0].record.source
+        about = self._last_class(lease) if last else None
+        if about is ReplyClass.BLOCKED and len(sources) > 1:
+            sources = [each for each in sources if source_name(each) != last]
+        kept = [each for each in sources if about is ReplyClass.GREYLISTED and source_name(each) == last]
+        if slot.permit is FREE:
+            free = [each for each in kept or sources if egress.refusal(provider, each, now_ms) is None]
+            if free and not egress.is_limited(provider, free[0]):
+                return free[0]
+        refused: Refusal | None = None
+        for each in kept or sources:
+            if source_name(each) == slot.permit.address and slot.permit is not FREE:
+                return each
+            permit = egress.take(provider, [each], now_ms)
+            if isinstance(permit, Permit):
+                self._egress.release(slot)
+                slot.permit = permit
+                return each
+            refused = refused or permit
+        if kept and refused is not None and refused.until_ms > now_ms + KEPT_MS:
+            return self._choose_any(slot, provider, sources, now_ms)
+        return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
+
+    def _choose_any(
+        self, slot: WorkerSlot, provider: str, sources: list[PoolAddress], now_ms: int
+    ) -> PoolAddress | Refusal:
+        names = {source_name(each): each for each in sources}
+        if slot.permit.address in names:
+            return names[slot.permit.address]
+        permit = self._egress.take(provider, sources, now_ms)
+        if isinstance(permit, Refusal):
+            return permit
+        self._egress.release(slot)
+        slot.permit = permit
+        return names[permit.address]
+
+    def again_ms(self, refusal: Refusal) -> int:
+        """When a message for which no address had room is tried again (unix ms)."""
+        now_ms = clock.now_ms()
+        if refusal.until_ms == UNKNOWN:
+            return now_ms + AGAIN_MS
+        return now_ms + max(1000, min(refusal.until_ms - self._egress.now_ms(), 3_600_000))
+
+    def has_others(self, lease: Lease, attempt: Attempt) -> bool:
+        """Whether a refused session says something of our address only, and its pool has other ones."""
+        way = self._ways.of(lease.destination)
+        if way is None or attempt.reply_class not in OF_SENDER:
+            return False
+        return len(self._ways.sources(way, lease.destination)) > 1
+
+    def begin(self, slot: WorkerSlot, opened: int) -> None:
+        """The message of the worker is sent now, in a session that is new if ``opened``."""
+        if slot.permit is not FREE and slot.permit.granted:
+            self._egress.permits.begin(slot.permit, self._egress.now_ms(), opened)
+
+    def end(self, slot: WorkerSlot, lease: Lease, result: DeliveryResult) -> Puts:
+        """The request has ended. Returns what is to be stored with its settle."""
+        if result.hosts is not None and not lease.destination.startswith(ALL):
+            self._egress.learn(lease.destination, result.hosts)
+        sent = sum(1 for each in result.attempts if each is not None and each.code)
+        opened = int(result.failure is not None)  # a session that was not opened may have been tried
+        return self._egress.end(slot.permit, sent, opened)
+
+    def named(self, lease: Lease, attempts: Sequence[Attempt | None]) -> Sequence[Attempt | None]:
+        """``attempts`` with the classes of their replies, and the provider."""
+        classifier = self._egress.queue.classifier
+        return classify_attempts(classifier, attempts, self._ways.provider(lease.destination))
+
+    def handling(self, lease: Lease, attempts: Sequence[Attempt | None]) -> list[Handling]:
+        """What the rules of shaping say of each recipient; recipients share attempts."""
+        way, found = self._ways.of(lease.destination), dict[int, Handling]()
+        for each in attempts:
+            if each is not None and id(each) not in found:
+                is_refused = each.reply_class and each.code and way is not None
+                found[id(each)] = self._handling(way, lease, each) if is_refused and way else USUAL
+        return [USUAL if each is None else found[id(each)] for each in attempts]
+
+    def _handling(self, way: Way, lease: Lease, attempt: Attempt) -> Handling:
+        return self._egress.shaper.engine.handling(_about(way, lease, attempt))
+
+    def replies(
+        self, lease: Lease, attempts: Sequence[Attempt], now_ms: int
+    ) -> tuple[list[Event], Puts]:
+        """Report the replies to a message: the events of what they change, and what is to be stored."""
+        way = self._ways.of(lease.destination)
+        if way is None or not way.provider or way.provider == SMARTHOST:
+            return [], []
+        about = (_about(way, lease, each) for each in attempts if each.code)
+        return self._egress.shaper.replies(about, now_ms)
+
+
+def _about(way: Way, lease: Lease, attempt: Attempt) -> ReplyAbout:
+    address, domain = attempt.source_ip or BY_SYSTEM, lease.recipients[0].record.domain
+    return ReplyAbout(
+        way.provider, address, way.own_pool, domain, attempt.reply_class, attempt.code, attempt.status,
+        attempt.text,
+    )  # fmt: skip

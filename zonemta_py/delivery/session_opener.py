@@ -1,0 +1,184 @@
+"""Opens sessions for an SMTP agent: the first endpoint that takes one, within what the request permits."""
+
+import asyncio
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from random import Random
+
+from zonemta_py.config.zones import Zone
+from zonemta_py.core import clock
+from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.delivery.attempts import all_unreachable
+from zonemta_py.delivery.dkim import Signer
+from zonemta_py.delivery.endpoints import Candidates, Endpoint, EndpointResolver, credentials
+from zonemta_py.delivery.peers import Peers
+from zonemta_py.delivery.request import DeliveryRequest
+from zonemta_py.delivery.session_pool import SessionPool, way_of
+from zonemta_py.schedule.unreachable import AddressPair, UnreachableHosts, skip_times_s
+from zonemta_py.transports.connect import LoopsBack, SessionOptions, Target, TlsFailed, open_session
+from zonemta_py.transports.pipelining import SmtpSession
+from zonemta_py.transports.tracing import TRACER, SessionTrace
+
+AVOIDED_S = 60.0  # how long idle sessions with other hosts are preferred to one that opened none
+FAILED_MAX = 10_000
+NEVER_S = float("-inf")
+HURRIED_S = 10.0  # for a session with one host: longer than the usual delays of greetings
+CONVERSIONS = 2  # to 7 bits at the same time
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpResources:
+    """What the agents of all zones in a process share."""
+
+    hostname: str
+    endpoints: EndpointResolver
+    peers: Peers
+    signer: Signer
+    unreachable: UnreachableHosts
+    rng: Random
+    conversions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
+
+
+class NotPermitted(DestinationFailed):
+    """A session is needed, and the order of the request permits none."""
+
+
+class TooSlow(DestinationFailed):
+    """A host opened no session in the time that it has while mail of others waits."""
+
+
+class SessionOpener:
+    """Opens the sessions of one zone, and remembers which hosts opened none."""
+
+    def __init__(self, resources: SmtpResources, pool: SessionPool) -> None:
+        self._resources = resources
+        self._pool = pool
+        self._failed: dict[AddressPair, float] = {}  # when a host last opened no session
+
+    def failed_lately(self, endpoint: Endpoint) -> bool:
+        """Whether the host opened no session a while ago."""
+        failed_s = self._failed.get(_addresses(endpoint), NEVER_S)
+        return clock.monotonic_s() - failed_s < AVOIDED_S
+
+    async def open(
+        self,
+        endpoints: Candidates,
+        request: DeliveryRequest,
+        zone: Zone,
+        failure: DestinationFailed | None = None,
+    ) -> tuple[SmtpSession, Endpoint]:
+        """Connect to the first endpoint that accepts a session; ``failure``: of the first one. Raises DestinationFailed.
+
+        Addresses that timed out lately are skipped; not those of a smarthost, if there are no others.
+        """
+        left = endpoints if failure is None else endpoints[1:]
+        resources = self._resources
+        unreachable, now_s = resources.unreachable, clock.monotonic_s()
+        reachable = [e for e in left if not unreachable.skipped_s(_addresses(e[0]), now_s)]
+        if not reachable and zone.smarthost:
+            reachable = list(left)
+        order, connects = request.order, -1 if request.order is None else request.order.connects
+        if connects >= 0:  # a host that has just failed must not use up what is permitted
+            reachable.sort(
+                key=lambda pair: now_s - self._failed.get(_addresses(pair[0]), NEVER_S) < AVOIDED_S
+            )
+        for tried, (endpoint, source) in enumerate(reachable):
+            if tried == connects:
+                raise self._no_connects(reachable[tried:], failure, now_s)
+            self._pool.trim(request.destination, *request.idle_limits)
+            if order is not None:
+                await self._pool.together.trim(way_of(order), order.idle_max)
+            ehlo = source.ehlo or resources.hostname
+            trace = session_trace(request, endpoint) if TRACER.is_active else None
+            try:
+                if request.hurried:
+                    session = await self._open_hurried(endpoint, ehlo, zone, trace)
+                else:
+                    session = await self._open(endpoint, ehlo, zone, trace)
+            except LoopsBack as exc:
+                # Neither this host nor a less preferred one may be used (RFC 5321 section 5.1).
+                if endpoint is endpoints[0][0]:
+                    raise
+                raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints)) from exc
+            except DestinationFailed as exc:
+                failure = exc
+                self._failed_to_open(endpoint, request, zone, exc)
+                if trace is not None:
+                    trace.note(exc.text)
+            else:
+                unreachable.answered(_addresses(endpoint))
+                return session, endpoint
+        raise failure or DestinationFailed(0, "4.4.1", all_unreachable(endpoints))
+
+    def _no_connects(
+        self, left: Candidates, failure: DestinationFailed | None, now_s: float
+    ) -> DestinationFailed:
+        """Why no session was opened: every host was tried lately, or none of ``left`` may be tried now."""
+        tried = (
+            now_s - self._failed.get(_addresses(endpoint), NEVER_S) < AVOIDED_S for endpoint, _ in left
+        )
+        if failure is not None and all(tried):
+            return failure
+        return NotPermitted(0, "4.4.1", "no further session is permitted now")
+
+    def _failed_to_open(
+        self, endpoint: Endpoint, request: DeliveryRequest, zone: Zone, failure: DestinationFailed
+    ) -> None:
+        """Prefer other hosts for a while; skip the address if it timed out, and not for the first time."""
+        resources, now_s, pair = self._resources, clock.monotonic_s(), _addresses(endpoint)
+        if len(self._failed) >= FAILED_MAX:
+            self._failed.clear()
+        self._failed[pair] = now_s
+        if failure.timed_out:
+            times_s, spread = skip_times_s(zone.retry), resources.rng.random()
+            resources.unreachable.timed_out(pair, request.destination, now_s, times_s, spread)
+        elif not isinstance(failure, TooSlow):
+            resources.unreachable.answered(pair)
+
+    async def _open_hurried(
+        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None
+    ) -> SmtpSession:
+        """A session within HURRIED_S. Raises DestinationFailed, TooSlow."""
+        try:
+            async with asyncio.timeout(HURRIED_S):
+                return await self._open(endpoint, ehlo, zone, trace)
+        except TimeoutError as exc:
+            where = f"{endpoint.host}[{endpoint.ip}]"
+            text = f"{where}: no session within {HURRIED_S:.0f} s, while mail of others waits"
+            raise TooSlow(0, "4.4.1", text) from exc
+
+    async def _open(
+        self, endpoint: Endpoint, ehlo: str, zone: Zone, trace: SessionTrace | None
+    ) -> SmtpSession:
+        target = Target(endpoint.host, endpoint.ip, endpoint.port)
+        lmtp, peers = zone.transport == "lmtp", self._resources.peers
+        starttls = endpoint.port and peers.settings(endpoint.host, endpoint.ip).starttls
+        options = SessionOptions(
+            ehlo, endpoint.source, zone.tls if starttls or zone.tls != "opportunistic" else "off",
+            zone.timeouts, credentials(zone), lmtp, zone.tls_ca_file,
+            detects_loop=not zone.smarthost,
+            pipelining=peers.may_pipeline(endpoint.host, endpoint.ip, clock.monotonic_s()),
+        )  # fmt: skip
+        try:
+            return await open_session(target, options, trace=trace)
+        except TlsFailed as exc:
+            if options.tls != "opportunistic" or options.credentials is not None:
+                raise
+            log.info("%s; continuing without TLS", exc.text)
+            return await open_session(target, dataclasses.replace(options, tls="off"), trace=trace)
+
+
+def session_trace(
+    request: DeliveryRequest, endpoint: Endpoint, before: SessionTrace | None = None
+) -> SessionTrace | None:
+    """The trace of a request on a session with ``endpoint``, if it is traced."""
+    names = (request.destination, request.domain, endpoint.ip, endpoint.source or "")
+    peer = f"{endpoint.host}[{endpoint.ip}]:{endpoint.port}"
+    return TRACER.outgoing(peer, names, request.message, before)
+
+
+def _addresses(endpoint: Endpoint) -> AddressPair:
+    return AddressPair(endpoint.source or "", endpoint.ip)

@@ -1,0 +1,69 @@
+"""Where the mail of a zone's destinations goes: to which provider, from which pool, from which addresses."""
+
+from typing import NamedTuple
+
+from zonemta_py.config.destinations import ALL, DestinationTable
+from zonemta_py.config.sending import PoolAddress
+from zonemta_py.config.zones import Zone
+from zonemta_py.core import clock
+from zonemta_py.delivery.egress import Egress
+from zonemta_py.delivery.local_agent import is_local
+from zonemta_py.schedule.sources import BY_SYSTEM, common_families, source_name, usable
+
+SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
+
+
+class Way(NamedTuple):
+    """Where the mail of a destination goes, and from which pool."""
+
+    provider: str
+    pool: str
+    own_pool: str  # that of the zone, where a rule sends the mail from another one
+
+
+class Ways:
+    """The ways of one zone."""
+
+    def __init__(self, zone: Zone, egress: Egress) -> None:
+        self._egress = egress
+        self.configure(zone)
+
+    def configure(self, zone: Zone) -> None:
+        """Use other settings."""
+        self.table = DestinationTable(zone)
+        self.is_local = is_local(zone)
+
+    def of(self, destination: str) -> Way | None:
+        """The way of a destination; None while its provider is not known."""
+        settings = self.table.settings(destination)
+        if destination.startswith(ALL) or settings.smarthost:
+            return Way(SMARTHOST, settings.pool, settings.pool)
+        if self.is_local:
+            return Way("", settings.pool, settings.pool)
+        provider = self._egress.providers.get(destination)
+        if provider is None:
+            return None
+        return Way(provider, self._egress.pool_of(provider, settings.pool), settings.pool)
+
+    def sources(self, way: Way, destination: str) -> list[PoolAddress]:
+        """The addresses of the pool of ``way`` that reach ``destination``."""
+        egress = self._egress
+        settings = egress.providers.table.settings(way.provider)
+        families = common_families(settings.family, egress.providers.families(destination))
+        return usable(egress.pools[way.pool], families)
+
+    def entry(self, pool: str, name: str) -> PoolAddress:
+        """The address of ``pool`` that is counted under ``name``."""
+        found = (each for each in self._egress.pools[pool] if source_name(each) == name)
+        return next(found, PoolAddress(None if name == BY_SYSTEM else name))
+
+    def provider(self, destination: str) -> str:
+        """The provider of ``destination``, as events have it; empty where it is not looked up."""
+        way = self.of(destination)
+        return way.provider if way is not None and way.provider != SMARTHOST else ""
+
+    def asks_hosts(self, destination: str) -> bool:
+        """Whether the next request to ``destination`` is to find its exchangers again."""
+        if self.is_local or destination.startswith(ALL) or self.table.settings(destination).smarthost:
+            return False
+        return self._egress.providers.is_stale(destination, clock.monotonic_s())

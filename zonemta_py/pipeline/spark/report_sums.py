@@ -1,0 +1,89 @@
+"""The sums of a report that is kept up to date, in files by day: an update writes those of the days that have new events.
+
+DIRECTORY/total.RUN.parquet         the sums without a time (``attempt_sums.totals_of``)
+DIRECTORY/2026-11-24.RUN.parquet    those of the hours of this day, and of the day
+
+The state of the report names the run of each file. A file that it does not name is of a run that was killed, or was replaced.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from zonemta_py.pipeline.spark.arrow_files import read_table, write_table
+from zonemta_py.pipeline.spark.storage import names_in, remove
+from zonemta_py.pipeline.transforms.attempt_sums import DAY_MS, SUMS, add_sums, part_of, totals_of
+
+TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSums:
+    """``files``: the run of each file, by name. Without a directory the sums are ``held``."""
+
+    spark: SparkSession
+    directory: str
+    files: Mapping[str, int]
+    held: pa.Table | None = None
+
+    def added(self, new: pa.Table, run: int) -> "ReportSums":
+        """With ``new``, written by ``run``. Nothing that was there is changed. Raises LocalError."""
+        files = dict(self.files)
+        for name, rows in _by_file(new):
+            if name in files:
+                rows = add_sums(pa.concat_tables([rows, self._read(name)]))
+            write_table(self.spark, self._path(name, run), rows)
+            files[name] = run
+        return ReportSums(self.spark, self.directory, files)
+
+    def remove_others(self) -> None:
+        """Remove the files that are not of this state. Raises LocalError."""
+        wanted = {self._path(name, run).rpartition("/")[2] for name, run in self.files.items()}
+        for name in sorted((names_in(self.spark, self.directory) or set()) - wanted):
+            remove(self.spark, f"{self.directory}/{name}")
+
+    def totals(self, part: str) -> pa.Table:
+        """The rows of ``rates``, or of ``replies`` without their hours."""
+        if self.held is not None:
+            return part_of(self.held if part == "rates" else totals_of(self.held), part)
+        return part_of(self._read(TOTAL), part) if TOTAL in self.files else SUMS.empty_table()
+
+    def timed(self, part: str, hours: pa.Array | None = None) -> pa.Table:
+        """The rows of a part by hour or day; ``hours``: those of them only."""
+        rows = pc.field("part") == part
+        if hours is not None:
+            rows &= pc.field("at_ms").isin(hours)
+        if self.held is not None:
+            return self.held.filter(rows)
+        wanted = None if hours is None else {_day(ms) for ms in hours.to_pylist()}
+        found = [
+            self._read(name, rows)
+            for name in sorted(self.files)
+            if name != TOTAL and (wanted is None or name in wanted)
+        ]
+        return pa.concat_tables(found) if found else SUMS.empty_table()
+
+    def _read(self, name: str, rows: pc.Expression | None = None) -> pa.Table:
+        return read_table(self.spark, self._path(name, self.files[name]), rows=rows).cast(SUMS)
+
+    def _path(self, name: str, run: int) -> str:
+        return f"{self.directory}/{name}.{run}.parquet"
+
+
+def _by_file(sums: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    totals = totals_of(sums)
+    if totals.num_rows:
+        yield TOTAL, totals
+    timed = sums.filter(pc.is_valid(sums.column("at_ms")))
+    days = timed.column("at_ms").to_numpy() // DAY_MS
+    for day in np.unique(days):
+        yield _day(int(day) * DAY_MS), timed.filter(pa.array(days == day))
+
+
+def _day(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
