@@ -18,7 +18,7 @@ from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.pipeline.rules.prediction import PeerModel, SimulatedMessage
 from zonemta_py.pipeline.rules.reply_model import CountedReply, RecordedReply, ReplyModel, rate_step
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain, SendingSettings
-from zonemta_py.pipeline.rules.simulated_world import Peers, SentTransaction
+from zonemta_py.pipeline.rules.simulated_world import PeerModels, SentTransaction
 from zonemta_py.pipeline.rules.simulation import (
     Predicted,
     SimulatedLoad,
@@ -54,7 +54,7 @@ class Played:
         config = parse_config(f"zones: {{{zones}}}", Path("z.yaml"))
         load = SimulatedLoad(
             messages,
-            Peers(peer, {}, {"big": replies} if replies else {}),
+            PeerModels(peer, {}, {"big": replies} if replies else {}),
             begin_ms,
             {domain: RecordedDomain("big", ("mx.big.example",)) for domain in DOMAINS},
         )

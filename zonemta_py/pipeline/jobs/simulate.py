@@ -35,7 +35,7 @@ from zonemta_py.pipeline.rules.prediction import (
 )
 from zonemta_py.pipeline.rules.scenarios import ConfigScenario
 from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain
-from zonemta_py.pipeline.rules.simulated_world import Peers
+from zonemta_py.pipeline.rules.simulated_world import PeerModels
 from zonemta_py.pipeline.rules.simulation import SimulatedLoad, SimulatedRelay, simulate
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.event_log import EventLog
@@ -97,7 +97,7 @@ class SimulateRequest:
 class Recorded(NamedTuple):
     """What the events say of how others answer, and of their domains."""
 
-    peers: Peers
+    peers: PeerModels
     domains: Mapping[str, RecordedDomain]
 
 
@@ -136,7 +136,7 @@ def _recorded(events: DataFrame, path: str) -> Recorded:
     domains = events.transform(recorded_domains).collect()
     replies = reply_models(row.asDict() for row in events.transform(recorded_replies).collect())
     models = {row["domain"]: peer_model(row) for row in rows[1:]}
-    peers = Peers(peer_model(rows[0]), models, replies)
+    peers = PeerModels(peer_model(rows[0]), models, replies)
     return Recorded(peers, domain_map(row.asDict() for row in domains))
 
 

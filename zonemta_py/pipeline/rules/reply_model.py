@@ -78,7 +78,7 @@ class ReplyModel:
         self._others = {event: _Draws(counts, sum(counts.values())) for event, counts in others.items()}
 
     def of_sender(self, per_minute: float, random: Random) -> RecordedReply | None:
-        """A reply that speaks of the sender, who makes so many attempts a minute; None: there is none."""
+        """A reply that speaks of the sender, who makes that number of attempts a minute; None: there is none."""
         step, found = rate_step(per_minute), None
         for each, draws in self._steps:
             if found is None or each <= step:

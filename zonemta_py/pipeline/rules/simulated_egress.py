@@ -135,7 +135,7 @@ class SimulatedEgress(Allowance):
     # ---- what replies change
 
     def replies(self, about: ReplyAbout, count: int) -> None:
-        """So many recipients have got a reply."""
+        """``count`` recipients have got a reply."""
         now_ms, changes = self.clock.now_ms, list[ShapingChange]()
         for _ in range(count):
             changes += self.engine.reply(about, now_ms)

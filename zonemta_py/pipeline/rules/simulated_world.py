@@ -27,7 +27,7 @@ UNKNOWN_REPLIES = ReplyModel(())
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class PeerModels:
     """How others answer: ``default`` is for a destination that is not in ``domains``; ``replies`` are by provider."""
 
     default: PeerModel
@@ -55,7 +55,7 @@ class SimulatedWorld:
 
     clock: VirtualClock
     egress: SimulatedEgress
-    peers: Peers
+    peers: PeerModels
     random: Random
     meters: dict[Key, RateMeter]
     relay_bucket: TokenBucket | None = None
@@ -69,7 +69,7 @@ class SimulatedWorld:
     def replies_of(
         self, message: SimulatedMessage, tried: tuple[int, int], way: Key
     ) -> Counter[RecordedReply | None]:
-        """What the peer says of so many recipients at their n-th attempt; None: it accepts them."""
+        """What the peer says of ``tried`` (recipients, attempt from 1); None: it accepts them."""
         (recipients, attempt), peer = tried, self.peers.of(message)
         nth, model = min(attempt, ATTEMPTS_MAX), self.peers.replies.get(way[0])
         deferred, bounced = share_at(peer.deferred, nth), share_at(peer.bounced, nth)

@@ -16,7 +16,7 @@ from zonemta_py.pipeline.rules.simulated_egress import (
     SendingSettings,
     SimulatedEgress,
 )
-from zonemta_py.pipeline.rules.simulated_world import Peers, SentTransaction, SimulatedWorld
+from zonemta_py.pipeline.rules.simulated_world import PeerModels, SentTransaction, SimulatedWorld
 from zonemta_py.pipeline.rules.simulated_zone import SimulatedZone
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.token_bucket import TokenBucket
@@ -40,7 +40,7 @@ class SimulatedLoad:
     """Messages in the order of their arrival, the first at ``begin_ms`` (unix ms), and what events say of their domains."""
 
     messages: Iterable[SimulatedMessage]
-    peers: Peers
+    peers: PeerModels
     begin_ms: int = 0
     domains: Mapping[str, RecordedDomain] = field(default_factory=dict)
 
