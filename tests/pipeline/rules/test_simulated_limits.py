@@ -305,7 +305,7 @@ def test_the_provider_of_a_domain() -> None:
     domains = {
         "a.example": RecordedDomain("old", ("mx1.big.example", "mx2.big.example")),
         "b.example": RecordedDomain("old", ("mx.small.example",)),
-        "c.example": RecordedDomain("", ("mx.small.example",)),
+        "c.example": RecordedDomain("c.example", ("mx.small.example",)),
         "big.example": RecordedDomain("old", ()),
     }
     egress = SimulatedEgress(SendingSettings(table), domains, VirtualClock())

@@ -63,7 +63,7 @@ def test_domains_of_events(spark: "SparkSession", tmp_path: Path) -> None:
     rows = read_events(spark, open_log(spark, tmp_path)).transform(recorded_domains).collect()
     assert domain_map(row.asDict() for row in rows) == {
         "a.example": ("big", ("mx1.big.example", "mx2.big.example")),
-        "b.example": ("", ()),
+        "b.example": ("b.example", ()),
     }
 
 

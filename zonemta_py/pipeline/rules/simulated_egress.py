@@ -38,7 +38,7 @@ class SendingSettings:
 
 
 class RecordedDomain(NamedTuple):
-    """What events say of a domain: its provider when they were recorded, and the hosts that were tried."""
+    """What events say of a domain: its provider when they were recorded (itself: none), and the hosts that were tried."""
 
     provider: str
     hosts: tuple[str, ...]
@@ -90,7 +90,7 @@ class SimulatedEgress(Allowance):
         by_hosts = self.table.of(domain, recorded.hosts)
         if by_hosts in self.table.providers:
             return by_hosts
-        return recorded.provider or by_hosts
+        return by_hosts if recorded.provider == domain else recorded.provider
 
     def is_free(self, pool: str, provider: str) -> bool:
         """Whether nothing can refuse mail from ``pool`` to ``provider``."""

@@ -18,7 +18,7 @@ from zonemta_py.pipeline.rules.reply_model import (
     RecordedReply,
     ReplyModel,
 )
-from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
+from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain, SimulatedEgress
 from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.token_bucket import TokenBucket
@@ -58,6 +58,7 @@ class SimulatedWorld:
     peers: PeerModels
     random: Random
     meters: dict[Key, RateMeter]
+    domains: Mapping[str, RecordedDomain]
     relay_bucket: TokenBucket | None = None
     on_sent: Callable[[SentTransaction], None] | None = None
 
@@ -66,12 +67,19 @@ class SimulatedWorld:
         times_s = self.peers.of(message).times_s
         return times_s[self.random.randrange(len(times_s))]
 
+    def _model(self, domain: str, provider: str) -> ReplyModel | None:
+        """The replies that were recorded for ``domain``, whatever its provider is called now."""
+        recorded, replies = self.domains.get(domain), self.peers.replies
+        if recorded is not None and recorded.provider in replies:
+            return replies[recorded.provider]
+        return replies.get(provider)
+
     def replies_of(
         self, message: SimulatedMessage, tried: tuple[int, int], way: Key
     ) -> Counter[RecordedReply | None]:
         """What the peer says of ``tried`` (recipients, attempt from 1); None: it accepts them."""
         (recipients, attempt), peer = tried, self.peers.of(message)
-        nth, model = min(attempt, ATTEMPTS_MAX), self.peers.replies.get(way[0])
+        nth, model = min(attempt, ATTEMPTS_MAX), self._model(message.destination, way[0])
         deferred, bounced = share_at(peer.deferred, nth), share_at(peer.bounced, nth)
         per_minute = 0.0
         if model is not None:

@@ -62,7 +62,9 @@ def simulate(
     # The limit of the relay itself is a bucket too, shared by all workers.
     limit_per_s = relay.relay_limit_per_s
     bucket = TokenBucket(Rate(max(1, round(limit_per_s * 60)), 60.0), 0.0) if limit_per_s else None
-    world = SimulatedWorld(clock, egress, load.peers, Random(relay.seed), {}, bucket, on_sent)
+    world = SimulatedWorld(
+        clock, egress, load.peers, Random(relay.seed), {}, load.domains, bucket, on_sent
+    )
     zones: dict[str, SimulatedZone] = {}
 
     def zone_of(name: str) -> SimulatedZone:

@@ -32,13 +32,13 @@ def is_of_sender() -> Column:
 
 
 def recorded_domains(events: DataFrame) -> DataFrame:
-    """``domain``, the ``provider`` that its events name (or empty), and the ``hosts`` that were tried."""
+    """``domain``, the ``provider`` that its events name, else that of the relay's table or the domain, and the ``hosts`` that were tried."""
     attempts = events.where(F.col("event").isin(*ATTEMPTS))
     return (
         attempts.groupBy("domain")
         .agg(
             F.count("*").alias("attempts"),
-            F.coalesce(F.max("provider"), F.lit("")).alias("provider"),
+            F.coalesce(F.max(F.nullif("provider", F.lit(""))), provider("domain")).alias("provider"),
             F.slice(F.array_sort(F.collect_set(F.nullif("mx", F.lit("")))), 1, HOSTS_MAX).alias("hosts"),
         )
         .orderBy(F.desc("attempts"), "domain")
