@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from zonemta_py.cli.main import main
-from zonemta_py.cli.pipeline.advise import PER_SECOND
 from zonemta_py.cli.pipeline.group import pipeline
 from zonemta_py.cli.pipeline.send import _submit_values, send
+from zonemta_py.cli.pipeline.simulate import CHANGES_MAX, PER_SECOND, _print_prediction
 from zonemta_py.cli.pipeline.spark import PATHS, _with_absolute_paths
 from zonemta_py.config.units import host_port
 
@@ -132,3 +132,42 @@ def test_a_plan_of_a_missing_list(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 2
     assert "list.csv: no such file" in result.output
+
+
+def test_simulate_prints_what_bound_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ways without a limit, a refusal or a change are left out; of many changes the first are printed."""
+    way = {
+        "provider": "big", "address": "192.0.2.1", "transactions": 1200, "recipients": 1300, "refused": 7,
+        "minute_max": 120, "per_s": 2.0, "wait_max_s": 600.4, "limited_s": {"provider_rate": 580.0, "warmup": 0.2},
+        "changes": [
+            {"time_ms": 1_800_000_000_000, "what": "pace", "from": "full", "to": "1 sessions, 60/m", "cause": "blocked"}
+        ] * (CHANGES_MAX + 2),
+    }  # fmt: skip
+    idle = way | {"provider": "calm", "refused": 0, "limited_s": {}, "changes": []}
+    counts = ("delivered", "bounced", "expired", "deferrals", "backlog_peak")
+    row = dict.fromkeys(counts, 5) | {
+        "zone": "default", "settings": "", "completed_s": 600.0, "p50_s": None, "limited_by_rate_s": 0.0,
+        "limited_by_connections_s": 0.0, "limited_by_connections_per_domain_s": 0.0, "ways": [idle, way],
+    }  # fmt: skip
+    _print_prediction(row)
+    printed = capsys.readouterr().out
+    assert "calm" not in printed
+    assert (
+        "big from 192.0.2.1: 1,200 messages, 2.0/s, at most 120 in a minute, waited up to 600 s"
+        in printed
+    )
+    assert "7 of 1,300 recipients refused or deferred because of us" in printed
+    assert "limited by provider_rate for 580 s" in printed
+    assert "warmup" not in printed
+    assert printed.count("2027-01-15 08:00:00 pace: full → 1 sessions, 60/m: blocked") == CHANGES_MAX
+    assert "and 2 changes more" in printed
+
+
+def test_simulate_reads_the_files_of_the_configuration(tmp_path: Path) -> None:
+    """A bad one is wrong usage, with its key and what is expected there."""
+    (tmp_path / "providers.yaml").write_text("providers: {big: {limits: {rate: [2/s]}}}")
+    (tmp_path / "relay.yaml").write_text("providers: {file: providers.yaml}")
+    command = ["simulate", str(tmp_path), "-c", str(tmp_path / "relay.yaml")]
+    found = CliRunner().invoke(pipeline, command)
+    assert found.exit_code == 2, found.output
+    assert "providers.big: expected mx" in found.output

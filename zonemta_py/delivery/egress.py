@@ -6,7 +6,6 @@ under ``meta/sending/``, and the events ``shaped``.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
 from zonemta_py.config.schema import Config
@@ -20,15 +19,16 @@ from zonemta_py.delivery.look_ups import LookUps
 from zonemta_py.delivery.shaper import EgressFiles, Shaper
 from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import Suspension
+from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit, Permits, Refusal
+from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit, Refusal
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import source_name
-from zonemta_py.schedule.warmup import DAY_MS, WarmUp, WarmupState
+from zonemta_py.schedule.warmup import WarmupState
 from zonemta_py.smtp.mx_order import MxAnswer
 
 SWEEP_EVERY_S = 600.0
@@ -42,16 +42,15 @@ def read_egress(config: Config) -> EgressFiles:
     return EgressFiles(table, read_warmups(config.warmup.file) if config.warmup.file else (), rules)
 
 
-class Egress:
+class Egress(Allowance):
     """One for all zones of a queue."""
 
     def __init__(self, queue: Queue, config: Config) -> None:
+        super().__init__(self._on_room)
         self.queue = queue
         self._epoch_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
-        self.permits = Permits(self._on_room)
         self.gates = Gates(self._arm)
         self.providers = Providers(ProviderTable({}))
-        self.warmup = WarmUp()
         self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
         self._suspensions = 0  # the version that ``_free`` is about
         self._timer: asyncio.TimerHandle | None = None
@@ -110,15 +109,6 @@ class Egress:
             self._free[pool, provider] = free
         return free
 
-    def is_limited(self, provider: str, entry: PoolAddress) -> bool:
-        """Whether anything may refuse mail from the address ``entry`` to ``provider``."""
-        name = source_name(entry)
-        return bool(
-            self.permits.is_limited(provider, name)
-            or self.warmup.of(name, provider)
-            or self.suspension("address", name)
-        )
-
     def pool_of(self, provider: str, pool: str) -> str:
         """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""
         reroutes = self.shaper.engine.reroutes
@@ -132,6 +122,11 @@ class Egress:
         suspended = self.queue.suspended
         return suspended.get(f"{kind}:{name}") if suspended else None
 
+    def stopped_address(self, name: str) -> Refusal | None:
+        """See ``Allowance``."""
+        found = self.suspension("address", name)
+        return None if found is None else _suspended("address", name, found)
+
     def stopped(self, *what: tuple[str, str]) -> tuple[str, Refusal] | None:
         """The first of ``what`` (kind, name) that an operator has suspended, and the refusal for it."""
         if not self.queue.suspended:
@@ -142,75 +137,14 @@ class Egress:
                 return f"{kind}:{name}", _suspended(kind, name, found)
         return None
 
-    def refusal(
-        self, provider: str, entry: PoolAddress, now_ms: int, *, session: bool = True
-    ) -> Refusal | None:
-        """What refuses a message from the address ``entry`` to ``provider`` now."""
-        name = source_name(entry)
-        found = self.suspension("address", name)
-        if found is not None:
-            return _suspended("address", name, found)
-        if self.warmup and self.warmup.room(name, provider, now_ms) == 0:
-            until_ms = (now_ms // DAY_MS + 1) * DAY_MS
-            return Refusal(Limit.WARMUP, until_ms, f"{name} is new and has sent its number of the day")
-        return self.permits.refusal(provider, name, now_ms, session=session)
-
-    def take(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> Permit | Refusal:
-        """A permit for the first of ``entries`` that may be used, else why none may."""
-        refusals: list[Refusal] = []
-        for entry in entries:
-            found = self.refusal(provider, entry, now_ms)
-            permit = found or self.permits.take(provider, source_name(entry), now_ms)
-            if isinstance(permit, Permit):
-                self._count_warming(permit)
-                return permit
-            refusals.append(permit)
-        if not refusals:
-            return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
-        times = [each.until_ms for each in refusals if each.until_ms != UNKNOWN]
-        return refusals[0]._replace(until_ms=min(times, default=UNKNOWN))
-
-    def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
-        """Another message in the session of ``permit``, or what refuses it."""
-        found = self.refusal(permit.provider, entry, now_ms, session=False)
-        if found is None:
-            found = self.permits.renew(permit, now_ms)
-        if found is None:
-            self._count_warming(permit)
-        return found
-
-    def _count_warming(self, permit: Permit) -> None:
-        permit.recipients = 1
-        permit.warming = self.warmup.of(permit.address, permit.provider) if self.warmup else ()
-        for each in permit.warming:
-            each.underway += 1
-
-    def recipients_max(self, permit: Permit, wanted: int, now_ms: int) -> int:
-        """How many recipients the message may have, at least one; they count for the schedules from now on."""
-        for each in permit.warming:
-            room = each.room(now_ms)
-            if room is not None:
-                wanted = min(wanted, permit.recipients + room)
-        for each in permit.warming:
-            each.underway += wanted - permit.recipients
-        permit.recipients = wanted
-        return wanted
-
     # ---- what the workers report
 
     def end(self, permit: Permit, sent: int, opened: int) -> Puts:
         """The message of ``permit`` has ended; ``sent``: its recipients that the peer saw. Returns what is to be stored."""
         if permit is FREE or not permit.granted:
             return []
-        now_ms = self.now_ms()
-        puts = use_puts(self.permits.end(permit, now_ms, opened=opened))
-        for each in permit.warming:
-            each.underway -= permit.recipients
-            if sent:
-                each.count(sent, now_ms)
-                puts.append(warmup_put(each))
-        permit.recipients, permit.warming = 0, ()
-        return puts
+        stored, warming = self.finish(permit, sent, opened, self.now_ms())
+        return use_puts(stored) + [warmup_put(each) for each in warming]
 
     def release(self, slot: WorkerSlot) -> None:
         """The worker gives up its permit."""

@@ -16,9 +16,8 @@ from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, reroute_pu
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
-from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange, rate_of
+from zonemta_py.schedule.controller import Controller, Key, Pace, ShapingChange
 from zonemta_py.schedule.permits import Permits
-from zonemta_py.schedule.rate_windows import RateWindows
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
 from zonemta_py.schedule.warmup import WarmUp
 
@@ -134,15 +133,9 @@ class Shaper:
 
     def _follow(self, key: Key) -> None:
         pace, ceiling = self.controller.paces.get(key), self._permits.path(*key).ceiling
+        ceiling.follow(pace)
         if pace is None:
-            ceiling.sessions = ceiling.messages = None
-            ceiling.paused_ms, ceiling.reason = 0, ""
             return
-        ceiling.sessions, ceiling.paused_ms, ceiling.reason = pace.sessions, pace.paused_ms, pace.cause
-        if ceiling.messages is None:
-            ceiling.messages = RateWindows(rate_of(pace))
-        else:
-            ceiling.messages.configure(rate_of(pace))
         due_ms = self.controller.due_ms(key)
         assert due_ms is not None
         heappush(self._steps, (due_ms, key))

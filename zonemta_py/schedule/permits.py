@@ -12,6 +12,7 @@ from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.controller import Pace, rate_of
 from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
 from zonemta_py.schedule.warmup import Warming
 
@@ -39,6 +40,15 @@ class Ceiling:
         self.messages: RateWindows | None = None
         self.paused_ms = 0
         self.reason = ""
+
+    def follow(self, pace: Pace | None) -> None:
+        """Allow what ``pace`` allows; None: anything."""
+        if pace is None:
+            self.sessions = self.messages = None
+            self.paused_ms, self.reason = 0, ""
+            return
+        self.sessions, self.paused_ms, self.reason = pace.sessions, pace.paused_ms, pace.cause
+        self.messages = _windows(self.messages, rate_of(pace))
 
 
 class Path:

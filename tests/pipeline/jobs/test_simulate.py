@@ -81,3 +81,52 @@ def test_no_load_and_no_peers(spark: "SparkSession", tmp_path: Path) -> None:
         simulate_scenarios(
             spark, SimulateRequest(open_log(spark, str(tmp_path / "b")), combinations), no_progress
         )
+
+
+PROVIDERS = """
+providers:
+  big: {mx: ["*.big.example"], limits: {rate: [2/s], sessions_per_address: 2}}
+"""
+WARMUP = "- {address: 192.0.2.1, begins: 2027-01-15, daily: [30, 60, 120]}\n"
+RELAY = """
+providers: {file: providers.yaml, shipped: false}
+shaping: {shipped: false}
+warmup: {file: warmup.yaml}
+pools: {default: [{address: 192.0.2.1}, {address: 192.0.2.2}]}
+"""
+
+
+def big_log(directory: Path) -> Path:
+    """200 messages at once for a provider that blocks a tenth of what it gets."""
+    records = [accepted(n, [f"u{n}@d{n % 4}.example"]) for n in range(200)]
+    for n in range(200):
+        about = {"domain": f"d{n % 4}.example", "mx": "mx1.big.example", "source_ip": "192.0.2.9"}
+        reply = {"event": "deferred", "code": 421, "status": "4.7.0", "class": "blocked", "reply": "blocked"}  # fmt: skip
+        records.append(delivered(1000 + n, duration_ms=100, **about, **(reply if n % 10 == 0 else {})))
+    write_segment(directory, "a", records)
+    return directory
+
+
+def test_files_of_a_configuration_are_tried(spark: "SparkSession", tmp_path: Path) -> None:
+    """Limits, a warm-up and the controller of two configurations; each way says what bound it."""
+    from zonemta_py.pipeline.jobs.simulate import SimulateRequest, simulate_scenarios
+
+    for name, text in (("providers", PROVIDERS), ("warmup", WARMUP)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    combinations = scenarios(RELAY, tmp_path / "relay.yaml", ["shaping.controller.enabled=false,true"])
+    begins_ms = 1_800_000_000_000 // 86_400_000 * 86_400_000  # 2027-01-15
+    request = SimulateRequest(
+        open_log(spark, big_log(tmp_path / "events")), combinations, begins_ms=begins_ms
+    )
+    without, controlled = simulate_scenarios(spark, request, no_progress)
+    assert without["delivered"] == controlled["delivered"] == 200
+    ways = {way["address"]: way.asDict() for way in without["ways"]}
+    assert set(ways) == {"192.0.2.1", "192.0.2.2"}
+    assert {way["provider"] for way in ways.values()} == {"big"}
+    assert ways["192.0.2.1"]["by_day"]["2027-01-15"] == 30
+    assert ways["192.0.2.2"]["minute_max"] <= 120
+    assert ways["192.0.2.2"]["limited_s"]["provider_rate"] > 50
+    assert ways["192.0.2.1"]["limited_s"]["warmup"] > 50
+    assert not ways["192.0.2.2"]["changes"]
+    changes = [change for way in controlled["ways"] for change in way["changes"]]
+    assert {"pace", "warmup"} <= {change["what"] for change in changes}

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from zonemta_py.config.load import parse_config
 from zonemta_py.config.zones import Zone
 from zonemta_py.pipeline.rules.prediction import PeerModel, Prediction, SimulatedMessage
-from zonemta_py.pipeline.rules.simulation import simulate
+from zonemta_py.pipeline.rules.simulated_world import PeerModels
+from zonemta_py.pipeline.rules.simulation import SimulatedLoad, SimulatedRelay, simulate
 
 SECOND = PeerModel([1.0])
 
@@ -26,7 +27,14 @@ def at_once(count: int, domains: int = 1) -> list[SimulatedMessage]:
 def simulated(
     text: str, messages: list[SimulatedMessage], peer: PeerModel = SECOND, **changes: Any
 ) -> Prediction:
-    return simulate(zone(text), messages, {}, peer, **changes)
+    return predicted(text, messages, PeerModels(peer, {}, {}), **changes)
+
+
+def predicted(
+    text: str, messages: list[SimulatedMessage], peers: PeerModels, **changes: Any
+) -> Prediction:
+    relay = SimulatedRelay({"default": zone(text)}, **changes)
+    return simulate(relay, SimulatedLoad(messages, peers)).zones.get("default", Prediction())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +98,7 @@ def test_peers_differ() -> None:
     """A slow destination does not delay a fast one."""
     messages = [SimulatedMessage(0.0, name, 1) for name in ("slow", "fast") for _ in range(10)]
     peers = {"slow": PeerModel([100.0])}
-    found = simulate(zone("connections_per_domain: 1"), messages, peers, SECOND)
+    found = predicted("connections_per_domain: 1", messages, PeerModels(SECOND, peers, {}))
     assert found.completed_s == 1000.0
     assert found.quantiles_s[0] == 10.0
 

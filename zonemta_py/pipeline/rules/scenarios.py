@@ -10,17 +10,23 @@ from zonemta_py.config.load import parse_config, plain
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import to_json
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.delivery.egress import read_egress
+from zonemta_py.pipeline.rules.simulated_egress import SendingSettings
 
 SCENARIOS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigScenario:
-    """``settings``: the changed keys and their values as text; ``config``: the configuration with them."""
+    """``settings``: the changed keys and their values as text; ``config``: the configuration with them.
+
+    ``sending``: what it and its files say of providers, shaping and warm-up.
+    """
 
     number: int
     settings: tuple[tuple[str, str], ...]
     config: Config
+    sending: SendingSettings
 
 
 def scenarios(text: str, path: Path, changes: Sequence[str]) -> list[ConfigScenario]:
@@ -63,7 +69,19 @@ def _scenario(
         node[key] = plain(value, f"--set {name}")
     try:
         config = parse_config(to_json(tree).decode(), path)  # JSON is YAML
+        sending = _sending(config)
     except ConfigError as exc:
         chosen = " ".join(f"{name}={value}" for name, value in settings)
         raise ConfigError(f"with {chosen}: {exc}" if chosen else str(exc)) from exc
-    return ConfigScenario(number, settings, config)
+    return ConfigScenario(number, settings, config, sending)
+
+
+def _sending(config: Config) -> SendingSettings:
+    files = read_egress(config)
+    return SendingSettings(
+        files.table.providers,
+        files.rules.rules,
+        files.schedules,
+        config.shaping.controller,
+        config.pools,
+    )

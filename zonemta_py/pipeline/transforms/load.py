@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from zonemta_py.pipeline.rules.prediction import ATTEMPTS_MAX, PeerModel
 from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
 from zonemta_py.pipeline.transforms.pack import TURNS
+from zonemta_py.pipeline.transforms.recorded_replies import is_of_sender
 
 TIMES = 40  # quantiles of the time of a transaction
 PEERS_MAX = 2000  # destinations with a model of their own
@@ -55,9 +56,13 @@ def _domain(address: str) -> Column:
 
 
 def peer_answers(events: DataFrame) -> DataFrame:
-    """How each domain, and first all together (``domain`` null), answered: times, and counts by attempt."""
+    """How each domain, and first all together (``domain`` null), answered: times, and counts by attempt.
+
+    Attempts whose reply spoke of the sender are not in the counts: ``recorded_replies`` has those.
+    """
+    nth = F.when(~is_of_sender(), F.least("attempt", F.lit(ATTEMPTS_MAX)))
     attempts = events.where(F.col("event").isin(*ATTEMPTS)).select(
-        "domain", "event", "duration_ms", F.least("attempt", F.lit(ATTEMPTS_MAX)).alias("nth")
+        "domain", "event", "duration_ms", nth.alias("nth")
     )
     ranks = [(n + 0.5) / TIMES for n in range(TIMES)]
     counts = [

@@ -1,0 +1,314 @@
+"""Limits of providers, warm-up, controller and shaping rules in a simulated week: none is exceeded, all mail is sent."""
+
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.schedule.provider_simulation import most_within
+from zonemta_py.config.load import parse_config
+from zonemta_py.config.providers import ProviderLimits, ProviderSettings
+from zonemta_py.config.sending import AddressLimits, ControllerSettings, PoolAddress
+from zonemta_py.config.shaping import ShapingRule, ShapingTarget
+from zonemta_py.config.units import Rate
+from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.pipeline.rules.prediction import PeerModel, SimulatedMessage
+from zonemta_py.pipeline.rules.reply_model import CountedReply, RecordedReply, ReplyModel, rate_step
+from zonemta_py.pipeline.rules.simulated_egress import RecordedDomain, SendingSettings
+from zonemta_py.pipeline.rules.simulated_world import PeerModels, SentTransaction
+from zonemta_py.pipeline.rules.simulation import (
+    Predicted,
+    SimulatedLoad,
+    SimulatedRelay,
+    simulate,
+)
+from zonemta_py.schedule.sources import source_name
+from zonemta_py.schedule.warmup import DAY_MS
+
+BEGIN_MS = 1_700_006_400_000 // DAY_MS * DAY_MS  # midnight
+DOMAINS = ("d0.example", "d1.example", "d2.example")
+A, B = PoolAddress("192.0.2.1"), PoolAddress("192.0.2.2")
+QUICK = PeerModel([0.05])
+LIMITED = RecordedReply("deferred", "rate_limited", 421, "4.7.28", "unusual rate of mail")
+REFUSED = RecordedReply("deferred", "blocked", 421, "4.7.0", "[TSS04] messages deferred")
+
+
+class Played:
+    """A simulation and its transactions."""
+
+    def __init__(
+        self,
+        sending: SendingSettings,
+        messages: list[SimulatedMessage],
+        *,
+        peer: PeerModel = QUICK,
+        replies: ReplyModel | None = None,
+        zones: str = "default: {connections: 50, connections_per_domain: 50}",
+        begin_ms: int = BEGIN_MS,
+        seed: int = 0,
+    ) -> None:
+        self.sent: list[SentTransaction] = []
+        config = parse_config(f"zones: {{{zones}}}", Path("z.yaml"))
+        load = SimulatedLoad(
+            messages,
+            PeerModels(peer, {}, {"big": replies} if replies else {}),
+            begin_ms,
+            {domain: RecordedDomain("big", ("mx.big.example",)) for domain in DOMAINS},
+        )
+        relay = SimulatedRelay(config.zones, sending, seed=seed)
+        self.found: Predicted = simulate(relay, load, self.sent.append)
+
+    def times_ms(self, address: PoolAddress, *, opened: bool = False) -> list[int]:
+        return [
+            each.time_ms
+            for each in self.sent
+            if each.way == ("big", address.address) and (each.opened or not opened)
+        ]
+
+    @property
+    def delivered(self) -> int:
+        return sum(each.delivered for each in self.found.zones.values())
+
+
+def big(limits: ProviderLimits, **changes: object) -> SendingSettings:
+    """A provider of all domains, and two addresses of ours."""
+    return SendingSettings(
+        {"big": ProviderSettings(("*.big.example",), limits=limits)},
+        pools={"default": (A, B)},
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def mail(count: int, *, gap_s: float = 0.0, recipients: int = 1) -> list[SimulatedMessage]:
+    return [
+        SimulatedMessage(gap_s * n, DOMAINS[n % 3], recipients, ("default", "bulk")[n % 2])
+        for n in range(count)
+    ]
+
+
+RATE = st.builds(Rate, st.integers(1, 20), st.sampled_from([1.0, 5.0, 60.0]))
+TWO_ZONES = "default: {connections: 9}, bulk: {connections: 30, connections_per_domain: 30}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            SimulatedMessage,
+            st.floats(0, 30),
+            st.sampled_from(DOMAINS),
+            st.integers(1, 4),
+            st.sampled_from(["default", "bulk"]),
+        ),
+        max_size=60,
+    ).map(lambda found: sorted(found, key=lambda each: each.arrival_s)),
+    RATE,
+    RATE,
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.sampled_from([10, 80, 300]),
+)
+def test_no_limit_is_exceeded_and_everything_is_sent(
+    messages: list[SimulatedMessage],
+    rate: Rate,
+    connect_rate: Rate,
+    sessions: int,
+    per_session: int,
+    answer_ms: int,
+) -> None:
+    """In any period, from each address, over two zones and three domains of one provider."""
+    limits = ProviderLimits(
+        sessions_per_address=sessions,
+        messages_per_session=per_session,
+        rate=(rate,),
+        connect_rate=(connect_rate,),
+    )
+    peer = PeerModel([answer_ms / 1000], deferred=[0.2, 0.0])
+    played = Played(big(limits), messages, peer=peer, zones=TWO_ZONES)
+    assert played.delivered == sum(each.recipients for each in messages)
+    for address in (A, B):
+        sent, opened = played.times_ms(address), played.times_ms(address, opened=True)
+        assert most_within(sent, round(rate.per_s * 1000)) <= rate.events
+        assert most_within(opened, round(connect_rate.per_s * 1000)) <= connect_rate.events
+        assert len(opened) * per_session >= len(sent)
+        assert most_within(sent, answer_ms - 1) <= sessions  # transactions at the same time
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit", "per_s"),
+    [
+        (ProviderLimits(rate=(Rate(10, 1.0),)), "provider_rate", 20),
+        (ProviderLimits(sessions_per_address=1), "provider_sessions", 40),
+        (ProviderLimits(sessions=3), "provider_sessions", 60),
+    ],
+)
+def test_a_limit_is_used_and_named(limits: ProviderLimits, limit: str, per_s: float) -> None:
+    """Two addresses send what the limits allow, at 50 ms a transaction, and the report says what bound them."""
+    played = Played(big(limits), mail(3000), zones=TWO_ZONES)
+    assert played.delivered == 3000
+    took_s = max(each.completed_s for each in played.found.zones.values())
+    assert 0.85 * per_s <= 3000 / took_s <= per_s * 1.02
+    for address in (A, B):
+        limited_s = played.found.ways.limited_s["big", source_name(address)]
+        assert max(limited_s, key=lambda name: limited_s[name]) == limit
+        assert limited_s[limit] > 0.5 * took_s
+
+
+def test_an_address_has_limits_of_its_own() -> None:
+    """They hold over all providers."""
+    own = PoolAddress("192.0.2.1", limits=AddressLimits(rate=(Rate(5, 1.0),)))
+    sending = SendingSettings({}, pools={"default": (own,)})
+    messages = [SimulatedMessage(0.0, f"d{n % 40}.test", 1) for n in range(200)]
+    played = Played(sending, messages)
+    assert played.delivered == 200
+    assert most_within([each.time_ms for each in played.sent], 1000) <= 5
+    assert played.found.zones["default"].completed_s < 200 / 5 * 1.15
+
+
+def by_day(played: Played, address: PoolAddress) -> list[int]:
+    """Recipients from an address on each day, from the first."""
+    found: Counter[int] = Counter()
+    for each in played.sent:
+        if each.way[1] == address.address:
+            found[(each.time_ms - BEGIN_MS) // DAY_MS] += each.recipients
+    return [found[day] for day in range(max(found, default=-1) + 1)]
+
+
+def test_warm_up_numbers_hold() -> None:
+    """Of each day, whatever is sent together; the pool's other address takes what is over."""
+    schedule = WarmupSchedule(
+        "192.0.2.1", date.fromordinal(date(1970, 1, 1).toordinal() + BEGIN_MS // DAY_MS), (7, 20, 55)
+    )
+    sending = big(ProviderLimits(), schedules=(schedule,))
+    played = Played(sending, mail(1000, gap_s=300.0, recipients=3))
+    assert played.delivered == 3000
+    sent = by_day(played, A)
+    assert sent[:3] == [7, 20, 55]
+    assert max(sent[3:]) > 55
+    assert max(each.wait_max_s for each in played.found.zones["default"].ways.values()) < 10
+
+
+def test_without_another_address_mail_waits_for_the_next_day() -> None:
+    begins = date.fromordinal(date(1970, 1, 1).toordinal() + BEGIN_MS // DAY_MS)
+    sending = SendingSettings(
+        {"big": ProviderSettings(("*.big.example",))},
+        schedules=(WarmupSchedule("192.0.2.1", begins, (10, 20, 40), "big"),),
+        pools={"default": (A,)},
+    )
+    played = Played(sending, mail(60))
+    assert by_day(played, A) == [10, 20, 30]
+    limited_s = played.found.ways.limited_s["big", "192.0.2.1"]
+    assert limited_s["warmup"] == pytest.approx(2 * 86_400, rel=0.01)
+
+
+def overloaded(most_per_minute: int) -> ReplyModel:
+    """A provider that defers half of what comes from an address beyond a rate."""
+    too_fast = rate_step(most_per_minute)
+    return ReplyModel(
+        [CountedReply(step, None, 1000) for step in range(too_fast)]
+        + [
+            CountedReply(too_fast, None, 500),
+            CountedReply(too_fast, LIMITED, 500, of_sender=True),
+        ]
+    )
+
+
+CONTROLLER = ControllerSettings()
+
+
+def test_the_controller_finds_the_rate_that_a_provider_takes() -> None:
+    """Beyond 128 attempts a minute half is deferred: the pace goes down, and up again, and all mail is delivered."""
+    limits = ProviderLimits(rate=(Rate(20, 1.0),))
+    with_it = Played(big(limits, controller=CONTROLLER), mail(6000), replies=overloaded(128))
+    without = Played(big(limits), mail(6000), replies=overloaded(128))
+    assert with_it.delivered == without.delivered == 6000
+
+    def refused(played: Played) -> int:
+        return sum(use.refused for each in played.found.zones.values() for use in each.ways.values())
+
+    assert refused(with_it) < 0.6 * refused(without)
+    changes = with_it.found.ways.changes["big", "192.0.2.1"]
+    assert changes[0].what == "pace"
+    assert not changes[0].is_raise
+    assert any(each.is_raise for each in changes)
+    assert without.found.ways.changes == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "check"),
+    [
+        (
+            ShapingRule("s", ("big",), patterns=("TSS04",), threshold_count=3, threshold_s=600.0,
+                        action="suspend", for_s=7200.0),
+            "pause",
+        ),
+        (ShapingRule("l", classes=("blocked",), action="lower_rate", for_s=3600.0, to=ShapingTarget(rate=Rate(5, 60.0))), "pace"),
+    ],
+)  # fmt: skip
+def test_shaping_rules_act(rule: ShapingRule, check: str) -> None:
+    """The replies that were recorded match the patterns of a rule that is tried."""
+    model = ReplyModel([CountedReply(0, None, 90), CountedReply(0, REFUSED, 10, of_sender=True)])
+    sending = big(ProviderLimits(rate=(Rate(100, 1.0),)), rules=(rule,))
+    played = Played(sending, mail(600), replies=model)
+    assert played.delivered == 600
+    changes = [change for found in played.found.ways.changes.values() for change in found]
+    assert {change.cause for change in changes if not change.is_raise} == {f"rule {rule.name}"}
+    first = next(change for change in changes if not change.is_raise)
+    assert first.what == check
+    if check == "pause":
+        key, until_ms = (first.provider, first.address), first.time_ms + 7_200_000
+        times = [each.time_ms for each in played.sent if each.way == key]
+        assert not [ms for ms in times if first.time_ms + 1000 < ms < until_ms]
+
+
+def test_what_rules_say_of_recipients() -> None:
+    """Held and bounced ones are not tried again; a ladder of its own replaces that of the zone."""
+    model = ReplyModel([CountedReply(0, None, 0), CountedReply(0, REFUSED, 1, of_sender=True)])
+    for action, name in (("hold", "held"), ("bounce", "bounced")):
+        rule = ShapingRule("r", classes=("blocked",), action=action)
+        played = Played(big(ProviderLimits(), rules=(rule,)), mail(5), replies=model)
+        found = list(played.found.zones.values())
+        assert sum(getattr(each, name) for each in found) == 5
+        assert sum(each.transactions for each in found) == 5
+    ladder = ShapingRule("r", classes=("blocked",), action="retry", delays_s=(7200.0,))
+    zones = "default: {retry: {delays: [1m], give_up_after: 3h}}"
+    played = Played(big(ProviderLimits(), rules=(ladder,)), mail(1), replies=model, zones=zones)
+    times = [round((each.time_ms - BEGIN_MS) / 3_600_000, 1) for each in played.sent]
+    assert times[:2] == [0.0, pytest.approx(2.0, abs=0.8)]
+    assert played.found.zones["default"].expired == 1
+
+
+def test_another_pool_takes_over() -> None:
+    """For as long as the rule says."""
+    model = ReplyModel([CountedReply(0, None, 50), CountedReply(0, REFUSED, 50, of_sender=True)])
+    rule = ShapingRule("p", classes=("blocked",), action="pool", for_s=3600.0, pool="other")
+    sending = SendingSettings(
+        {"big": ProviderSettings(("*.big.example",))}, (rule,), pools={"default": (A,), "other": (B,)}
+    )
+    played = Played(sending, mail(900, gap_s=10.0), replies=model)
+    assert played.delivered == 900
+    first_ms = min(each.time_ms for each in played.sent if each.way[1] == B.address)
+    during = [each.way[1] for each in played.sent if first_ms < each.time_ms < first_ms + 3_500_000]
+    assert set(during) == {B.address}
+    assert any(each.way[1] == A.address for each in played.sent if each.time_ms > first_ms + 3_700_000)
+
+
+def test_the_provider_of_a_domain() -> None:
+    """The table tried decides by domain and hosts; what it does not know belongs to the recorded provider."""
+    from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
+    from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
+
+    table = {"big": ProviderSettings(("*.big.example",), ("big.example",))}
+    domains = {
+        "a.example": RecordedDomain("old", ("mx1.big.example", "mx2.big.example")),
+        "b.example": RecordedDomain("old", ("mx.small.example",)),
+        "c.example": RecordedDomain("c.example", ("mx.small.example",)),
+        "big.example": RecordedDomain("old", ()),
+    }
+    egress = SimulatedEgress(SendingSettings(table), domains, VirtualClock())
+    assert [egress.provider_of(name) for name in (*domains, "d.example")] == [
+        "big", "old", "mx.small.example", "big", "d.example",
+    ]  # fmt: skip

@@ -1,0 +1,205 @@
+"""The limits that the zones of a simulated relay share: those of ``delivery.egress`` on a virtual clock. Pure.
+
+Permits, gates, controller, rules of shaping and warm-up are the relay's own code.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from zonemta_py.config.providers import NO_LIMITS, ProviderSettings, ProviderTable
+from zonemta_py.config.sending import ControllerSettings, PoolAddress
+from zonemta_py.config.shaping import ShapingRule, ShapingRules
+from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.pipeline.rules.prediction import WayLimits
+from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSessions
+from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
+from zonemta_py.schedule.allowance import Allowance
+from zonemta_py.schedule.controller import Key, ShapingChange
+from zonemta_py.schedule.gates import Gates
+from zonemta_py.schedule.permits import NO_ADDRESS_LIMITS, Permit, Refusal
+from zonemta_py.schedule.shaping import POOL, ReplyAbout, ShapingEngine
+from zonemta_py.schedule.sources import common_families, source_name, usable
+
+DEFAULT_POOLS = {"default": (PoolAddress(),)}
+
+
+@dataclass(frozen=True, slots=True)
+class SendingSettings:
+    """What a configuration and its files say of providers, shaping, warm-up and our addresses; all of it is data."""
+
+    providers: Mapping[str, ProviderSettings] = field(default_factory=dict)
+    rules: Sequence[ShapingRule] = ()
+    schedules: Sequence[WarmupSchedule] = ()
+    controller: ControllerSettings = ControllerSettings(enabled=False)
+    pools: Mapping[str, Sequence[PoolAddress]] = field(default_factory=lambda: DEFAULT_POOLS)
+
+
+class RecordedDomain(NamedTuple):
+    """What events say of a domain: its provider when they were recorded (itself: none), and the hosts that were tried."""
+
+    provider: str
+    hosts: tuple[str, ...]
+
+
+class SimulatedEgress(Allowance):
+    """One for all zones of a scenario."""
+
+    def __init__(
+        self, settings: SendingSettings, domains: Mapping[str, RecordedDomain], clock: VirtualClock
+    ) -> None:
+        super().__init__(self._on_room)
+        self.clock = clock
+        self.gates = Gates(self._arm)
+        self.engine = ShapingEngine()
+        self.table = ProviderTable(settings.providers)
+        self.pools = settings.pools
+        self.limits = WayLimits()
+        self.sessions = SimulatedSessions(self.permits, clock)
+        self.waiting: Counter[str] = Counter()  # destinations that wait for a provider
+        self._domains = domains
+        self._providers: dict[str, str] = {}
+        self._free: dict[tuple[str, str], bool] = {}  # by pool and provider
+        self._steps: list[tuple[int, Key]] = []  # when paces come up, a heap
+        self._armed_ms: int | None = None
+        self._addresses = {
+            source_name(each): each.limits for pool in settings.pools.values() for each in pool
+        }
+        self.permits.configure(lambda name: self.table.settings(name).limits, self._addresses)
+        self.engine.configure(
+            settings.controller, ShapingRules(settings.rules), lambda name: self.table.settings(name).limits
+        )  # fmt: skip
+        self.warmup.configure(settings.schedules, {})
+
+    # ---- what the zones ask
+
+    def provider_of(self, domain: str) -> str:
+        """The provider of ``domain``: by the table if that knows the domain or its hosts, else the recorded one."""
+        found = self._providers.get(domain)
+        if found is None:
+            found = self._providers[domain] = self._find(domain)
+        return found
+
+    def _find(self, domain: str) -> str:
+        listed = self.table.of_domain(domain)
+        recorded = self._domains.get(domain)
+        if listed or recorded is None:
+            return listed or domain
+        by_hosts = self.table.of(domain, recorded.hosts)
+        if by_hosts in self.table.providers:
+            return by_hosts
+        return by_hosts if recorded.provider == domain else recorded.provider
+
+    def is_free(self, pool: str, provider: str) -> bool:
+        """Whether nothing can refuse mail from ``pool`` to ``provider``."""
+        free = self._free.get((pool, provider))
+        if free is None:
+            settings = self.table.settings(provider)
+            free = self._free[pool, provider] = (
+                settings.limits == NO_LIMITS
+                and settings.family == "both"
+                and not any(self.is_limited(provider, entry) for entry in self.pools[pool])
+            )
+        return free
+
+    def pool_of(self, provider: str, pool: str) -> str:
+        """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""
+        return self.engine.pool_of(provider, pool, self.clock.now_ms)
+
+    def sources(self, provider: str, pool: str) -> list[PoolAddress]:
+        """The addresses of ``pool`` that may be used with ``provider``."""
+        families = common_families(self.table.settings(provider).family, "both")
+        return usable(self.pools[pool], families)
+
+    def take_noted(self, provider: str, entries: Sequence[PoolAddress]) -> Permit | Refusal:
+        """``take``, with a note of which limit bound each address."""
+        now_s, now_ms = self.clock.now_s, self.clock.now_ms
+        found = self.take(provider, entries, now_ms)
+        if isinstance(found, Permit):
+            self.limits.free((provider, found.address), now_s)
+            return found
+        for entry in entries:
+            refused = self.refusal(provider, entry, now_ms)
+            if refused is not None:
+                self.limits.bind((provider, source_name(entry)), refused.limit.value, now_s)
+        return found
+
+    def waits(self, provider: str, number: int) -> None:
+        """``number`` more destinations wait for ``provider``; negative: fewer."""
+        self.waiting[provider] += number
+        if not self.waiting[provider]:
+            self.limits.free_provider(provider, self.clock.now_s)
+
+    # ---- what replies change
+
+    def replies(self, about: ReplyAbout, count: int) -> None:
+        """``count`` recipients have got a reply."""
+        now_ms, changes = self.clock.now_ms, list[ShapingChange]()
+        for _ in range(count):
+            changes += self.engine.reply(about, now_ms)
+        if changes:
+            self._apply(changes)
+
+    def _apply(self, changes: Iterable[ShapingChange]) -> None:
+        """As ``delivery.shaper`` does: the permits follow, and a pace that was lowered slows down the warm-up."""
+        for change in changes:
+            self.limits.changed(change)
+            self._follow((change.provider, change.address))
+            if change.what == POOL:
+                for each in self.engine.reroutes.values():
+                    self.clock.at_ms(each.until_ms, self._changed)
+            if change.is_raise:
+                continue
+            for warming in self.warmup.of(change.address, change.provider):
+                if warming.slow(change.time_ms):
+                    cause = f"its pace was lowered: {change.cause}"
+                    steps = "the next step tomorrow", "the same step tomorrow"
+                    self.limits.changed(
+                        ShapingChange(
+                            change.time_ms, change.provider, change.address, "warmup", *steps, cause
+                        )
+                    )
+        self._changed()
+
+    def _follow(self, key: Key) -> None:
+        self.permits.path(*key).ceiling.follow(self.engine.controller.paces.get(key))
+        due_ms = self.engine.controller.due_ms(key)
+        if due_ms is not None:
+            heappush(self._steps, (due_ms, key))
+
+    def _changed(self) -> None:
+        self._free.clear()
+        self._arm()
+        for gate in self.gates.all():
+            self.gates.room_at(gate.provider)
+
+    # ---- time
+
+    def _on_room(self, provider: str, address: str) -> None:
+        self.gates.room_at(provider)
+        if self._addresses.get(address, NO_ADDRESS_LIMITS) != NO_ADDRESS_LIMITS:
+            self.gates.room_for_one()
+
+    def _arm(self) -> None:
+        due = [self._steps[0][0]] if self._steps else []
+        if self.gates.due_ms is not None:
+            due.append(self.gates.due_ms)
+        if due and (self._armed_ms is None or min(due) < self._armed_ms):
+            self._armed_ms = min(due)
+            self.clock.at_ms(self._armed_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now_ms = self.clock.now_ms
+        if self._armed_ms is None or self._armed_ms > now_ms:
+            return  # an earlier timer has done it
+        self._armed_ms = None
+        changes: list[ShapingChange] = []
+        while self._steps and self._steps[0][0] <= now_ms:
+            _, key = heappop(self._steps)
+            changes += self.engine.controller.advance(key, now_ms)
+        if changes:
+            self._apply(changes)
+        self.gates.run_due(now_ms)
+        self._arm()

@@ -1,0 +1,317 @@
+"""One zone of a simulated relay: its workers, its mail, and what becomes of it. Pure.
+
+The scheduler, the token bucket and the retry policies are the relay's own code; peers and the queue are simulated.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+
+from zonemta_py.config.zones import Zone
+from zonemta_py.delivery.ways import Way
+from zonemta_py.pipeline.rules.prediction import Prediction, SimulatedMessage, WayUse, quantiles
+from zonemta_py.pipeline.rules.reply_model import BOUNCED, RecordedReply
+from zonemta_py.pipeline.rules.simulated_admission import Earlier, SimulatedAdmission, is_limited
+from zonemta_py.pipeline.rules.simulated_world import SentTransaction, SimulatedWorld
+from zonemta_py.schedule.controller import OF_SENDER, Key
+from zonemta_py.schedule.destination import Destination
+from zonemta_py.schedule.permits import Refusal
+from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
+from zonemta_py.schedule.rings import WorkerSlot
+from zonemta_py.schedule.scheduler import Scheduler
+from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
+
+
+@dataclass(slots=True)
+class _WaitingMessage:
+    number: int
+    message: SimulatedMessage
+    recipients: int
+    attempt: int
+    ready_s: float
+    earlier: Earlier = Earlier()
+
+
+@dataclass(slots=True)
+class _Worker:
+    slot: WorkerSlot
+    served: int = 0  # transactions
+
+
+class SimulatedZone:
+    """``arrive`` gives it mail; the clock does the rest."""
+
+    def __init__(self, name: str, zone: Zone, world: SimulatedWorld) -> None:
+        self._zone = zone
+        self._world = world
+        self._clock = world.clock
+        self._admission = SimulatedAdmission(name, zone, world.egress, self._wake)
+        self._scheduler = Scheduler(zone, 0.0, self._on_room, admission=self._admission)
+        self._table = self._scheduler.table
+        self._policies = [make_policy(each.retry) for each in self._table.zones]
+        self._queues: dict[str, deque[_WaitingMessage]] = {}
+        self._ready = 0  # messages that could be sent now
+        self._timer_s: float | None = None
+        self._backlog = 0
+        self._limited_by: str | None = None
+        self._touched_s = 0.0
+        self._ages: list[tuple[float, int]] = []
+        self._result = Prediction()
+
+    def result(self) -> Prediction:
+        """The prediction, when nothing happens any more."""
+        self._result.quantiles_s = quantiles(self._ages)
+        return self._result
+
+    # ---- mail
+
+    def arrive(self, number: int, message: SimulatedMessage) -> None:
+        """Mail arrives now."""
+        self._touch()
+        self._backlog += message.recipients
+        self._result.backlog_peak = max(self._result.backlog_peak, self._backlog)
+        self._add(_WaitingMessage(number, message, message.recipients, 1, self._clock.now_s))
+
+    def _again(self, waiting: _WaitingMessage) -> None:
+        self._touch()
+        waiting.ready_s = self._clock.now_s
+        self._add(waiting)
+
+    def _add(self, waiting: _WaitingMessage) -> None:
+        name = self._table.name_of(waiting.message.destination)
+        self._queues.setdefault(name, deque()).append(waiting)
+        self._ready += 1
+        self._scheduler.ready(name, self._clock.now_s)
+        self._start_workers()
+
+    def _return(self, name: str, waiting: _WaitingMessage) -> None:
+        """It is the next of its destination again."""
+        self._queues[name].appendleft(waiting)
+        self._ready += 1
+        self._scheduler.ready(name, self._clock.now_s)
+
+    def _touch(self) -> None:
+        """Count the time since the last event of the zone."""
+        now_s, result = self._clock.now_s, self._result
+        if self._limited_by is not None and self._backlog:
+            result.limited_s[self._limited_by] += now_s - self._touched_s
+        self._touched_s = now_s
+        minute = int(now_s // 60)
+        while len(result.backlog) <= minute:
+            result.backlog.append(self._backlog)
+        result.backlog[minute] = max(result.backlog[minute], self._backlog)
+
+    # ---- workers
+
+    def _wait_s(self) -> tuple[float, str | None]:
+        """Time until a transaction may begin, and the limit that says so; None: the relay's own."""
+        now_s, bucket = self._clock.now_s, self._world.relay_bucket
+        wait_s = self._scheduler.rate_wait_s(now_s)
+        if bucket is not None and bucket.wait_s(now_s) > wait_s:
+            return bucket.wait_s(now_s), None
+        return wait_s, "rate"
+
+    def _start_workers(self) -> None:
+        """Start workers while limits allow it; follows ``ZoneWorkers.start_workers``."""
+        self._limited_by = None
+        while True:
+            wait_s, limit = self._wait_s()
+            if wait_s > 0:
+                self._limited_by = limit
+                if self._timer_s is None:
+                    self._timer_s = self._clock.now_s + wait_s
+                    self._clock.at(self._timer_s, self._on_timer)
+                return
+            slot = self._scheduler.next(self._clock.now_s)
+            if slot is None:
+                full = self._scheduler.active >= self._zone.connections
+                if self._ready:
+                    waits = self._admission.has_waiting  # for a limit of a provider
+                    other = None if waits else "connections_per_domain"
+                    self._limited_by = "connections" if full else other
+                return
+            self._clock.soon(partial(self._serve, _Worker(slot)))
+
+    def _on_timer(self) -> None:
+        self._touch()
+        self._timer_s = None
+        self._start_workers()
+
+    def _on_room(self, destination: Destination) -> None:
+        if self._queues[destination.name]:
+            self._scheduler.ready(destination.name, self._clock.now_s)
+        self._start_workers()
+
+    def _wake(self, name: str) -> bool:
+        """A destination may be served again; returns whether it has mail."""
+        if not self._queues.get(name):
+            return False
+        self._scheduler.ready(name, self._clock.now_s)
+        self._clock.soon(self._woken)
+        return True
+
+    def _woken(self) -> None:
+        self._touch()
+        self._start_workers()
+
+    def _serve(self, worker: _Worker) -> None:
+        """Begin a transaction of a worker, or end the worker; follows ``ZoneWorkers._serve``."""
+        scheduler, slot, now_s = self._scheduler, worker.slot, self._clock.now_s
+        name = slot.destination.name
+        if self._wait_s()[0] > 0 or not scheduler.next_lease(slot, now_s):
+            self._leave(slot, has_mail=True)
+            return
+        waiting = self._lease(name)
+        if waiting is None:
+            scheduler.empty(name)
+            self._leave(slot, has_mail=False)
+            return
+        if scheduler.leased(slot, now_s, more=bool(self._queues[name])):
+            self._start_workers()
+        source = self._admission.choose(slot, str(waiting.number), waiting.earlier)
+        if isinstance(source, Refusal):  # others at its destination are sent meanwhile
+            self._clock.at(self._admission.again_s(source), partial(self._again, waiting))
+            self._clock.soon(partial(self._serve, worker))
+            return
+        waiting = self._narrowed(slot, name, waiting)
+        opened = self._admission.open_session(slot)
+        if opened is None:
+            self._admission.not_permitted(slot)
+            self._return(name, waiting)
+            self._leave(slot, has_mail=True)
+            return
+        self._begin(worker, waiting, source, opened=opened)
+
+    def _lease(self, name: str) -> _WaitingMessage | None:
+        """The next recipients of one message for a destination, up to the limit of a transaction."""
+        queue = self._queues.get(name)
+        if not queue:
+            return None
+        self._ready -= 1
+        return self._split(queue, queue.popleft(), self._table.settings(name).recipients_per_transaction)
+
+    def _split(
+        self, queue: deque[_WaitingMessage], waiting: _WaitingMessage, most: int
+    ) -> _WaitingMessage:
+        """``waiting`` with ``most`` recipients at most; the others are the next message of ``queue``."""
+        if waiting.recipients <= most:
+            return waiting
+        queue.appendleft(replace(waiting, recipients=waiting.recipients - most))
+        self._ready += 1
+        return replace(waiting, recipients=most)
+
+    def _narrowed(self, slot: WorkerSlot, name: str, waiting: _WaitingMessage) -> _WaitingMessage:
+        """``waiting`` with as many recipients as the schedules of its address allow."""
+        permit, egress = slot.permit, self._world.egress
+        if not permit.warming:
+            return waiting
+        most = egress.recipients_max(permit, waiting.recipients, self._clock.now_ms)
+        if most < waiting.recipients:
+            waiting = self._split(self._queues[name], waiting, most)
+            self._scheduler.ready(name, self._clock.now_s)
+        return waiting
+
+    def _begin(self, worker: _Worker, waiting: _WaitingMessage, source: str, *, opened: bool) -> None:
+        world, slot, clock = self._world, worker.slot, self._clock
+        self._scheduler.session_opened(slot, clock.now_s)
+        if world.relay_bucket is not None:
+            world.relay_bucket.take(clock.now_s)
+        if slot.permit.granted:
+            world.egress.permits.begin(slot.permit, clock.now_ms, int(opened))
+        way, key = self._admission.way(slot.destination.name), ("", "")
+        if is_limited(way):
+            key = way.provider, source
+            use = self._result.ways.get(key)
+            if use is None:
+                use = self._result.ways[key] = WayUse()
+            use.sent(waiting.recipients, clock.now_s - waiting.ready_s, clock.now_s, clock.now_ms)
+        if world.on_sent is not None:
+            world.on_sent(SentTransaction(clock.now_ms, key, waiting.recipients, opened))
+        self._result.transactions += 1
+        time_s = world.time_s(waiting.message)
+        clock.at(clock.now_s + time_s, partial(self._answered, worker, waiting, key))
+
+    def _leave(self, slot: WorkerSlot, *, has_mail: bool) -> None:
+        self._scheduler.ended(slot, self._clock.now_s, has_mail=has_mail)
+        self._start_workers()
+
+    def _answered(self, worker: _Worker, waiting: _WaitingMessage, key: Key) -> None:
+        self._touch()
+        slot, egress = worker.slot, self._world.egress
+        worker.served += 1
+        egress.finish(slot.permit, waiting.recipients, 0, self._clock.now_ms)
+        self._settle(slot.destination.name, waiting, key)
+        self._scheduler.session_ended(slot)
+        if self._scheduler.should_yield(slot.destination, worker.served):
+            self._leave(slot, has_mail=True)
+        else:
+            self._clock.soon(partial(self._serve, worker))
+
+    # ---- what becomes of it
+
+    def _settle(self, name: str, waiting: _WaitingMessage, key: Key) -> None:
+        world = self._world
+        replies = world.replies_of(waiting.message, (waiting.recipients, waiting.attempt), key)
+        way = self._admission.way(name)
+        for reply, count in replies.items():
+            handling = USUAL
+            if is_limited(way) and (reply is None or reply.code):
+                handling = self._report(way, waiting, key, (reply, count))
+            if reply is None:
+                self._finish(count)
+                self._result.delivered += count
+                self._ages.append((self._clock.now_s - waiting.message.arrival_s, count))
+            elif handling.holds:
+                self._finish(count)
+                self._result.held += count
+            elif reply.event == BOUNCED or handling.bounces:
+                self._finish(count)
+                self._result.bounced += count
+            else:
+                self._result.deferrals += count
+                earlier = Earlier(waiting.attempt, reply.reply_class, key[1])
+                self._defer(replace(waiting, recipients=count, earlier=earlier), handling)
+
+    def _report(
+        self,
+        way: Way,
+        waiting: _WaitingMessage,
+        key: Key,
+        counted: tuple[RecordedReply | None, int],
+    ) -> Handling:
+        """Tell the controller and the rules of shaping; returns what these say of the recipients."""
+        reply, count = counted
+        egress, domain = self._world.egress, waiting.message.destination
+        if reply is None:
+            egress.replies(ReplyAbout(*key, way.own_pool, domain, "", 250, "2.0.0", ""), count)
+            return USUAL
+        about = ReplyAbout(
+            *key, way.own_pool, domain, reply.reply_class, reply.code, reply.status, reply.text
+        )
+        if reply.reply_class in OF_SENDER:
+            self._result.ways[key].refused += count
+        handling = egress.engine.handling(about)
+        egress.replies(about, count)
+        return handling
+
+    def _finish(self, recipients: int) -> None:
+        self._backlog -= recipients
+        self._result.completed_s = self._clock.now_s
+
+    def _defer(self, waiting: _WaitingMessage, handling: Handling) -> None:
+        number = self._table.number(self._table.name_of(waiting.message.destination))
+        retry, created_ms = self._table.zones[number].retry, int(waiting.message.arrival_s * 1000)
+        context = RetryContext(
+            created_ms=created_ms,
+            attempts=waiting.attempt,
+            now_ms=int(self._clock.now_s * 1000),
+            end_ms=created_ms + int(retry.give_up_after * 1000),
+        )
+        policy = ladder(handling.delays_s) if handling.delays_s else self._policies[number]
+        due_ms = next_attempt(policy, context, self._world.random.random() * retry.jitter / 100)
+        if due_ms is None:
+            self._result.expired += waiting.recipients
+            self._finish(waiting.recipients)
+            return
+        waiting.attempt += handling.is_counted
+        self._clock.at(due_ms / 1000, partial(self._again, waiting))

@@ -1,0 +1,105 @@
+"""What may leave from an address of ours to a provider now: permits, and the schedules of addresses that are new. Pure.
+
+Times are unix ms. The relay asks this in the queue's process (``delivery.egress``), the simulator on a virtual clock.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from zonemta_py.config.sending import PoolAddress
+from zonemta_py.schedule.constraint import Limit
+from zonemta_py.schedule.permits import FREE, Permit, Permits, Refusal, Stored
+from zonemta_py.schedule.rate_windows import UNKNOWN
+from zonemta_py.schedule.sources import source_name
+from zonemta_py.schedule.warmup import DAY_MS, Warming, WarmUp
+
+
+class Allowance:
+    """One for all zones. ``on_room``: see ``Permits``."""
+
+    def __init__(self, on_room: Callable[[str, str], None]) -> None:
+        self.permits = Permits(on_room)
+        self.warmup = WarmUp()
+
+    def stopped_address(self, name: str) -> Refusal | None:
+        """The refusal of an address that an operator has suspended."""
+        return None
+
+    def is_limited(self, provider: str, entry: PoolAddress) -> bool:
+        """Whether anything may refuse mail from the address ``entry`` to ``provider``."""
+        name = source_name(entry)
+        return bool(
+            self.permits.is_limited(provider, name)
+            or self.warmup.of(name, provider)
+            or self.stopped_address(name)
+        )
+
+    def refusal(
+        self, provider: str, entry: PoolAddress, now_ms: int, *, session: bool = True
+    ) -> Refusal | None:
+        """What refuses a message from the address ``entry`` to ``provider`` now."""
+        name = source_name(entry)
+        found = self.stopped_address(name)
+        if found is not None:
+            return found
+        if self.warmup and self.warmup.room(name, provider, now_ms) == 0:
+            until_ms = (now_ms // DAY_MS + 1) * DAY_MS
+            return Refusal(Limit.WARMUP, until_ms, f"{name} is new and has sent its number of the day")
+        return self.permits.refusal(provider, name, now_ms, session=session)
+
+    def take(self, provider: str, entries: Iterable[PoolAddress], now_ms: int) -> Permit | Refusal:
+        """A permit for the first of ``entries`` that may be used, else why none may."""
+        refusals: list[Refusal] = []
+        for entry in entries:
+            found = self.refusal(provider, entry, now_ms)
+            permit = found or self.permits.take(provider, source_name(entry), now_ms)
+            if isinstance(permit, Permit):
+                self._count_warming(permit)
+                return permit
+            refusals.append(permit)
+        if not refusals:
+            return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
+        times = [each.until_ms for each in refusals if each.until_ms != UNKNOWN]
+        return refusals[0]._replace(until_ms=min(times, default=UNKNOWN))
+
+    def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
+        """Another message in the session of ``permit``, or what refuses it."""
+        found = self.refusal(permit.provider, entry, now_ms, session=False)
+        if found is None:
+            found = self.permits.renew(permit, now_ms)
+        if found is None:
+            self._count_warming(permit)
+        return found
+
+    def _count_warming(self, permit: Permit) -> None:
+        permit.recipients = 1
+        permit.warming = self.warmup.of(permit.address, permit.provider) if self.warmup else ()
+        for each in permit.warming:
+            each.underway += 1
+
+    def recipients_max(self, permit: Permit, wanted: int, now_ms: int) -> int:
+        """How many recipients the message may have, at least one; they count for the schedules from now on."""
+        for each in permit.warming:
+            room = each.room(now_ms)
+            if room is not None:
+                wanted = min(wanted, permit.recipients + room)
+        for each in permit.warming:
+            each.underway += wanted - permit.recipients
+        permit.recipients = wanted
+        return wanted
+
+    def finish(
+        self, permit: Permit, sent: int, opened: int, now_ms: int
+    ) -> tuple[Stored, Sequence[Warming]]:
+        """The message of ``permit`` has ended; ``sent``: its recipients that the peer saw.
+
+        Returns the use of windows and the schedules that have changed.
+        """
+        if permit is FREE or not permit.granted:
+            return [], ()
+        stored, warming = self.permits.end(permit, now_ms, opened=opened), permit.warming
+        for each in warming:
+            each.underway -= permit.recipients
+            if sent:
+                each.count(sent, now_ms)
+        permit.recipients, permit.warming = 0, ()
+        return stored, warming if sent else ()
