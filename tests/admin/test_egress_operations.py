@@ -97,7 +97,7 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
         ask = Client(session, tokens["operate"]).ask
         until_ms = clock.now_ms() + 60_000
         assert await ask("suspend", domain="B\u00fccher.example", until_ms=until_ms, reason="x") == (
-            200, [{"suspended": "xn--bcher-kva.example"}],
+            200, [{"suspended": "xn--bcher-kva.example", "not_in": []}],
         )  # fmt: skip
         assert (await ask("suspend", tenant="acme"))[0] == 200
         _, rows = await ask("suspended")
@@ -130,6 +130,8 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
         ("warmup", {"address": "127.0.0.32"}, "127.0.0.32 has no warm-up"),
         ("warmuppause", {"address": NEW, "provider": "big"}, "for 'big'; there is all mail"),
         ("shapingend", {"provider": "big", "address": NEW}, "there is no pace of 127.0.0.31 at big"),
+        ("shapingend", {"provider": "big", "pool": "default"}, "no rule moved the mail of pool default"),
+        ("shapingend", {"provider": "big"}, "an address or a pool is expected"),
     ],
 )
 async def test_problems(

@@ -3,6 +3,7 @@
 import pytest
 
 from zonemta_py.cli.events import print_event
+from zonemta_py.cli.reason import shaped_text
 from zonemta_py.core.codec import to_plain
 from zonemta_py.events.schema import Shaped
 
@@ -22,4 +23,14 @@ def test_a_change_is_one_line(
     assert capsys.readouterr().out == (
         f"2026-11-25 09:46:40.123  shaped    {where}: pace: full -> 5 sessions, 300/m "
         "(31 of 90 attempts were refused or deferred)\n"
+    )
+
+
+def test_times_can_be_read() -> None:
+    row = {
+        "provider": "google", "address": "system", "what": "pause", "from": "sending",
+        "to": "paused until 1795600000123", "cause": "rule google-blocked",
+    }  # fmt: skip
+    assert shaped_text(row) == (
+        "google from system: pause: sending -> paused until 2026-11-25 09:46:40 UTC (rule google-blocked)"
     )

@@ -9,11 +9,16 @@ import yaml
 
 from tests.kit.deadlines import time_limit, until
 from tests.kit.relay import Stage, empty, logged_events, relaying, sound, staged
+from zonemta_py.admin.operation_table import run_operation
+from zonemta_py.admin.operations import Operations
+from zonemta_py.admin.requests import ListRequest, ReleaseRequest
 from zonemta_py.core import clock
+from zonemta_py.sink.script import Rule, Step
 from zonemta_py.sink.sink_provider import SinkProvider
 
 ADDRESSES = ["127.0.0.31", "127.0.0.32"]
 PROCESSES = [(0, 0), (2, 2)]
+SLACK = time_limit(0.2)  # by which a slow machine may be late
 TEXT = b"Subject: hi\r\n\r\nbody\r\n"
 
 
@@ -67,7 +72,7 @@ async def test_rates_of_a_provider(directory: Path, processes: tuple[int, int]) 
     """No period of the length of a rate has more messages; most of what is allowed is used."""
     domains = [f"d{n}.example" for n in range(5)]
     async with staged(directory) as stage:
-        big = await stage.provider("big", domains, rate=["10/2s"])
+        big = await stage.provider("big", domains, rate=["10/2s"], slack=SLACK)
         async with relaying(shaped(stage, processes, {"big": {"rate": ["10/2s"]}})) as relay:
             await fill(relay, domains, 60)
             await empty(relay)
@@ -184,3 +189,72 @@ async def test_the_fallback_pool(directory: Path) -> None:
             await empty(relay)
         assert big.account(last).messages == 5
     assert {each["attempt"] for each in logged_events(directory, "delivered")} == {3}
+
+
+async def test_what_rules_make_of_a_recipient(directory: Path) -> None:
+    """One is held and released, one returned at a deferral, one has a ladder of its own, one does not count."""
+    rules = [
+        {"name": "hold", "pattern": "S1", "action": "hold"},
+        {"name": "return", "pattern": "S2", "action": "bounce"},
+        {"name": "ladder", "pattern": "S3", "action": "retry", "delays": ["1ms"]},
+        {"name": "free", "pattern": "S4", "action": "not_counted"},
+    ]
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": rules}))
+    replies = {1: "550 5.7.1 S1", 2: "451 4.7.1 S2", 3: "451 4.7.1 S3", 4: "451 4.7.1 S4"}
+    async with staged(directory) as stage:
+        sink = await stage.receiver(
+            "d.example",
+            *(
+                Rule(Step.RCPT, recipient=f"r{number}@*", reply=reply, times=2 if number > 2 else 1)
+                for number, reply in replies.items()
+            ),
+        )
+        zone = {"retry": {"delays": ["1h"]}, "bounce": {"aggregate": "attempt"}}
+        config = shaped(
+            stage,
+            (0, 0),
+            {},
+            shaping={"file": "shaping.yaml", "shipped": False},
+            zones={"default": zone},
+        )
+        async with relaying(config) as relay:
+            await relay.enqueue("", [f"r{number}@d.example" for number in replies], TEXT)
+            await until(lambda: len(sink.messages) == 1, "that with a ladder of its own")
+            rows = [row async for row in run_operation(Operations(relay.queue), ListRequest())]
+            assert {(row["recipient"], row["state"], row["attempts"]) for row in rows} == {
+                ("r1@d.example", "held", 1), ("r4@d.example", "deferred", 0),
+            }  # fmt: skip
+            await relay.flush()
+            released = run_operation(Operations(relay.queue), ReleaseRequest(rows[0]["message"]))
+            assert [row async for row in released] == [{"released": 1}]
+            await until(lambda: len(sink.messages) == 2, "the one that was held")
+            await relay.flush()
+            await until(lambda: len(sink.messages) == 3, "the last")
+            await empty(relay)
+            assert sound(relay)
+    assert [each["recipient"] for each in logged_events(directory, "bounced")] == ["r2@d.example"]
+    assert [each["recipient"] for each in logged_events(directory, "held")] == ["r1@d.example"]
+    attempts = {each["recipient"]: each["attempt"] for each in logged_events(directory, "delivered")}
+    assert attempts == {"r1@d.example": 2, "r3@d.example": 3, "r4@d.example": 1}
+
+
+async def test_a_pool_that_a_reload_removes(directory: Path) -> None:
+    """A rule has sent mail to a pool that is not there any more: it leaves from its own one again."""
+    rules = [{"name": "other", "class": "policy", "action": "pool", "pool": "last", "for": "1h"}]
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": rules}))
+    last, changes = "127.0.0.33", {"shaping": {"file": "shaping.yaml", "shipped": False}}
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"])
+        big.block(ADDRESSES[0], "451 4.7.0 local policy")
+        config = shaped(stage, (0, 0), {}, pools={"last": [{"address": last}]}, **changes)
+        async with relaying(config) as relay:
+            await fill(relay, ["d.example"], 20)
+            await until(lambda: big.account(last).messages, "mail from the other pool")
+            big.unblock(ADDRESSES[0])
+            (directory / "shaping.yaml").write_text("rules: []\n")
+            relay.reload(shaped(stage, (0, 0), {}, **changes))
+            before = big.account(last).messages
+            await fill(relay, ["d.example"], 20, "n")
+            await empty(relay)
+        assert len(big.accepted) == 40
+        assert big.account(last).messages <= before + 20

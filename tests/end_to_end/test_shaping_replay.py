@@ -145,3 +145,7 @@ async def test_without_a_relay_or_a_log(directory: Path) -> None:
         assert f"there is no pace of {ADDRESSES[0]} at big" in nothing.output
         missing = await zonemta("shaping", "replay", "-c", config.path, "--events", directory / "no")
         assert (missing.exit_code, "there is no event log here" in missing.output) == (1, True)
+        assert (await zonemta("shaping", "replay")).exit_code == 2
+        (directory / "events").mkdir()
+        defaults = await rows("shaping", "replay", "--events", directory / "events")
+        assert defaults[-1]["attempts"] == 0

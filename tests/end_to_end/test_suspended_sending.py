@@ -191,3 +191,27 @@ async def refused(config: Config) -> None:
         found = await zonemta("suspend", "-c", config.path, *arguments)
         assert (found.exit_code, text in found.output) == (code, True), found.output
     assert await done("suspend", "-c", config.path, "--list") == "nothing is suspended\n"
+
+
+async def test_a_domain_behind_a_smarthost(directory: Path) -> None:
+    """The answer says where a domain is not suspended; the smarthost can be, as a provider."""
+    async with staged(directory) as stage:
+        sink = await stage.receiver("smart.example")
+        zones = {"default": {"smarthost": f"127.0.1.1:{stage.port}"}}
+        config = stage.config(zones=zones, processes={"receivers": 0, "senders": 0})
+        async with relaying(config) as relay:
+            said = await done("suspend", "-c", config.path, "--domain", "a.example")
+            assert said.splitlines()[1].startswith("not in default, where mail goes to a smarthost")
+            await relay.enqueue("s@sender.example", ["x@a.example"], TEXT)
+            await empty(relay)
+            await done("suspend", "-c", config.path, "--provider", "smarthost")
+            await relay.enqueue("s@sender.example", ["y@b.example"], TEXT)
+
+            async def waits() -> bool:
+                found = (await reasons(relay)).values()
+                return [why["name"] for why in found] == ["operator_suspension"]
+
+            await eventually(waits, "the reason")
+            assert len(sink.messages) == 1
+            await done("resume", "-c", config.path, "--provider", "smarthost")
+            await empty(relay)

@@ -1,4 +1,4 @@
-"""The eight situations of docs/troubleshooting.md: the commands that it names give the answers that it names.
+"""The nine situations of docs/troubleshooting.md: the commands that it names give the answers that it names.
 
 ``pytest -s`` prints the commands and what they say.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.kit.deadlines import scaled, until
 from tests.kit.listener import users_file
@@ -63,7 +64,7 @@ class Operator:
 def assert_documented(arguments: tuple[str, ...]) -> None:
     """A command is one of docs/troubleshooting.md, with its options."""
     words = list(arguments)
-    command = " ".join(words[:2] if words[0] in ("queue", "tenant", "config") else words[:1])
+    command = " ".join(words[:2] if words[0] in ("queue", "tenant", "config", "shaping") else words[:1])
     lines = [line for line in DOCS.read_text().splitlines() if f"zonemta {command}" in line]
     options = [word for word in words if word.startswith("--")]
     assert any(all(option in line for option in options) for line in lines), arguments
@@ -235,3 +236,50 @@ async def test_8_a_wrong_password_in_a_loop(
             line = "authentication failed: user='news' client="
             assert f"{line}127.0.0.1" in log
             assert f"{line}192.0.2.7" in DOCS.read_text()
+
+
+async def test_9_a_provider_blocks_an_address(directory: Path) -> None:
+    """A rule pauses the mail, an operator ends the pause; then one stops it, and goes on."""
+    address, blocked = "127.0.0.31", "450 4.7.1 Client host blocked using zen.example"
+    rule = {
+        "name": "big-blocked",
+        "provider": "big",
+        "class": "blocked",
+        "action": "suspend",
+        "for": "2h",
+    }
+    (directory / "shaping.yaml").write_text(yaml.safe_dump({"rules": [rule]}))
+    (directory / "providers.yaml").write_text("providers: {big: {mx: ['*.big.example']}}\n")
+    settings: dict[str, Any] = {
+        "providers": {"file": "providers.yaml", "shipped": False},
+        "shaping": {"file": "shaping.yaml", "shipped": False},
+        "pools": {"default": [{"address": address}]},
+    }
+    async with staged(directory) as stage:
+        provider = await stage.provider("big", ["customer.example"])
+        async with operated(stage, **settings) as (relay, operator):
+            provider.block(address, blocked)
+            async with operator.watching("tail", "--event", "shaped") as output:
+                for number in range(10):
+                    await relay.enqueue("news@acme.example", [f"u{number}@customer.example"], LETTER)
+                lines = "".join(
+                    [(await asyncio.wait_for(output.readline(), scaled(30))).decode() for _ in range(2)]
+                )
+            print(f"$ zonemta tail --event shaped\n{lines}")
+            assert f"big from {address}: pace: full -> " in lines
+            assert f"big from {address}: pause: sending -> paused until " in lines
+            found = await operator.zonemta("queue", "destinations", "--troubled")
+            assert "rule big-blocked [shaping.file]" in " ".join(found.split())
+            assert "next in 2.0h" in await operator.zonemta("shaping", "status", "--provider", "big")
+            provider.unblock(address)
+            chosen = ("--provider", "big", "--address", address)
+            assert f"ended for {address} at big" in await operator.zonemta("shaping", "end", *chosen)
+            await relay.flush()
+            await empty(relay)
+            reason = ("--for", "2h", "--reason", "ticket 4711")
+            await operator.zonemta("suspend", "--provider", "big", *reason)
+            message = await relay.enqueue("news@acme.example", ["x@customer.example"], LETTER)
+            assert "suspended by an operator: provider big" in await operator.zonemta("status")
+            assert "ticket 4711" in await operator.zonemta("why", message)
+            await operator.zonemta("resume", "--provider", "big")
+            await empty(relay)

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from tests.kit.queue import accept, opened, problems
+from tests.kit.queue import Clock, accept, opened, problems
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
 from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.queue.upkeep.inspect import held_messages
 
@@ -27,6 +29,35 @@ async def test_a_suspension_stays(directory: Path) -> None:
         assert queue.suspended.names() == []
     async with opened(directory) as queue:
         assert not queue.suspended
+
+
+async def test_a_suspension_with_an_end(directory: Path) -> None:
+    """It is over at its time, also while the relay is down, and the next change deletes what is stored of it."""
+    clock = Clock()
+
+    def stored(queue: Queue) -> list[bytes]:
+        return list(queue.store.keys(keys.META_SUSPENDED, keys.end_of(keys.META_SUSPENDED)))
+
+    async with opened(directory, clock) as queue:
+        suspended = queue.suspended
+        await suspended.suspend("zone:bulk", "", clock() + 1000)
+        await suspended.suspend("provider:big", "", clock() + 5000)
+        before = suspended.version
+        clock.ms += 999
+        assert suspended.sending() == ["provider:big", "zone:bulk"]
+        clock.ms += 1
+        assert "zone:bulk" not in suspended
+        assert suspended.version > before, "what was known of it is asked again"
+        assert (suspended.sending(), suspended.submitters()) == (["provider:big"], [])
+        assert len(stored(queue)) == 2
+    clock.ms += 3999
+    async with opened(directory, clock) as queue:
+        assert queue.suspended.names() == ["provider:big"]
+        clock.ms += 1
+        assert queue.suspended.names() == []
+        assert not queue.suspended
+        await queue.suspended.suspend("acme", "")
+        assert [key.rpartition(b"/")[2] for key in stored(queue)] == [b"acme"]
 
 
 async def test_held_messages_of_a_tenant(directory: Path) -> None:

@@ -145,3 +145,21 @@ def test_a_reload_counts_on() -> None:
     made.release(first)
     assert isinstance(made.take("big", "a", 2_000), Refusal)
     assert isinstance(made.take("big", "a", 63_000), Permit)
+
+
+def test_what_is_not_limited_is_forgotten() -> None:
+    """Only once nothing is under way there."""
+    made = permits(ProviderLimits(sessions=2))
+    first, other = taken(made.take("big", "a", 0)), taken(made.take("small", "a", 0))
+    made.end(other, 1)
+    made.release(other)
+    made.forget_unused()
+    assert {(each.provider, each.address) for each in made.paths()} == {
+        ("big", ""),
+        ("big", "a"),
+        ("", "a"),
+    }
+    made.end(first, 1)
+    made.release(first)
+    made.forget_unused()
+    assert {(each.provider, each.address) for each in made.paths()} == {("big", "")}

@@ -14,7 +14,7 @@ from tests.kit.deadlines import until
 from tests.kit.relay import Stage, staged
 from tests.services import page_stage
 from tests.services.page_stage import page_relay
-from tests.services.test_page_browser import browsing
+from tests.services.test_page_browser import browsing, path_of
 from zonemta_py.relay.relay import Relay
 
 SAMPLES = 30
@@ -30,18 +30,30 @@ async def staged_relay(prepare: Callable[[Stage], Awaitable[None]]) -> AsyncIter
                 yield relay
 
 
-async def shoot(relay: Relay, directory: Path, name: str) -> None:
+async def shoot(relay: Relay, directory: Path, name: str, path: str = "/") -> None:
     async with browsing(relay) as (page, _):
+        await page.goto(path_of(page, path))
         for width, height in ((1280, 900), (360, 780)):
             for scheme in ("light", "dark"):
                 await page.set_viewport_size({"width": width, "height": height})
                 await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
                 await page.reload()
-                await page.locator(".chart canvas").nth(1).wait_for()
+                if path == "/":
+                    await page.locator(".chart canvas").nth(1).wait_for()
                 await asyncio.sleep(1.5)  # a second picture of the page has come
-                path = directory / f"{name}-{width}-{scheme}.png"
-                await page.screenshot(path=path, full_page=True)
-                print(path)
+                file = directory / f"{name}-{width}-{scheme}.png"
+                await page.screenshot(path=file, full_page=True)
+                print(file)
+
+
+async def providers(directory: Path) -> None:
+    """What replies of providers have changed."""
+    with tempfile.TemporaryDirectory() as place:
+        async with staged(Path(place)) as stage:
+            await page_stage.providers(stage)
+            async with page_relay(stage, **page_stage.shaping_changes(stage)) as relay:
+                await page_stage.send_shaped(relay)
+                await shoot(relay, directory, "providers", "/providers")
 
 
 async def backlog(stage: Stage) -> None:
@@ -73,6 +85,7 @@ def sample(relay: Relay) -> None:
 
 async def main(directory: Path, recipients: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
+    await providers(directory)
     async with staged_relay(page_stage.idle) as relay:
         await page_stage.send_idle(relay)
         for _ in range(SAMPLES):

@@ -107,11 +107,12 @@ async def providers(stage: Stage) -> None:
 
 
 async def send_shaped(relay: Relay) -> None:
-    """Until the way from each address to ``fussy`` is in another state."""
+    """Until two ways to ``fussy`` are lowered, one of an address that is new, and the third is paused."""
     for number in range(150):
         await submit(relay, "big.example", 1, "bulk", number)
-        await submit(relay, "fussy.example", 1, "transactional", number)
-    await until(lambda: {"lowered", "paused"} <= states_of(relay, "fussy"), "a pause, and a lower pace")
+        for each in range(3):  # enough for each address, whatever the others send
+            await submit(relay, "fussy.example", 1, "transactional", 3 * number + each)
+    await until(lambda: states_of(relay, "fussy") == {"lowered", "paused"}, "no way at full pace")
 
 
 ATTACKER = "<img src=x onerror=\"document.title='attacked'\">'{{ 7 * 7 }}"

@@ -23,7 +23,16 @@ from zonemta_py.core.codec import from_json
 from zonemta_py.events.schema import EVENTS
 from zonemta_py.relay.relay import Relay
 
-PAGES = ("/", "/zones/bulk", "/tenants", "/tenants/acme", "/holds", "/search", "/search?q=a@b.example")
+PAGES = (
+    "/",
+    "/zones/bulk",
+    "/tenants",
+    "/tenants/acme",
+    "/holds",
+    "/providers",
+    "/search",
+    "/search?q=a@b.example",
+)
 
 
 @asynccontextmanager
@@ -204,7 +213,7 @@ async def test_a_tenant_sees_its_own_mail(directory: Path) -> None:
             letter = b"From: a@sender.example\r\nSubject: x\r\n\r\nx\r\n"
             other = await relay.enqueue("a@sender.example", ["u@dead.example"], letter)
             csrf = await log_in_by(client, text)
-            for path in ("/", "/zones/bulk", "/holds", "/tenants"):
+            for path in ("/", "/zones/bulk", "/holds", "/tenants", "/providers", "/providers/x"):
                 async with client.get(path, allow_redirects=False) as response:
                     assert (response.status, response.headers["Location"]) == (303, "/search")
             assert "messages" in await text_of(client, "/tenants/acme")

@@ -34,15 +34,14 @@ async def test_what_replies_of_providers_change(directory: Path) -> None:
             paused = fussy.locator(".is-paused")
             await paused.get_by_text("rule blocked").wait_for()
             assert await paused.locator(".tag").get_attribute("title") == "rule blocked"
-            assert "blocked \N{MULTIPLICATION SIGN}3" in await paused.inner_text()
+            assert "last blocked" in await paused.inner_text()
             lowered = fussy.locator(".is-lowered").first
-            assert "to 150 of 300/m, 1 of 3 sessions" in await lowered.inner_text()
+            assert "of 300/m, 1 of 3 sessions" in await lowered.inner_text()
             assert "were refused or deferred" in await lowered.inner_text()
             assert (await texts(page, "tbody tr th a"))[0] == "fussy"  # first what needs attention
             big = page.locator("tr", has=page.get_by_role("link", name="bigmail"))
             full = await big.locator(".is-full", has_text="Warm-up of all mail").inner_text()
             assert "step 3 of 5" in full
-            assert "1 day late" in full
             assert await texts(page, "thead th") == ["Provider", *page_stage.POOL]
             await relay.queue.suspended.suspend(f"address:{page_stage.POOL[1]}", "moves <b>away</b>")
             await fussy.get_by_text("is suspended: moves <b>away</b>").wait_for()
@@ -71,8 +70,10 @@ async def test_a_crowd_of_providers(directory: Path) -> None:
             assert await page.locator(".way .address").first.is_visible()
             await assert_good(page, "/providers")
             await page.get_by_role("link", name=ATTACKER).click()
-            await page.get_by_role("rowheader", name=ATTACKER).wait_for()
+            await page.locator("tbody th", has_text=ATTACKER).wait_for()
+            await page.wait_for_url("**/providers/*")
             assert await page.locator(".way").count() == 8
-            assert "attacked" not in await page.title()
+            assert (await page.title()).startswith(ATTACKER)  # a text, as in the table
+            assert await page.locator("img").count() == 0
             await assert_good(page, "a provider")
             assert complaints == []

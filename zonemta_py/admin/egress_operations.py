@@ -59,5 +59,10 @@ class EgressOperations:
                 yield row
 
     async def end_pace(self, request: ShapingEndRequest) -> AsyncIterator[Row]:
-        """One row with ``provider``, ``address`` and ``ended``, what the pace was. Raises LocalError without one."""
-        yield await self._limits().end_pace(request.provider, address_of(request.address))
+        """One row with ``provider``, ``address`` or ``pool``, and ``ended``, what was. Raises LocalError if there is nothing to end."""
+        if bool(request.address) == bool(request.pool):
+            raise LocalError("an address or a pool is expected")
+        if request.pool:
+            yield await self._limits().end_reroute(request.provider, request.pool)
+        else:
+            yield await self._limits().end_pace(request.provider, address_of(request.address))

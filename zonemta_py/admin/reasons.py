@@ -42,6 +42,9 @@ class EgressView(Protocol):
     def names(self, kind: str) -> Collection[str]:
         """The zones, providers or addresses (``kind``) that there are."""
 
+    def smarthost_zones(self) -> list[str]:
+        """The zones whose mail goes to a smarthost, whatever its domain."""
+
     def changed(self) -> None:
         """Something was suspended or resumed."""
 
@@ -56,6 +59,9 @@ class EgressView(Protocol):
 
     async def end_pace(self, provider: str, address: str) -> dict[str, Any]:
         """Forget the pace of an address at a provider; returns what it was."""
+
+    async def end_reroute(self, provider: str, pool: str) -> dict[str, Any]:
+        """Let the mail of ``pool`` to a provider leave from it again; returns from where it left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,11 @@ class ShapingRequest(Request, frozen=True):
 
 
 class ShapingEndRequest(ChangeRequest, frozen=True):
-    """Forget the pace of an address at a provider, or its pause: its limits are those of the configuration again."""
+    """Forget the pace of an address at a provider, and its pause, or that the mail of a pool leaves from another one."""
 
     provider: str
-    address: str
+    address: str = ""
+    pool: str = ""
 
 
 class ClassifyRequest(Request, frozen=True):

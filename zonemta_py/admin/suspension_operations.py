@@ -64,7 +64,10 @@ class SuspensionOperations:
                 yield row | {"reason": found.reason}
 
     async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
-        """One row with ``suspended``, its name in normal form. Raises LocalError for a name that the relay does not know."""
+        """One row with ``suspended``, its name in normal form; of a domain also ``not_in``, the zones with a smarthost.
+
+        Raises LocalError for a name that the relay does not know.
+        """
         what = _selected(request)
         what = self._known(what)
         until_ms = request.until_ms
@@ -79,7 +82,10 @@ class SuspensionOperations:
         await self._queue.suspended.suspend(what.key, request.reason, until_ms, event)
         self._changed()
         log.warning("%s is %s: %s", what, _in_words(until_ms), request.reason)
-        yield {"suspended": what.name}
+        row: Row = {"suspended": what.name}
+        if what.kind == "domain" and self._egress is not None:
+            row["not_in"] = self._egress.smarthost_zones()
+        yield row
 
     async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
         """Rows with ``released``, the number of recipients so far; the last of each has ``resumed``.

@@ -20,6 +20,7 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.options import EXISTING_FILE, FILE
+from zonemta_py.cli.progress import spinner
 from zonemta_py.config.reply_rules import SHIPPED, load_rules, make_classifier
 from zonemta_py.smtp.classification import NAMES, ReplyClass, ReplyClassifier, classified_row
 from zonemta_py.smtp.classify import Phase
@@ -120,7 +121,8 @@ def _print_classes(*, as_json: bool) -> None:
 
 
 def _lint(own: Path | None, *, as_json: bool) -> None:
-    found = lint_rules(load_rules(own if own is not None else SHIPPED))
+    with spinner("looking for rules that cannot win"):
+        found = lint_rules(load_rules(own if own is not None else SHIPPED))
     for finding in found:
         if as_json:
             print_json(finding._asdict())

@@ -18,7 +18,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.options import DIRECTORY
+from zonemta_py.cli.options import DIRECTORY, FILE
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import shaped_text
@@ -77,6 +77,13 @@ def status(config_path: Path, provider: str, address: str, as_json: bool) -> Non
     for row in rows:
         table.add_row(*_cells(row))
     print_table(table)
+    for text in dict.fromkeys(_moved(row["provider"], each) for row in rows for each in row["reroutes"]):
+        echo(text)
+
+
+def _moved(provider: str, reroute: dict[str, Any]) -> str:
+    left = time_left(reroute["until_ms"])
+    return f"mail of the pool {reroute['pool']} to {provider} leaves from {reroute['to']} for {left}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -101,26 +108,38 @@ def _used(rates: list[dict[str, Any]]) -> str:
 @shaping.command()
 @config_option
 @click.option("--provider", metavar="NAME", required=True, help="The provider.")
-@click.option("--address", metavar="IP", required=True, help="The address of a pool, or system.")
+@click.option("--address", metavar="IP", help="The address of a pool, or system.")
+@click.option("--pool", metavar="NAME", help="The pool whose mail a rule lets leave from another one.")
 @json_option
 @reports_errors
-def end(config_path: Path, provider: str, address: str, as_json: bool) -> None:
+def end(config_path: Path, provider: str, address: str | None, pool: str | None, as_json: bool) -> None:
     """Forget the pace of an address at a provider, and its pause: its limits are those of the configuration again.
 
-    What is learned from further replies begins anew. Also when the relay is down.
+    With --pool: the mail of the pool leaves from it again. What is learned from further replies begins anew. Also when the relay
+    is down.
 
     \b
-    Example:
+    Examples:
       zonemta shaping end -c config/zonemta.yaml --provider google --address 203.0.113.7
+      zonemta shaping end -c config/zonemta.yaml --provider google --pool default
     """
-    for row in rows_of(config_path, ShapingEndRequest(provider, address)):
-        print_json(row) if as_json else echo(
-            f"ended for {row['address']} at {row['provider']}: {row['ended']}"
-        )
+    if (address is None) == (pool is None):
+        raise click.UsageError("either --address or --pool is needed")
+    for row in rows_of(config_path, ShapingEndRequest(provider, address or "", pool or "")):
+        what = f"pool {row['pool']}" if "pool" in row else row["address"]
+        print_json(row) if as_json else echo(f"ended for {what} at {row['provider']}: {row['ended']}")
 
 
 @shaping.command()
-@config_option
+@click.option(
+    "-c",
+    "--config",
+    "config_path",
+    type=FILE,
+    envvar="ZONEMTA_CONFIG",
+    show_envvar=True,
+    help="The configuration file; without it the defaults of the relay are tried.",
+)
 @click.option(
     "--events",
     "directory",
@@ -143,7 +162,7 @@ def end(config_path: Path, provider: str, address: str, as_json: bool) -> None:
 @json_option
 @reports_errors
 def replay(
-    config_path: Path, directory: Path | None, from_: datetime | None, to: datetime | None, compare: bool,
+    config_path: Path | None, directory: Path | None, from_: datetime | None, to: datetime | None, compare: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Print what the shaping of a configuration makes of the replies in an event log, so that new settings can be tried on old mail.
@@ -155,8 +174,11 @@ def replay(
     Examples:
       zonemta shaping replay -c new.yaml --events var/events --from 2026-11-17
       zonemta shaping replay -c config/zonemta.yaml --compare
+      zonemta shaping replay --events var/events
     """
-    config = read_config(config_path)
+    if config_path is None and directory is None:
+        raise click.UsageError("--config or --events is needed")
+    config = read_config(config_path) if config_path is not None else Config()
     directory = directory or config.events.directory
     if not directory.is_dir():
         raise LocalError(f"{directory}: there is no event log here")

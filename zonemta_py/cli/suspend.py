@@ -78,9 +78,14 @@ def suspend(
     until_ms = clock.now_ms() + round(for_s * 1000) if for_s else 0
     request = SuspendRequest(reason=reason, until_ms=until_ms, **chosen)
     for row in rows_of(config_path, request):
-        print_json(row) if as_json else echo(
-            f"suspended {next(iter(chosen))} {row['suspended']}{_until(until_ms)}"
-        )
+        if as_json:
+            print_json(row)
+            continue
+        echo(f"suspended {next(iter(chosen))} {row['suspended']}{_until(until_ms)}")
+        if row.get("not_in"):
+            echo(
+                f"not in {', '.join(row['not_in'])}, where mail goes to a smarthost whatever its domain"
+            )
 
 
 def _until(until_ms: int) -> str:

@@ -112,7 +112,10 @@ class Egress(Allowance):
     def pool_of(self, provider: str, pool: str) -> str:
         """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""
         reroutes = self.shaper.engine.reroutes
-        return self.shaper.engine.pool_of(provider, pool, self.now_ms()) if reroutes else pool
+        if not reroutes:
+            return pool
+        found = self.shaper.engine.pool_of(provider, pool, self.now_ms())
+        return found if found in self.pools else pool  # a reload may have removed it
 
     def suspension(self, kind: str, name: str) -> Suspension | None:
         """The suspension of a zone, provider, address or domain by an operator, if there is one now."""

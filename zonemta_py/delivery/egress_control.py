@@ -8,7 +8,14 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import LocalError
 from zonemta_py.core.similar import no_such
 from zonemta_py.delivery.egress import Egress, read_egress
-from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, read_stored, warmup_put
+from zonemta_py.delivery.egress_store import (
+    Puts,
+    pace_put,
+    put_all,
+    read_stored,
+    reroute_put,
+    warmup_put,
+)
 from zonemta_py.delivery.egress_view import warmup_row
 from zonemta_py.delivery.shaper import event_of
 from zonemta_py.delivery.ways import SMARTHOST
@@ -16,8 +23,8 @@ from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import DEQUEUE_TRANSPORT
-from zonemta_py.schedule.controller import Controller, ShapingChange
-from zonemta_py.schedule.shaping import OPERATOR
+from zonemta_py.schedule.controller import Controller, Key, ShapingChange
+from zonemta_py.schedule.shaping import OPERATOR, POOL, Reroute
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import Warming, WarmUp
 
@@ -45,13 +52,28 @@ class RunningEgress:
         providers = self._delivery.egress.providers
         return _names(kind, self._config(), [*providers.table.providers, *providers.names()])
 
+    def smarthost_zones(self) -> list[str]:
+        """The zones whose mail goes to a smarthost, whatever its domain."""
+        return _smarthost_zones(self._config())
+
     def changed(self) -> None:
         """Something was suspended or resumed."""
         self._delivery.egress.changed()
 
     def rows(self) -> list[Row]:
-        """See ``Egress.rows``."""
-        return self._delivery.egress.rows()
+        """See ``Egress.rows``; ``reroutes``: the mail of which pools leaves from which other ones to the provider."""
+        egress = self._delivery.egress
+        now_ms, found = egress.now_ms(), egress.shaper.engine.reroutes.items()
+        return [
+            row | {
+                "reroutes": [
+                    {"pool": pool, "to": each.pool, "until_ms": each.until_ms}
+                    for (provider, pool), each in found
+                    if provider == row["provider"] and each.until_ms > now_ms
+                ]
+            }
+            for row in egress.rows()
+        ]  # fmt: skip
 
     def warmups(self) -> list[Row]:
         """See ``egress_view.warmup_row``."""
@@ -74,6 +96,14 @@ class RunningEgress:
         await self._queue.commits.submit(_batch(*shaper.apply([change])))
         return _ended(change)
 
+    async def end_reroute(self, provider: str, pool: str) -> Row:
+        """Forget a reroute. Raises LocalError when there is none, QueueUnavailable."""
+        egress = self._delivery.egress
+        batch, row = _end_reroute(egress.shaper.engine.reroutes, provider, pool, egress.now_ms())
+        egress.changed()
+        await self._queue.commits.submit(batch)
+        return row
+
 
 class StoppedEgress:
     """Of a queue that no relay uses."""
@@ -85,6 +115,10 @@ class StoppedEgress:
     def names(self, kind: str) -> Collection[str]:
         """The zones, providers or addresses of the configuration."""
         return _names(kind, self._config, read_egress(self._config).table.providers)
+
+    def smarthost_zones(self) -> list[str]:
+        """The zones whose mail goes to a smarthost, whatever its domain."""
+        return _smarthost_zones(self._config)
 
     def changed(self) -> None:
         """Nothing waits for it."""
@@ -118,6 +152,13 @@ class StoppedEgress:
         await self._queue.commits.submit(_batch([event_of(change)], puts))
         return _ended(change)
 
+    async def end_reroute(self, provider: str, pool: str) -> Row:
+        """Forget a reroute. Raises LocalError when there is none, QueueUnavailable."""
+        stored = read_stored(self._queue.store).reroutes
+        batch, row = _end_reroute(stored, provider, pool, clock.now_ms())
+        await self._queue.commits.submit(batch)
+        return row
+
 
 def _names(kind: str, config: Config, providers: Iterable[str]) -> Collection[str]:
     match kind:
@@ -128,6 +169,12 @@ def _names(kind: str, config: Config, providers: Iterable[str]) -> Collection[st
             return {SMARTHOST, *providers} - {"default"}
         case _:
             return {source_name(each) for pool in config.pools.values() for each in pool}
+
+
+def _smarthost_zones(config: Config) -> list[str]:
+    return sorted(
+        name for name, zone in config.zones.items() if any(part.smarthost for _, part in zone.parts())
+    )
 
 
 def _schedules(warmup: WarmUp, address: str, provider: str) -> list[Warming]:
@@ -182,3 +229,16 @@ def _end(controller: Controller, provider: str, address: str, now_ms: int) -> Sh
 
 def _ended(change: ShapingChange) -> Row:
     return {"provider": change.provider, "address": change.address, "ended": change.before}
+
+
+def _end_reroute(
+    reroutes: dict[Key, Reroute], provider: str, pool: str, now_ms: int
+) -> tuple[WriteBatch, Row]:
+    found = reroutes.pop((provider, pool), None)
+    if found is None or found.until_ms <= now_ms:
+        raise LocalError(f"no rule moved the mail of pool {pool} to {provider}")
+    event = Shaped(
+        time_ms=now_ms, provider=provider, address="", what=POOL, before=found.pool, after=pool, cause=OPERATOR,
+    )  # fmt: skip
+    batch = _batch([event], [reroute_put((provider, pool), None)])
+    return batch, {"provider": provider, "pool": pool, "ended": found.pool}

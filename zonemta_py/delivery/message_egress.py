@@ -49,7 +49,7 @@ class MessageEgress:
         if way is None or self._ways.is_local:
             return None
         pool = self._pool(lease, way)
-        if slot.permit is FREE and pool == way.pool:
+        if slot.permit is FREE and pool == way.own_pool:
             return None
         now_ms = egress.now_ms()
         sources = ranked(self._ways.sources(way._replace(pool=pool), lease.destination), lease.active.id)

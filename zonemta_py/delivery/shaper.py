@@ -75,6 +75,10 @@ class Shaper:
     def forget_old(self, now_ms: int) -> None:
         """Drop what counts no more."""
         over = self.engine.forget_old(now_ms)
+        counted = {key for key, _, _ in self.controller.counts(now_ms)} | set(self.controller.paces)
+        for key in [key for key in self.last_classes if key not in counted]:
+            del self.last_classes[key]
+        self._permits.forget_unused()
         if over:
             self.write((), [reroute_put(key, None) for key in over])
             self._on_change()

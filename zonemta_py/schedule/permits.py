@@ -194,6 +194,12 @@ class Permits:
         """All of them."""
         return iter(list(self._paths.values()))
 
+    def forget_unused(self) -> None:
+        """Drop what has no limit and nothing under way."""
+        for key, path in list(self._paths.items()):
+            if not (path.sessions or path.idle or path.is_limited):
+                del self._paths[key]
+
     def _parts(self, provider: str, address: str) -> tuple[Path, Path, Path]:
         return self.path(provider, address), self.path(provider, ANY), self.path("", address)
 

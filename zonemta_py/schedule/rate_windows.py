@@ -1,8 +1,8 @@
 """How many messages, or sessions, may begin now: several rates that all hold. Pure; times are ms.
 
 A rate holds exactly at the receiver, in any period of its length (decision 97): what was granted counts as used from
-the grant on, and leaves the window its length after it was answered. An answer that takes longer than a tenth of the
-shortest period counts as given by then, so that a slow peer does not lower the rate by more than that.
+the grant on, and leaves the window its length after it was answered. An answer that takes longer than half a second
+and a tenth of the shortest period counts as given by then: a slow peer must not lower the rate for long.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from zonemta_py.config.units import HOUR, Rate
 from zonemta_py.core.sliding_window import SlidingWindow
 
-ANSWER_MIN_MS = 50
+ANSWER_MIN_MS = 500
 UNKNOWN = -1  # an event opens it, not a time
 
 

@@ -118,6 +118,8 @@ class ShapingReplay:
         change = ReplayedChange(*(record[name] for name in names))
         if change.cause != OPERATOR:
             self.recorded.append(change)
+        elif change.what == POOL:
+            engine.reroutes.pop((change.provider, change.after), None)
         elif change.after == FULL:
             engine.controller.end((change.provider, change.address), change.time_ms, OPERATOR)
 

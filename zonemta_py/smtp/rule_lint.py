@@ -28,19 +28,24 @@ class RuleFinding(NamedTuple):
 def lint_rules(rules: Sequence[ReplyRule]) -> list[RuleFinding]:
     """Patterns that occur twice, and rules or patterns that earlier rules leave nothing."""
     found = []
+    owners = [number for number, rule in enumerate(rules) for _ in rule.patterns]
+    everything = PatternSet([each for rule in rules for each in rule.patterns])
+    place = 0  # of a pattern among those of all rules
     for number, rule in enumerate(rules):
-        earlier = [each for each in rules[:number] if _is_wider(each, rule)]
-        bare = next((each for each in earlier if not each.patterns), None)
+        wider = {n for n, each in enumerate(rules[:number]) if _is_wider(each, rule)}
+        bare = next((rules[n] for n in sorted(wider) if not rules[n].patterns), None)
         if bare is not None:
             found.append(_finding(rule, f"cannot win: line {bare.line} has no further condition"))
-            continue
         seen: set[str] = set()
-        for pattern in rule.patterns:
+        for own, pattern in enumerate(() if bare is not None else rule.patterns):
+            winner = _winner(pattern, place + own, everything, owners, wider)
             if pattern in seen:
                 found.append(_finding(rule, f"pattern '{pattern}' appears twice"))
-            elif (winner := _winner(earlier, pattern)) is not None:
-                found.append(_finding(rule, f"pattern '{pattern}' cannot win: line {winner} is first"))
+            elif winner is not None:
+                line = rules[winner].line
+                found.append(_finding(rule, f"pattern '{pattern}' cannot win: line {line} is first"))
             seen.add(pattern)
+        place += len(rule.patterns)
     return found
 
 
@@ -58,19 +63,19 @@ def _is_wider(earlier: ReplyRule, rule: ReplyRule) -> bool:
     return all(not wide or (narrow and set(narrow) <= set(wide)) for wide, narrow in pairs)
 
 
-def _winner(earlier: Sequence[ReplyRule], pattern: str) -> int | None:
-    """The line of the rule that takes an example of ``pattern``, if none is left; None if it can win."""
-    lines = [rule.line for rule in earlier for _ in rule.patterns]
-    before = PatternSet([each for rule in earlier for each in rule.patterns])
+def _winner(
+    pattern: str, place: int, everything: PatternSet, owners: Sequence[int], wider: set[int]
+) -> int | None:
+    """The number of the rule that takes an example of ``pattern``, if none is left; None if it can win."""
     first: int | None = None
-    own = PatternSet([pattern])
     for example in examples_of(pattern):
-        if not own.matches(example):
+        matches = everything.matches(example)
+        if place not in matches:
             continue  # the syntax tree is Python's: an anchor or a boundary may fail
-        taken = before.matches(example)
+        taken = wider.intersection(owners[each] for each in matches)
         if not taken:
             return None
-        first = lines[min(taken)] if first is None else first
+        first = min(taken) if first is None else first
     return first
 
 

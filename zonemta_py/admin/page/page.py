@@ -90,7 +90,7 @@ class Page:
             "/providers": PageView(
                 "providers.html", lambda request, token: views.providers(), is_live=True
             ),
-            "/providers/{provider}": PageView(
+            "/providers/{provider:[^/]+}": PageView(
                 "providers.html",
                 lambda request, token: views.providers(request.match_info["provider"]),
                 is_live=True,
