@@ -97,7 +97,8 @@ class ZoneWorkers:
         """A destination may be served again; returns whether it has mail."""
         has_mail = self._context.queue.windows.zone(self.name).has_mail(destination)
         if has_mail:
-            self.ready(destination)
+            self.scheduler.ready(destination, clock.monotonic_s())
+            self._loop.call_soon(self.start_workers)  # not now: each that starts wakes the next one
         return has_mail
 
     def configure(self, zone: Zone) -> None:

@@ -1,0 +1,56 @@
+"""Many destinations that wait at one gate go on together, within the connections of their zone."""
+
+from pathlib import Path
+
+from tests.kit.deadlines import until
+from tests.kit.relay import empty, relaying, sound, staged
+from zonemta_py.queue.upkeep.inspect import recipient_rows
+
+TEXT = b"Subject: hi\r\n\r\nbody\r\n"
+DOMAINS = 400
+
+
+async def test_a_pause_ends_for_all(directory: Path) -> None:
+    """The turn passes from one to the next without recursion, and no more of them start than the zone has connections."""
+    domains = [f"d{n}.example" for n in range(DOMAINS)]
+    async with staged(directory) as stage:
+        big = await stage.provider("big", domains)
+        (directory / "providers.yaml").write_text("providers: {big: {mx: ['*.big.example']}}\n")
+        config = stage.config(
+            providers={"file": "providers.yaml", "shipped": False},
+            pools={"default": [{"address": "127.0.0.31"}]},
+            zones={"default": {"connections": 6}},
+            processes={"receivers": 0, "senders": 0},
+        )
+        async with relaying(config) as relay:
+            workers = relay._delivery.views["default"]
+            await relay.enqueue("s@sender.example", ["first@d0.example"], TEXT)
+            await until(lambda: len(big.accepted) == 1, "the first message")
+            egress = workers._egress._egress
+            egress.shaper.controller.pause(
+                ("big", "127.0.0.31"), egress.now_ms() + 1_000_000, egress.now_ms(), "test"
+            )
+            egress.shaper._follow(("big", "127.0.0.31"))
+            egress.changed()
+            for domain in domains:
+                await relay.enqueue("s@sender.example", [f"x@{domain}"], TEXT)
+            await until(
+                lambda: sum(len(gate.waiting) for gate in egress.gates.all()) == DOMAINS, "all to wait"
+            )
+            assert sum(1 for _ in recipient_rows(relay.queue.store)) == DOMAINS
+            egress.shaper.controller.end(("big", "127.0.0.31"), egress.now_ms(), "test")
+            egress.shaper._follow(("big", "127.0.0.31"))
+            egress.changed()
+            most = 0
+
+            def is_done() -> bool:
+                nonlocal most
+                most = max(most, workers.scheduler.active)
+                return len(big.accepted) == DOMAINS + 1
+
+            is_done()
+            await until(is_done, "everything to be sent")
+            await empty(relay)
+            assert sound(relay)
+        assert 1 < most <= 6
+        assert big.most_sessions <= 6
