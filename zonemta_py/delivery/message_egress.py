@@ -101,10 +101,11 @@ class MessageEgress:
     ) -> PoolAddress | Refusal:
         """The address for a message, whose permit the worker has then.
 
-        A greylisted recipient keeps its address, unless that has no room for long; a blocked one leaves it.
+        A greylisted recipient keeps its address, a blocked one leaves it, unless the others have no room for long.
         """
         egress, last = self._egress, lease.recipients[0].record.source
         about = self._last_class(lease) if last else None
+        every = sources
         if about is ReplyClass.BLOCKED and len(sources) > 1:
             sources = [each for each in sources if source_name(each) != last]
         kept = [each for each in sources if about is ReplyClass.GREYLISTED and source_name(each) == last]
@@ -122,8 +123,9 @@ class MessageEgress:
                 slot.permit = permit
                 return each
             refused = refused or permit
-        if kept and refused is not None and refused.until_ms > now_ms + KEPT_MS:
-            return self._choose_any(slot, provider, sources, now_ms)
+        has_choice = bool(kept) or len(sources) < len(every)
+        if has_choice and refused is not None and refused.until_ms > now_ms + KEPT_MS:
+            return self._choose_any(slot, provider, every, now_ms)
         return refused or Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
 
     def _choose_any(
