@@ -213,3 +213,27 @@ def test_a_report_of_a_damaged_log(spark: "SparkSession", tmp_path: Path) -> Non
     assert report(spark, again)["delivered"] == 4 * LENGTH
     assert not (output / "quarantine").exists()
     assert "no damage found" in (output / "report.html").read_text()
+
+
+def test_files_are_listed_as_spark_does(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same paths and lengths, also of a relative directory; a segment that was read is not read again."""
+    from zonemta_py.pipeline.rules.coverage import Coverage
+    from zonemta_py.pipeline.spark import event_log, listing
+
+    log = tmp_path / "a log"
+    write_log(log)
+    (log / ".index").write_text("x")
+    (log / "_hidden").mkdir()
+    (log / "_hidden" / "abcdef-0000000000000001.jsonl.zst").write_text("x")
+    relative = os.path.relpath(log)
+    for path in (str(log), relative, f"{log}/../a log", f"{log}/"):
+        files = listing.local_files(spark, path)
+        with monkeypatch.context() as patched:
+            patched.setattr(event_log, "local_files", lambda *_: None)
+            assert event_log._lengths(spark, path) == files
+        assert len(files or ()) == 4
+        first = event_log.open_log(spark, path)
+        again = event_log.open_log(spark, path, first.read or Coverage(), first.names)
+        assert (len(first.names), again.segments, again.known) == (4, [], 4)

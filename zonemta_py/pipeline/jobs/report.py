@@ -39,6 +39,7 @@ from zonemta_py.pipeline.transforms.anomalies import (
     hours_of,
     unusual_hours,
 )
+from zonemta_py.pipeline.transforms.attempt_sums import part_of
 from zonemta_py.pipeline.transforms.bounces import complaint_counts
 from zonemta_py.pipeline.transforms.report_tables import (
     days_table,
@@ -196,14 +197,15 @@ def _write(
 
 
 def _tables(request: ReportRequest, sums: ReportSums) -> dict[str, pa.Table]:
-    days = days_table(sums.timed("days"))
-    unusual = unusual_hours(sums.timed("provider_hours"), request.thresholds)
+    timed = sums.timed(("hours", "days", "provider_hours"))
+    days = days_table(part_of(timed, "days"))
+    unusual = unusual_hours(part_of(timed, "provider_hours"), request.thresholds)
     tables = {
         "rates": rates_table(sums.totals("rates")),
-        "hours": hours_table(sums.timed("hours")),
+        "hours": hours_table(part_of(timed, "hours")),
         "days": days,
         "replies": replies_table(sums.totals("replies")),
-        "anomalies": explained(unusual, sums.timed("replies", hours_of(unusual))),
+        "anomalies": explained(unusual, sums.timed(("replies",), hours_of(unusual))),
     }
     if request.warmups:
         tables["warmup"] = warmup_table(days, request.warmups)

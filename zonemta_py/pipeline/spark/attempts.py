@@ -58,11 +58,16 @@ def _blocks(spark: SparkSession, log: EventLog, campaigns: DataFrame | None) -> 
 def _sum_segments(
     parts: Mapping[str, Sequence[Range]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    # Segments are decoded together: those of a quiet relay are small.
+    lines = (
+        block
+        for batch in batches
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True)
+        for block in lines_of(content.as_py(), path.as_py(), parts)
+    )
     sums = TaskSums()
-    for batch in batches:
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
-            for attempts in decode_attempts(lines_of(content.as_py(), path.as_py(), parts)):
-                sums.add(attempts)
+    for attempts in decode_attempts(lines):
+        sums.add(attempts)
     yield from _as_blocks(sums)
 
 

@@ -24,6 +24,7 @@ from zonemta_py.events.log import missing_between
 from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
+from zonemta_py.pipeline.spark.listing import local_files
 from zonemta_py.pipeline.spark.storage import remove, write_text
 from zonemta_py.pipeline.spark.tables import record_batch
 
@@ -102,15 +103,11 @@ def open_log(
     """
     known = known or Coverage()
     read = Coverage(known.ranges)
-    reader = spark.read.format("binaryFile").options(**OF_SEGMENTS)
     with spark_errors(path):
-        try:
-            if is_parquet(spark, path):
-                return EventLog(path, is_parquet=True)
-            files = analysed(reader.load(path)).select("path", "length").collect()
-        except AnalysisException as exc:
-            raise LocalError(f"{path}: no event log here: {error_line(str(exc))}") from exc
-        found = {row["path"]: name_of(row["path"], row["length"]) for row in files}
+        lengths = _lengths(spark, path)
+        if lengths is None:
+            return EventLog(path, is_parquet=True)
+        found = {each: name_of(each, length) for each, length in lengths.items()}
         new = [each for each, name in found.items() if name not in names]
         listed = EventLog(path, new, known=len(found) - len(new))
         rows = listed.contents(spark).mapInArrow(_verified, _SEGMENT).collect() if new else []
@@ -140,8 +137,24 @@ def open_log(
         damage += map(Damage, missing_between(node, [*trailers, *ranges_known]))
     damage.sort(key=lambda each: (not each.path, each.path))
     segments = [row["path"] for row in rows if parts.get(row["path"], True)]
-    whole = [found[row["path"]] for row in rows if not row["problem"]]
+    whole = [found[row["path"]] for row in rows if not row["problem"] and row["path"] in found]
     return EventLog(path, segments, parts, read, damage, records, len(found) - len(segments), whole)
+
+
+def _lengths(spark: SparkSession, path: str) -> dict[str, int] | None:
+    """The length of each segment, by its path; None for an event log that is Parquet. Raises LocalError."""
+    files = local_files(spark, path)
+    if files is not None:
+        if any(each.endswith(".parquet") for each in files):
+            return None
+        return {each: length for each, length in files.items() if each.endswith(GLOB[1:])}
+    try:
+        if is_parquet(spark, path):
+            return None
+        segments = analysed(spark.read.format("binaryFile").options(**OF_SEGMENTS).load(path))
+        return {row["path"]: row["length"] for row in segments.select("path", "length").collect()}
+    except AnalysisException as exc:
+        raise LocalError(f"{path}: no event log here: {error_line(str(exc))}") from exc
 
 
 def is_parquet(spark: SparkSession, path: str) -> bool:

@@ -1,0 +1,29 @@
+"""Lists the files below a directory of this machine: Spark starts a job for that, which takes ten seconds for those of a year."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from zonemta_py.pipeline.spark.storage import is_url
+
+HIDDEN = ("_", ".")  # names that Spark leaves out, too
+
+
+def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
+    """The length of each file below ``path``, by its path as Spark writes it; None when that is not a directory of this machine.
+
+    Over Spark Connect the directory is one of the server.
+    """
+    if is_url(path) or not hasattr(spark, "_jvm") or not Path(path).is_dir():
+        return None
+    found: dict[str, int] = {}
+    for parent, directories, names in os.walk(os.path.abspath(path)):  # noqa: PTH100  # as Hadoop does: .. is removed, links stay
+        directories[:] = [name for name in directories if not name.startswith(HIDDEN)]
+        for name in names:
+            if not name.startswith(HIDDEN):
+                file = Path(parent, name)
+                with suppress(FileNotFoundError):  # the relay has removed it meanwhile
+                    found[f"file:{file}"] = file.stat().st_size
+    return found
