@@ -57,7 +57,9 @@ def _address(provider: int) -> str:
 
 def write_config(directory: Path, port: int, names_port: int) -> Path:
     """The configuration of the relay, and its file of providers."""
-    (directory / "providers.yaml").write_text(yaml.safe_dump({"providers": {"default": {"limits": LIMITS}}}))
+    (directory / "providers.yaml").write_text(
+        yaml.safe_dump({"providers": {"default": {"limits": LIMITS}}})
+    )
     document = {
         "hostname": "relay.bench.example",
         "allow_private_destinations": True,
@@ -76,7 +78,9 @@ def write_config(directory: Path, port: int, names_port: int) -> Path:
     return path
 
 
-async def round_of(relay: CommandProcess, target: str, domains: int, messages: int, got: Deliveries) -> dict[str, Any]:
+async def round_of(
+    relay: CommandProcess, target: str, domains: int, messages: int, got: Deliveries
+) -> dict[str, Any]:
     """Send ``messages``; returns what they cost."""
     before, cpu_s, began_s, most_bytes = got.recipients, cpu_seconds(relay.pid), monotonic_s(), 0
     process = await asyncio.create_subprocess_exec(
@@ -104,12 +108,19 @@ async def measure(directory: Path, domains: int, recipients: int) -> dict[str, A
     port = free_port(*hosts[:20])
     server = await loop.create_server(lambda: CountingSession(got, 0.0), hosts, port, backlog=1024)
     config = write_config(directory, port, await names.start())
-    relay = CommandProcess(["serve", "-c", str(config), "--log-level", "warning"], directory / "relay.log")
+    relay = CommandProcess(
+        ["serve", "-c", str(config), "--log-level", "warning"], directory / "relay.log"
+    )
     try:
         [target] = await asyncio.to_thread(relay.wait_ready)
-        row: dict[str, Any] = {"domains": domains, "rss_anon_mb": round(rss_anon_bytes(relay.pid) / 1e6, 1)}
+        row: dict[str, Any] = {
+            "domains": domains,
+            "rss_anon_mb": round(rss_anon_bytes(relay.pid) / 1e6, 1),
+        }
         for number in range(ROUNDS):
-            row[f"round_{number + 1}"] = await round_of(relay, target, domains, recipients // ROUNDS, got)
+            row[f"round_{number + 1}"] = await round_of(
+                relay, target, domains, recipients // ROUNDS, got
+            )
         row["repeated"] = sum(1 for count in got.counts if count > 1)
         row["questions"] = sum(names.queries.values())
         await asyncio.to_thread(relay.stop)

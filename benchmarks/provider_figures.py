@@ -1,6 +1,7 @@
 """The figures of ``providers.py``, from the accounts of the receivers. Pure; times are monotonic seconds."""
 
 import bisect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,11 @@ def latency(
         "messages": len(waits_ms), "p50_ms": quantile(waits_ms, 0.5), "p95_ms": quantile(waits_ms, 0.95),
         "p99_ms": quantile(waits_ms, 0.99), "most_ms": round(waits_ms[-1], 1),
     }  # fmt: skip
+
+
+def kinds(provider: SinkProvider) -> dict[str, int]:
+    """How many violations of each limit it has seen."""
+    return dict(Counter(str(each.limit) for each in provider.violations))
 
 
 def share_of_rates(provider: SinkProvider) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.provider_figures import Block, latency, share_of_rates
+from benchmarks.provider_figures import Block, kinds, latency, share_of_rates
 from zonemta_py.bench.measure import SinkProcess
 from zonemta_py.bench.process import CommandProcess, cpu_seconds, rss_anon_bytes
 from zonemta_py.bench.scenarios import Scenario
@@ -45,11 +45,22 @@ PROVIDERS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 HOSTS = {"alpha": "127.0.1.1", "beta": "127.0.1.2", "gamma": "127.0.1.3", "free": "127.0.0.1"}
-TURNS = ("alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha")  # of domains
+TURNS = (
+    "alpha",
+    "beta",
+    "gamma",
+    "alpha",
+    "beta",
+    "gamma",
+    "alpha",
+    "beta",
+    "gamma",
+    "alpha",
+)  # of domains
 DOMAINS = 40
 ZONES = {"one": ["127.0.0.31", "127.0.0.32"], "two": ["127.0.0.33", "127.0.0.34"]}
 SINGLES_PER_S = 20
-ALONE, MEANWHILE = 600, 1_600  # single messages
+ALONE, MEANWHILE = 400, 1_600  # single messages
 BLOCK_PART = 4  # the flood of the second part is so many times smaller
 BLOCKED, BLOCKED_AT, BLOCKED_S = "127.0.0.31", "alpha", 3.0
 REPLY = "421 4.7.0 your IP is blocked for its bad reputation"
@@ -157,7 +168,12 @@ class Run:
     async def singles(self, messages: int, first: int) -> "array[float]":
         """Submit a message every 50 ms to the provider without limits; returns when each was accepted."""
         path = self._directory / f"accepted-{first}"
-        options = (f"--first={first}", f"--per-second={SINGLES_PER_S}", "--sessions=1", f"--times={path}")
+        options = (
+            f"--first={first}",
+            f"--per-second={SINGLES_PER_S}",
+            "--sessions=1",
+            f"--times={path}",
+        )
         await self.source(messages, "single@one.example", "--domain=single.example", *options)
         await self.until(lambda: self._single_sink.recipients() >= first + messages, "single messages")
         accepted = array("d")
@@ -191,7 +207,9 @@ class Run:
         async with asyncio.TaskGroup() as group:
             flood = group.create_task(self.flood(self._recipients, 0))
             beside = group.create_task(self.singles(MEANWHILE, len(warm) + len(alone)))
-            flood.add_done_callback(lambda _: print(f"flood: {monotonic_s() - began_s:.1f} s", file=sys.stderr))
+            flood.add_done_callback(
+                lambda _: print(f"flood: {monotonic_s() - began_s:.1f} s", file=sys.stderr)
+            )
         took_s, cpu_s = monotonic_s() - began_s, cpu_seconds(self._relay.pid) - cpu_s
         row: dict[str, Any] = {
             "processes": self._processes, "recipients": self._recipients, "seconds": round(took_s, 1),
@@ -199,7 +217,7 @@ class Run:
             "rss_anon_mb": round(rss_anon_bytes(self._relay.pid) / 1e6, 1),
             "providers": {
                 name: {
-                    "messages": len(each.accepted), "violations": len(each.violations),
+                    "messages": len(each.accepted), "violations": kinds(each),
                     "share_of_rates": share_of_rates(each), "most_sessions": each.most_sessions,
                     "most_sessions_of_an_address": max(c.most_sessions for c in each.clients.values()),
                     "sessions": sum(len(c.connected) for c in each.clients.values()),
@@ -209,7 +227,7 @@ class Run:
         }  # fmt: skip
         block = await self.block()
         row["block"] = block.row(providers, BLOCKED, BLOCKED_AT)
-        row["violations_with_block"] = sum(len(each.violations) for each in providers.values())
+        row["violations_with_block"] = {name: kinds(each) for name, each in providers.items()}
         row["repeated"] = sum(1 for count in self._sink.tally.by_recipient.values() if count > 1)
         await asyncio.to_thread(self._relay.stop)
         deliveries = self._single_sink.stop()

@@ -126,12 +126,17 @@ class SenderPool:
 
         Raises AgentLost when that process ends first.
         """
-        supervisor, destination = self._supervisor, request.destination
+        supervisor, destination, way = self._supervisor, request.destination, way_of(request.order)
         while not supervisor.children:
             await supervisor.available.wait()
         chosen = max(
-            supervisor.children, key=lambda child: (child.idle[zone][destination] > 0, -child.active)
+            supervisor.children,
+            key=lambda child: (
+                child.unclaimed(way) > 0 or child.idle[zone][destination] > 0,
+                -child.active,
+            ),
         )
+        chosen.claimed[way] += way != NO_WAY
         within = await self._trim_others(zone, request, chosen)
         return await chosen.deliver(next(self._numbers), zone, within, context)
 
@@ -205,6 +210,7 @@ class SenderChild(ChildProcess):
         self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.idle_in: Counter[str] = Counter()
         self.idle_ways: Counter[Way] = Counter()
+        self.claimed: Counter[Way] = Counter()  # requests since their number was last reported
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
@@ -245,6 +251,10 @@ class SenderChild(ChildProcess):
         self._look_ups[number] = answer
         self.send(protocol.Resolve(number, zone, domain))
         return await answer
+
+    def unclaimed(self, way: Way) -> int:
+        """How many idle sessions are left on ``way`` when the requests that were sent have theirs."""
+        return self.idle_ways[way] - self.claimed[way]
 
     def idle_at(self, provider: str) -> int:
         """The number of idle sessions with ``provider``, from all addresses."""
@@ -294,6 +304,7 @@ class SenderChild(ChildProcess):
 
     def _set_idle_on(self, way: Way, count: int) -> None:
         if way != NO_WAY:
+            self.claimed.pop(way, None)
             self.idle_ways[way] = count
             if not count:
                 del self.idle_ways[way]
@@ -360,6 +371,7 @@ class SenderChild(ChildProcess):
         self.idle_in.clear()
         ways = list(self.idle_ways)
         self.idle_ways.clear()
+        self.claimed.clear()
         for way in ways:
             self._on_idle(way)
 
