@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zonemta_py.bench.sampler import quantile
+from zonemta_py.sink.sink_limits import LimitName
 from zonemta_py.sink.sink_provider import ClientAccount, SinkProvider
 
 WITHIN_S = 1.0  # figures of an address that comes back are for each such period
@@ -64,7 +65,7 @@ class Block:
         back_s = [each for each in account.accepted.times_s.tolist() if each > self.unblocked_s]
         return {
             "client": client, "provider": at, "open_sessions": self.open_sessions,
-            "refused": account.refused.total(),
+            "refused": account.refused[LimitName.BLOCKED],
             "first_refusal_s": round(self.refusals[0][0], 3) if self.refusals else None,
             "last_refusal_s": round(self.refusals[-1][0], 3) if self.refusals else None,
             "elsewhere": sum(

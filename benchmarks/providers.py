@@ -29,6 +29,7 @@ from zonemta_py.events.segments import read_segment, sealed_segments
 from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import load_script
 from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_limits import LimitName
 
 PROVIDERS: dict[str, dict[str, Any]] = {
     "alpha": {
@@ -191,7 +192,7 @@ class Run:
             provider.block(BLOCKED, REPLY)
             refusals: list[tuple[float, int]] = []
             while monotonic_s() < blocked_s + BLOCKED_S:
-                total = account.refused.total()
+                total = account.refused[LimitName.BLOCKED]
                 if total and (not refusals or refusals[-1][1] != total):
                     refusals.append((monotonic_s() - blocked_s, total))
                 await asyncio.sleep(0.002)
