@@ -12,6 +12,8 @@ from zonemta_py.config.schema import Resolver
 from zonemta_py.config.units import HostPort, Seconds
 from zonemta_py.config.units import NameServer as Server
 from zonemta_py.core.errors import DestinationFailed
+from zonemta_py.delivery.dns_channel import DnsChannel
+from zonemta_py.delivery.dns_channel import Records as DnsAnswer
 from zonemta_py.delivery.mx import MxResolver
 from zonemta_py.sink.nameserver import SERVFAIL, SILENT, NameServer, Records
 from zonemta_py.smtp.mx_order import TARGETS_MAX, Host, allowed, is_public, order
@@ -181,3 +183,25 @@ async def test_an_answer_of_old_servers_is_not_kept() -> None:
         assert server.queries["plain.example", "MX"] == 2
         await resolver.resolve("plain.example")
         assert server.queries["plain.example", "MX"] == 2
+
+
+async def test_the_addresses_of_a_host_serve_all_its_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further domain of a known host costs one question to the library, until the addresses expire."""
+    asked: list[tuple[str, str]] = []
+    query = DnsChannel.query
+
+    async def noted(channel: DnsChannel, name: str, kind: str) -> DnsAnswer:
+        asked.append((name, kind))
+        return await query(channel, name, kind)
+
+    monkeypatch.setattr(DnsChannel, "query", noted)
+    async with resolving() as (resolver, server):
+        server.records = {**server.records, "other.example": {"MX": ["10 a.example."]}}
+        await resolver.resolve("plain.example")
+        asked.clear()
+        [host] = await resolver.resolve("other.example")
+        assert host == Host(10, "a.example", ("127.0.0.11", "127.0.0.12", "::1"))
+        assert asked == [("other.example", "MX")]
+        resolver.configure(resolver._settings)
+        await resolver.resolve("other.example")
+        assert ("a.example", "A") in asked

@@ -107,6 +107,54 @@ def test_which_limit_refuses_and_until_when() -> None:
     assert isinstance(made.take("big", "b", 1_000_200), Permit), "the rate is that of an address"
 
 
+def test_an_address_with_its_share_of_the_sessions_displaces_none() -> None:
+    """A new session in the place of an idle one of another address costs both: it waits for its own instead."""
+    made = permits(ProviderLimits(sessions=4))
+    for name, idle in (("a", 1), ("b", 3)):
+        held = [taken(made.take("big", name, 1_000)) for _ in range(idle)]
+        for number, permit in enumerate(held, 1):
+            made.set_idle("big", name, number)
+            made.end(permit, 1_010)
+            made.release(permit)
+    assert made.path("big", "").open == 4
+    taken(made.take("big", "a", 2_000))  # in its idle session
+    made.set_idle("big", "a", 0)
+    taken(made.take("big", "a", 2_000))  # less than its share were open
+    refused = made.take("big", "a", 2_000)
+    assert isinstance(refused, Refusal)
+    assert refused.limit is Limit.PROVIDER_SESSIONS
+    assert isinstance(made.take("big", "b", 2_000), Permit), "in an idle session"
+    assert isinstance(made.take("big", "c", 2_000), Permit), "one that has none"
+
+
+def test_room_when_idle_sessions_end() -> None:
+    """Sessions that are closed make room for those of another address."""
+    made = permits(ProviderLimits(sessions=2))
+    held = [taken(made.take("big", "a", 1_000)) for _ in range(2)]
+    for number, permit in enumerate(held, 1):
+        made.set_idle("big", "a", number)
+        made.end(permit, 1_010)
+        made.release(permit)
+    taken(made.take("big", "b", 2_000))
+    assert isinstance(made.take("big", "b", 2_000), Refusal)
+    assert made.set_idle("big", "a", 0)
+    taken(made.take("big", "b", 2_000))
+
+
+def test_open_sessions_are_used_while_no_new_one_may_be_opened() -> None:
+    made = permits(
+        ProviderLimits(connect_rate=(Rate(1, 60.0),)), a=AddressLimits(connect_rate=(Rate(1, 60.0),))
+    )
+    first = taken(made.take("big", "a", 1_000))
+    made.begin(first, 1_000, 1)
+    assert isinstance(made.take("big", "a", 1_005), Refusal)
+    made.end(first, 1_010)
+    made.set_idle("big", "a", 1)
+    made.release(first)
+    assert taken(made.take("big", "a", 1_020)).connects == 0
+    assert isinstance(made.take("big", "a", 1_030), Refusal)
+
+
 def test_what_was_not_sent_does_not_count() -> None:
     made = permits(ProviderLimits(rate=(Rate(1, 60.0),)))
     for _ in range(3):

@@ -157,7 +157,9 @@ class Egress(Allowance):
     def set_idle(self, way: Key, idle: int) -> None:
         """The number of sessions without a request has changed on a way from an address to a provider."""
         provider, source = way
-        self.permits.path(provider, source or source_name(PoolAddress())).idle = idle
+        makes_room = self.permits.set_idle(provider, source or source_name(PoolAddress()), idle)
+        if makes_room and provider in self.gates:
+            asyncio.get_running_loop().call_soon(self.gates.room_at, provider)
 
     def learn(self, domain: str, answer: MxAnswer) -> None:
         """The exchangers of ``domain`` were found."""

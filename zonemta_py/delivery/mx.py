@@ -21,6 +21,7 @@ TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
 NEGATIVE_TTL_S = 300.0
 FAILURE_TTL_S = 5.0
 CACHE_MAX = 50_000
+HOSTS_MAX = 10_000  # of which the addresses are cached: most domains share a few
 MX_MAX = 20  # hosts looked up for one domain
 ADDRESSES_MAX = 16  # kept for one host and family
 
@@ -43,6 +44,7 @@ class MxResolver:
             self._channel.retire()
             self._channel = None
         self._cache, self._pending = OrderedDict(), {}  # look-ups that run keep the old ones
+        self._of_host: dict[str, tuple[float, tuple[str, ...]]] = {}
 
     def close(self) -> None:
         """End the look-ups that run; they fail."""
@@ -140,6 +142,10 @@ class MxResolver:
 
         Raises DestinationFailed when a look-up fails and the other finds nothing.
         """
+        now_s, cache = clock.monotonic_s(), self._of_host
+        expires_s, known = cache.get(name, (0.0, ()))
+        if now_s < expires_s:
+            return known, expires_s - now_s
         results = await asyncio.gather(
             self._query(name, "A", missing_domain_ok=True),
             self._query(name, "AAAA", missing_domain_ok=True),
@@ -154,6 +160,10 @@ class MxResolver:
         for result in results:
             if not ips and isinstance(result, BaseException):
                 raise result
+        if ips and not any(isinstance(result, BaseException) for result in results):
+            if len(cache) >= HOSTS_MAX:
+                cache.clear()
+            cache[name] = (now_s + ttl_s, tuple(ips))
         return tuple(ips), ttl_s
 
     async def _query(self, name: str, rdtype: str, *, missing_domain_ok: bool = False) -> Records:

@@ -76,9 +76,13 @@ class _Group:
 
 
 class WaySessions:
-    """The idle sessions of all zones in a process, by provider and source address."""
+    """The idle sessions of all zones in a process, by provider and source address.
 
-    def __init__(self) -> None:
+    ``on_change`` is called with a way and the number of those that are idle on it.
+    """
+
+    def __init__(self, on_change: Callable[[Way, int], None] | None = None) -> None:
+        self._on_change = on_change
         self._by_way = _Group()
         self._by_provider = _Group()
         self._numbers = count()
@@ -91,11 +95,17 @@ class WaySessions:
         """The session is idle."""
         self._by_way.add(entry.way, entry)
         self._by_provider.add(entry.way[0], entry)
+        self._changed(entry.way)
 
     def remove(self, entry: _IdleSession) -> None:
         """The session is not idle any more."""
         self._by_way.remove(entry.way, entry)
         self._by_provider.remove(entry.way[0], entry)
+        self._changed(entry.way)
+
+    def _changed(self, way: Way) -> None:
+        if self._on_change is not None and way != NO_WAY:
+            self._on_change(way, self.count(way))
 
     def count(self, way: Way) -> int:
         """The number of idle sessions on ``way``."""

@@ -156,7 +156,7 @@ class ZoneEgress:
         if way is not None:
             now_ms = self._egress.now_ms()
             path = self._egress.permits.path(way.provider, slot.permit.address)
-            until_ms = path.connects.wait_ms(now_ms) if path.connects is not None else now_ms + 1000
+            until_ms = path.connects.wait_ms(now_ms) if path.connects is not None else now_ms + 20
             refusal = Refusal(
                 Limit.PROVIDER_CONNECT_RATE, until_ms or now_ms + 1, "no new session is allowed"
             )

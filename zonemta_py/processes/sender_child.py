@@ -37,6 +37,7 @@ class SenderChild(ChildProcess):
         self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.idle_in: Counter[str] = Counter()
         self.idle_ways: Counter[Way] = Counter()
+        self.claimed: Counter[Way] = Counter()  # requests since their number was last reported
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
@@ -77,6 +78,10 @@ class SenderChild(ChildProcess):
         self._look_ups[number] = answer
         self.send(protocol.Resolve(number, zone, domain))
         return await answer
+
+    def unclaimed(self, way: Way) -> int:
+        """How many idle sessions are left on ``way`` when the requests that were sent have theirs."""
+        return self.idle_ways[way] - self.claimed[way]
 
     def idle_at(self, provider: str) -> int:
         """The number of idle sessions with ``provider``, from all addresses."""
@@ -126,6 +131,7 @@ class SenderChild(ChildProcess):
 
     def _set_idle_on(self, way: Way, count: int) -> None:
         if way != NO_WAY:
+            self.claimed.pop(way, None)
             self.idle_ways[way] = count
             if not count:
                 del self.idle_ways[way]
@@ -192,6 +198,7 @@ class SenderChild(ChildProcess):
         self.idle_in.clear()
         ways = list(self.idle_ways)
         self.idle_ways.clear()
+        self.claimed.clear()
         for way in ways:
             self._on_idle(way)
 

@@ -11,7 +11,7 @@ from itertools import count
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.delivery.session_pool import Way, way_of
+from zonemta_py.delivery.session_pool import NO_WAY, Way, way_of
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.link import LogLevel, SetTraces
 from zonemta_py.processes.sender_child import SenderChild
@@ -123,12 +123,23 @@ class SenderPool:
 
         Raises AgentLost when that process ends first.
         """
-        supervisor, destination = self._supervisor, request.destination
+        supervisor, destination, way = self._supervisor, request.destination, way_of(request.order)
         while not supervisor.children:
             await supervisor.available.wait()
         chosen = max(
-            supervisor.children, key=lambda child: (child.idle[zone][destination] > 0, -child.active)
+            supervisor.children,
+            key=lambda child: (
+                child.unclaimed(way) > 0 or child.idle[zone][destination] > 0,
+                -child.active,
+            ),
         )
+        has_session = chosen.unclaimed(way) > 0
+        chosen.claimed[way] += way != NO_WAY
+        order = request.order
+        if order is not None and order.connects >= 0 and has_session:
+            # It needs no other session to be closed: each of them cost a permit to connect.
+            reusing = replace(request, order=replace(order, connects=0))
+            return await chosen.deliver(next(self._numbers), zone, reusing, context)
         within = await self._trim_others(zone, request, chosen)
         return await chosen.deliver(next(self._numbers), zone, within, context)
 

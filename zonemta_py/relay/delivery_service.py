@@ -17,7 +17,7 @@ from zonemta_py.delivery.peers import Peers
 from zonemta_py.delivery.report_sender import ReportSender
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.session_opener import SmtpResources
-from zonemta_py.delivery.session_pool import NO_WAY, SessionPool, Way, WaySessions
+from zonemta_py.delivery.session_pool import SessionPool, Way, WaySessions
 from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.delivery.smtp_agent import SmtpAgent
 from zonemta_py.delivery.zone_workers import ZoneWorkers
@@ -70,7 +70,7 @@ class DeliveryService:
             self.senders = SenderPool(
                 config, hostname, self.unreachable, senders, log_target, self._set_idle
             )
-        self._idle = WaySessions()
+        self._idle = WaySessions(self._set_idle)
         self._tasks = BackgroundTasks()
         self._zones: dict[str, ZoneWorkers] = {}
         self.views: dict[str, ZoneWorkers | ProgramZone] = {}
@@ -105,10 +105,6 @@ class DeliveryService:
 
     def _set_idle(self, way: Way, idle: int) -> None:
         self._context.egress.set_idle(way, idle)
-
-    def _idle_closed(self, destination: str, idle: int, way: Way, idle_there: int) -> None:
-        if way != NO_WAY:
-            self._set_idle(way, idle_there)
 
     async def _close(self) -> None:
         self._context.egress.close()
@@ -145,7 +141,7 @@ class DeliveryService:
         resources = SmtpResources(
             context.hostname, self._endpoints, self._peers, self._signer, self.unreachable, context.rng
         )
-        return SmtpAgent(zone, resources, SessionPool(self._idle_closed, self._idle))
+        return SmtpAgent(zone, resources, SessionPool(together=self._idle))
 
     def _resolver(self, config: Config, hostname: str) -> EndpointResolver:
         return EndpointResolver(config, hostname, self._look_ups, self._context.rng)

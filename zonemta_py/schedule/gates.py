@@ -47,6 +47,9 @@ class Gates:
         """When ``run_due`` has something to do."""
         return self._timers[0][0] if self._timers else None
 
+    def __contains__(self, provider: object) -> bool:
+        return provider in self._by_provider
+
     def get(self, zone: str, provider: str) -> Gate | None:
         """The gate, if something waits there."""
         return self._gates.get((zone, provider))

@@ -52,10 +52,14 @@ class Ceiling:
 
 
 class Path:
-    """What is under way between a provider and an address of ours; either is empty for the sum over all."""
+    """What is under way between a provider and an address of ours; either is empty for the sum over all.
+
+    ``open``: sessions that are believed to exist, with and without a worker; ``used_by``: addresses that have some.
+    """
 
     __slots__ = (
-        "address", "ceiling", "connects", "idle", "messages", "provider", "sessions", "sessions_max",
+        "address", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
+        "used_by",
     )  # fmt: skip
 
     def __init__(self, provider: str, address: str) -> None:
@@ -63,6 +67,7 @@ class Path:
         self.address = address
         self.sessions = 0  # of workers
         self.idle = 0  # sessions without one
+        self.open = self.used_by = 0
         self.sessions_max: int | None = None
         self.messages: RateWindows | None = None
         self.connects: RateWindows | None = None
@@ -88,8 +93,8 @@ class Path:
         own, lower = self.sessions_max, self.ceiling.sessions
         return own if lower is None else lower if own is None else min(own, lower)
 
-    def refuse(self, now_ms: int, *, session: bool) -> Refusal | None:
-        """What refuses a message now; ``session``: in a further session."""
+    def refuse(self, now_ms: int, *, session: bool, new: bool) -> Refusal | None:
+        """What refuses a message now; ``session``: in that of a further worker, which is ``new``."""
         ceiling = self.ceiling
         if now_ms < ceiling.paused_ms:
             return Refusal(Limit.PAUSE, ceiling.paused_ms, ceiling.reason)
@@ -104,7 +109,7 @@ class Path:
             wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
             if windows is not None and wait_ms:
                 return Refusal(limit, wait_ms, f"the rate to {self} is {_rates(windows)}")
-        if session and self.connects is not None and not self.idle:
+        if new and self.connects is not None:
             wait_ms = self.connects.wait_ms(now_ms)
             if wait_ms:
                 text = f"new sessions with {self}: {_rates(self.connects)}"
@@ -217,11 +222,13 @@ class Permits:
     ) -> Refusal | None:
         """What refuses a message from ``address`` to ``provider`` now; of several limits the longest."""
         latest: Refusal | None = None
-        for path in self._parts(provider, address):
-            found = path.refuse(now_ms, session=session)
+        parts = pair, whole, _ = self._parts(provider, address)
+        new = session and pair.sessions >= pair.open
+        for path in parts:
+            found = path.refuse(now_ms, session=session, new=new)
             if found is not None and (latest is None or found.until_ms > latest.until_ms):
                 latest = found
-        return latest
+        return latest or (_displaces(pair, whole) if new else None)
 
     def take(self, provider: str, address: str, now_ms: int) -> Permit | Refusal:
         """A session with a message in it, which ``release`` ends; or what refuses it."""
@@ -231,6 +238,8 @@ class Permits:
         permit = Permit(provider, address, self._parts(provider, address))
         for path in permit.paths:
             path.sessions += 1
+        pair = permit.paths[0]
+        self._set_open(pair, max(pair.open, pair.sessions))
         self._grant(permit, now_ms)
         return permit
 
@@ -293,7 +302,23 @@ class Permits:
         """The worker has left the session, which may stay open without one."""
         for path in permit.paths:
             path.sessions -= 1
+        pair = permit.paths[0]
+        self._set_open(pair, min(pair.open, pair.sessions + pair.idle))
         self._on_room(permit.provider, permit.address)
+
+    def set_idle(self, provider: str, address: str, idle: int) -> bool:
+        """This number of sessions is open without a worker. Returns whether that makes room."""
+        pair = self.path(provider, address)
+        before, pair.idle = pair.open, idle
+        self._set_open(pair, min(max(pair.open, idle), pair.sessions + idle))
+        return pair.open < before
+
+    def _set_open(self, pair: Path, number: int) -> None:
+        if number != pair.open:
+            whole = self.path(pair.provider, ANY)
+            whole.used_by += (number > 0) - (pair.open > 0)
+            whole.open += number - pair.open
+            pair.open = number
 
     def restore(self, stored: Sequence[tuple[str, str, str, int, int, int]], now_ms: int) -> None:
         """Count what an earlier life stored."""
@@ -302,6 +327,20 @@ class Permits:
             windows = path.messages if kind == MESSAGES else path.connects
             if windows is not None:
                 windows.restore(length_ms, slot, used, now_ms)
+
+
+def _displaces(pair: Path, whole: Path) -> Refusal | None:
+    """The refusal of a new session in the place of an idle one of another address, which would be missed there soon.
+
+    An address that has less than its share may have it.
+    """
+    most = whole.most()
+    if most is None or whole.open < most:
+        return None
+    share = most // (whole.used_by + (pair.open == 0))
+    if pair.sessions < max(1, share):
+        return None
+    return Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, f"all {most} sessions with {whole} are open")
 
 
 def _named(kind: str, path: Path, windows: Sequence[tuple[int, int, int]]) -> Stored:
