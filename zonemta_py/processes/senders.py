@@ -10,6 +10,7 @@ from itertools import count
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
+from zonemta_py.core.codec import replace
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.session_pool import NO_WAY, Way, way_of
 from zonemta_py.processes import sender_protocol as protocol
