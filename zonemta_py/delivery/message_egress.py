@@ -62,12 +62,7 @@ class MessageEgress:
         most = egress.recipients_max(permit, len(lease.recipients), now_ms)
         if most < len(lease.recipients):
             egress.queue.narrow(lease, most)
-        idle_max = [-1, -1]
-        for number, path in enumerate(permit.paths[:2]):
-            limit = path.most()
-            if limit is not None:
-                idle_max[number] = max(0, limit - path.sessions)
-        return self._order(way.provider, found, permit, (idle_max[0], idle_max[1]))
+        return self._order(way.provider, found, permit, egress.permits.dispatch(permit))
 
     def _order(
         self, provider: str, entry: PoolAddress, permit: Permit, idle_max: tuple[int, int]

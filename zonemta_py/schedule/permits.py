@@ -58,7 +58,7 @@ class Path:
     """
 
     __slots__ = (
-        "address", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
+        "address", "busy", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
         "used_by",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class Path:
         self.provider = provider
         self.address = address
         self.sessions = 0  # of workers
+        self.busy = 0  # of them: those with a request under way
         self.idle = 0  # sessions without one
         self.open = self.used_by = 0
         self.sessions_max: int | None = None
@@ -139,8 +140,8 @@ class Permit:
     """
 
     __slots__ = (
-        "address", "connects", "granted", "messages", "openings", "paths", "provider", "recipients",
-        "stored", "warming",
+        "address", "connects", "granted", "is_busy", "messages", "openings", "paths", "provider",
+        "recipients", "stored", "warming",
     )  # fmt: skip
 
     def __init__(self, provider: str, address: str, paths: Sequence[Path]) -> None:
@@ -151,6 +152,7 @@ class Permit:
         self.openings: list[tuple[Path, RateWindows, RateUse]] = []
         self.connects = -1
         self.granted = False  # a message, which has not ended
+        self.is_busy = False  # its request is under way
         self.recipients = 0  # of it, that count for the schedules
         self.warming: Sequence[Warming] = ()
         self.stored: Stored = []
@@ -264,6 +266,19 @@ class Permits:
                 assert path.connects is not None
                 permit.openings.append((path, path.connects, path.connects.grant()))
 
+    def dispatch(self, permit: Permit) -> tuple[int, int]:
+        """A request with the message is sent to an agent.
+
+        Returns how many sessions without a request may stay open beside it when it opens one: at the provider from the
+        address, and from all; -1: any number.
+        """
+        if not permit.is_busy:
+            permit.is_busy = True
+            for path in permit.paths:
+                path.busy += 1
+        pair, whole, _ = permit.paths
+        return _left(pair), _left(whole)
+
     def begin(self, permit: Permit, now_ms: int, opened: int) -> None:
         """The message is sent now, in a session that is new if ``opened``."""
         for _, windows, use in permit.messages:
@@ -281,6 +296,10 @@ class Permits:
 
     def end(self, permit: Permit, now_ms: int, *, opened: int = 0) -> Stored:
         """The message has its answer, or was never sent. Returns what is stored, for the batch that settles it."""
+        if permit.is_busy:
+            permit.is_busy = False
+            for path in permit.paths:
+                path.busy -= 1
         self._end_openings(permit, now_ms, opened)
         cancelled = False
         for path, windows, use in permit.messages:
@@ -341,6 +360,11 @@ def _displaces(pair: Path, whole: Path) -> Refusal | None:
     if pair.sessions < max(1, share):
         return None
     return Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, f"all {most} sessions with {whole} are open")
+
+
+def _left(path: Path) -> int:
+    most = path.most()
+    return -1 if most is None else max(0, most - path.busy)
 
 
 def _named(kind: str, path: Path, windows: Sequence[tuple[int, int, int]]) -> Stored:
