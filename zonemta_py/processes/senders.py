@@ -130,7 +130,7 @@ class SenderPool:
         chosen = max(
             supervisor.children,
             key=lambda child: (
-                child.unclaimed(way) > 0 or child.idle[zone][destination] > 0,
+                (child.idle[zone][destination] if way == NO_WAY else child.unclaimed(way)) > 0,
                 -child.active,
             ),
         )
