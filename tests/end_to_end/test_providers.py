@@ -54,7 +54,7 @@ async def test_sessions_of_a_provider(directory: Path, processes: tuple[int, int
     domains = [f"d{n}.example" for n in range(8)]
     async with staged(directory) as stage:
         limits = {"sessions": 4, "sessions_per_address": 3, "messages_per_session": 5}
-        big = await stage.provider("big", domains, **limits)
+        big = await stage.provider("big", domains, slack=SLACK, **limits)
         free = await stage.provider("free", ["free.example"])
         async with relaying(shaped(stage, processes, {"big": limits})) as relay:
             await fill(relay, domains, 200)
@@ -258,3 +258,21 @@ async def test_a_pool_that_a_reload_removes(directory: Path) -> None:
             await empty(relay)
         assert len(big.accepted) == 40
         assert big.account(last).messages <= before + 20
+
+
+async def test_a_provider_that_no_address_reaches(directory: Path) -> None:
+    """It is a failed attempt, with a reason: the mail must not wait for ever at a limit."""
+    async with staged(directory) as stage:
+        await stage.provider("big", ["d.example"])
+        own = {"big": {"mx": ["*.big.example"], "family": "ipv6", "limits": {"sessions": 2}}}
+        (directory / "providers.yaml").write_text(yaml.safe_dump({"providers": own}))
+        config = stage.config(
+            providers={"file": "providers.yaml", "shipped": False},
+            pools={"default": [{"address": ADDRESSES[0]}]},
+            zones={"default": {"retry": {"delays": ["50ms"], "give_up_after": "200ms"}}},
+        )
+        async with relaying(config) as relay:
+            await relay.enqueue("", ["x@d.example"], TEXT)
+            await empty(relay)
+    [expired] = logged_events(directory, "expired")
+    assert "can reach" in expired["reply"] or "can be reached" in expired["reply"]

@@ -8,7 +8,8 @@ from random import Random
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.permits import Permit, Permits, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import Permit, Permits
 
 PROVIDER, ZONE = "big", "bulk"
 BEGIN_MS = 1_700_000_000_000

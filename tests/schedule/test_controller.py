@@ -133,7 +133,7 @@ def test_bounds_and_replay(attempts: list[tuple[int, str]], timers: list[int]) -
             assert 1 <= pace.sessions <= pace.top_sessions
             assert 1 <= pace.rate <= pace.top_rate
             for rate in rate_of(pace):
-                assert rate.events / rate.per_s * 60 <= pace.rate
+                assert rate.events * 60 <= pace.rate * rate.per_s
     assert changes == again
 
 

@@ -8,7 +8,8 @@ from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.permits import Permit, Permits, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import Permit, Permits
 
 MESSAGES = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 RATE = st.builds(Rate, st.integers(1, 30), st.sampled_from([0.5, 1.0, 2.0, 60.0]))

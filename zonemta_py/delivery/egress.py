@@ -23,7 +23,8 @@ from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import Key
 from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import ANY, FREE, NO_ADDRESS_LIMITS, Permit
 from zonemta_py.schedule.providers import Providers
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from zonemta_py.config.plain import rate_text
 from zonemta_py.schedule.controller import Pace
-from zonemta_py.schedule.permits import Path
+from zonemta_py.schedule.paths import Path
 from zonemta_py.schedule.rate_windows import RateWindows
 from zonemta_py.schedule.warmup import DAY_MS, Warming
 

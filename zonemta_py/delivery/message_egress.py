@@ -16,7 +16,8 @@ from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import OF_SENDER
-from zonemta_py.schedule.permits import FREE, Permit, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.shaping import USUAL, Handling, ReplyAbout
@@ -49,10 +50,15 @@ class MessageEgress:
         if way is None or self._ways.is_local:
             return None
         pool = self._pool(lease, way)
-        if slot.permit is FREE and pool == way.own_pool:
+        family = egress.providers.table.settings(way.provider).family
+        if slot.permit is FREE and pool == way.own_pool and family == "both":
             return None
         now_ms = egress.now_ms()
-        sources = ranked(self._ways.sources(way._replace(pool=pool), lease.destination), lease.active.id)
+        usable = self._ways.sources(way._replace(pool=pool), lease.destination)
+        if not usable:  # the agent says of the attempt what is missing
+            is_own = family != "both" and pool == way.own_pool
+            return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
+        sources = ranked(usable, lease.active.id)
         found = self._choose(slot, lease, way.provider, sources, now_ms)
         if isinstance(found, Refusal):
             return found

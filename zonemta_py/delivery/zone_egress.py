@@ -7,7 +7,8 @@ from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.look_ups import Resolve
 from zonemta_py.delivery.ways import Way, Ways
 from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.permits import FREE, Permit, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked
 
@@ -64,6 +65,9 @@ class ZoneEgress:
             if egress.gates.join(key, way.provider, destination):
                 return None
         sources = self.ways.sources(way, destination)
+        if not sources:  # the attempt fails, so that the sender hears of it in time
+            self._granted(destination)
+            return FREE
         permit = egress.take(way.provider, ranked(sources, f"{destination} {now_ms}"), now_ms)
         if isinstance(permit, Refusal):
             self._wait(destination, way.provider, permit, way.pool)
@@ -112,9 +116,13 @@ class ZoneEgress:
         if permit is FREE:
             if self.ways.is_local:
                 return not egress.stopped(("zone", self._name))
-            if way is None or egress.queue.suspended:
-                return False if way is None else not self._stopped(slot, way)
-            return egress.is_free(way.pool, way.provider)
+            name = slot.destination.name
+            stops = ("zone", self._name), ("domain", name)
+            if way is None or egress.stopped(*stops, ("provider", way.provider)):
+                return False
+            return egress.is_free(way.pool, way.provider) or not self.ways.sources(
+                way, slot.destination.name
+            )
         if way is None or way.provider != permit.provider or self._stopped(slot, way):
             return False
         return egress.renew(permit, self.ways.entry(way.pool, permit.address), egress.now_ms()) is None

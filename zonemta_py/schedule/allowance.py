@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from zonemta_py.config.sending import PoolAddress
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.permits import FREE, Permit, Permits, Refusal, Stored
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import FREE, Permit, Permits, Stored
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import DAY_MS, Warming, WarmUp

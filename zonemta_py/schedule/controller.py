@@ -83,12 +83,10 @@ class Controller:
 
     def attempt(self, key: Key, reply_class: str, now_ms: int) -> list[ShapingChange]:
         """An attempt has ended with a reply of ``reply_class``, empty if it was accepted. Returns what changed."""
-        changes = self.advance(key, now_ms)
-        if not self._settings.enabled:
-            return changes
+        changes, is_bad = self.advance(key, now_ms), reply_class in OF_SENDER
         counts = self._counts(key)
-        counts.add(now_ms, self._interval_ms, bad=reply_class in OF_SENDER)
-        if reply_class not in OF_SENDER:
+        counts.add(now_ms, self._interval_ms, bad=is_bad)
+        if not (self._settings.enabled and is_bad):
             return changes
         pace = self.paces.get(key)
         if pace is not None and now_ms < max(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from zonemta_py.schedule.permits import Refusal
+from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN
 
 Wake = Callable[[str], bool]  # a destination may be served: returns whether it has mail

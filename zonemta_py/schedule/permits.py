@@ -5,14 +5,11 @@ counted from then on, so the limits hold over all zones and processes. Waiting f
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-from zonemta_py.config.plain import rate_text
 from zonemta_py.config.providers import NO_LIMITS, ProviderLimits
 from zonemta_py.config.sending import AddressLimits
-from zonemta_py.config.units import Rate
 from zonemta_py.schedule.constraint import Limit
-from zonemta_py.schedule.controller import Pace, rate_of
+from zonemta_py.schedule.paths import Path, Refusal
 from zonemta_py.schedule.rate_windows import UNKNOWN, RateUse, RateWindows
 from zonemta_py.schedule.warmup import Warming
 
@@ -20,117 +17,6 @@ Stored = list[tuple[str, str, str, int, int, int]]  # kind, provider, address, l
 NO_ADDRESS_LIMITS = AddressLimits()
 ANY = ""  # the sum over all addresses
 MESSAGES, CONNECTS = "messages", "connects"
-
-
-class Refusal(NamedTuple):
-    """Which limit refuses, until when (ms; UNKNOWN: until an event), and why, in words."""
-
-    limit: Limit
-    until_ms: int
-    reason: str
-
-
-class Ceiling:
-    """What the controller allows at a provider from an address, below the limits. ``paused_ms``: nothing until then."""
-
-    __slots__ = ("messages", "paused_ms", "reason", "sessions")
-
-    def __init__(self) -> None:
-        self.sessions: int | None = None
-        self.messages: RateWindows | None = None
-        self.paused_ms = 0
-        self.reason = ""
-
-    def follow(self, pace: Pace | None) -> None:
-        """Allow what ``pace`` allows; None: anything."""
-        if pace is None:
-            self.sessions = self.messages = None
-            self.paused_ms, self.reason = 0, ""
-            return
-        self.sessions, self.paused_ms, self.reason = pace.sessions, pace.paused_ms, pace.cause
-        self.messages = _windows(self.messages, rate_of(pace))
-
-
-class Path:
-    """What is under way between a provider and an address of ours; either is empty for the sum over all.
-
-    ``open``: sessions that are believed to exist, with and without a worker; ``used_by``: addresses that have some.
-    """
-
-    __slots__ = (
-        "address", "busy", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
-        "used_by",
-    )  # fmt: skip
-
-    def __init__(self, provider: str, address: str) -> None:
-        self.provider = provider
-        self.address = address
-        self.sessions = 0  # of workers
-        self.busy = 0  # of them: those with a request under way
-        self.idle = 0  # sessions without one
-        self.open = self.used_by = 0
-        self.sessions_max: int | None = None
-        self.messages: RateWindows | None = None
-        self.connects: RateWindows | None = None
-        self.ceiling = Ceiling()
-
-    def limit(self, sessions: int | None, rate: Sequence[Rate], connect_rate: Sequence[Rate]) -> None:
-        """Apply limits, at first and after a reload."""
-        self.sessions_max = sessions
-        self.messages = _windows(self.messages, rate)
-        self.connects = _windows(self.connects, connect_rate)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether anything may be refused here."""
-        ceiling = self.ceiling
-        return bool(
-            self.sessions_max is not None or self.messages or self.connects or ceiling.paused_ms
-            or ceiling.sessions is not None or ceiling.messages
-        )  # fmt: skip
-
-    def most(self) -> int | None:
-        """How many sessions may be open; None: any number."""
-        own, lower = self.sessions_max, self.ceiling.sessions
-        return own if lower is None else lower if own is None else min(own, lower)
-
-    def refuse(self, now_ms: int, *, session: bool, new: bool) -> Refusal | None:
-        """What refuses a message now; ``session``: in that of a further worker, which is ``new``."""
-        ceiling = self.ceiling
-        if now_ms < ceiling.paused_ms:
-            return Refusal(Limit.PAUSE, ceiling.paused_ms, ceiling.reason)
-        most = self.most()
-        if session and most is not None and self.sessions >= most:
-            lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
-            limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
-            return Refusal(limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use")
-        for windows, limit in (
-            (self.messages, self._named(Limit.PROVIDER_RATE)), (ceiling.messages, Limit.CONTROLLER),
-        ):  # fmt: skip
-            wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
-            if windows is not None and wait_ms:
-                return Refusal(limit, wait_ms, f"the rate to {self} is {_rates(windows)}")
-        if new and self.connects is not None:
-            wait_ms = self.connects.wait_ms(now_ms)
-            if wait_ms:
-                text = f"new sessions with {self}: {_rates(self.connects)}"
-                return Refusal(self._named(Limit.PROVIDER_CONNECT_RATE), wait_ms, text)
-        return None
-
-    def _named(self, limit: Limit) -> Limit:
-        return limit if self.provider else _OF_ADDRESS[limit]
-
-    def __str__(self) -> str:
-        if not self.provider:
-            return f"others from {self.address}"
-        return f"{self.provider} from {self.address}" if self.address else self.provider
-
-
-_OF_ADDRESS = {
-    Limit.PROVIDER_SESSIONS: Limit.ADDRESS_SESSIONS,
-    Limit.PROVIDER_RATE: Limit.ADDRESS_RATE,
-    Limit.PROVIDER_CONNECT_RATE: Limit.ADDRESS_CONNECT_RATE,
-}
 
 
 class Permit:
@@ -369,16 +255,3 @@ def _left(path: Path) -> int:
 
 def _named(kind: str, path: Path, windows: Sequence[tuple[int, int, int]]) -> Stored:
     return [(kind, path.provider, path.address, *each) for each in windows]
-
-
-def _windows(before: RateWindows | None, rates: Sequence[Rate]) -> RateWindows | None:
-    if not rates:
-        return None
-    if before is None:
-        return RateWindows(rates)
-    before.configure(rates)
-    return before
-
-
-def _rates(windows: RateWindows) -> str:
-    return ", ".join(rate_text(rate) for rate in windows.rates)

@@ -14,7 +14,8 @@ from zonemta_py.delivery.ways import SMARTHOST, Way
 from zonemta_py.pipeline.rules.simulated_egress import SimulatedEgress
 from zonemta_py.pipeline.rules.simulated_sessions import SimulatedSession
 from zonemta_py.schedule.constraint import Binding, Limit
-from zonemta_py.schedule.permits import FREE, Permit, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import FREE, Permit
 from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import BY_SYSTEM, ranked, source_name

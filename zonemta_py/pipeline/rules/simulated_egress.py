@@ -19,7 +19,8 @@ from zonemta_py.pipeline.rules.virtual_clock import VirtualClock
 from zonemta_py.schedule.allowance import Allowance
 from zonemta_py.schedule.controller import Key, ShapingChange
 from zonemta_py.schedule.gates import Gates
-from zonemta_py.schedule.permits import NO_ADDRESS_LIMITS, Permit, Refusal
+from zonemta_py.schedule.paths import Refusal
+from zonemta_py.schedule.permits import NO_ADDRESS_LIMITS, Permit
 from zonemta_py.schedule.shaping import POOL, ReplyAbout, ShapingEngine
 from zonemta_py.schedule.sources import common_families, source_name, usable
 

@@ -15,7 +15,7 @@ from zonemta_py.pipeline.rules.simulated_admission import Earlier, SimulatedAdmi
 from zonemta_py.pipeline.rules.simulated_world import SentTransaction, SimulatedWorld
 from zonemta_py.schedule.controller import OF_SENDER, Key
 from zonemta_py.schedule.destination import Destination
-from zonemta_py.schedule.permits import Refusal
+from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.retry import RetryContext, ladder, make_policy, next_attempt
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
