@@ -261,7 +261,7 @@ async def test_a_pool_that_a_reload_removes(directory: Path) -> None:
 
 
 async def test_a_provider_that_no_address_reaches(directory: Path) -> None:
-    """It is a failed attempt, with a reason: the mail must not wait for ever at a limit."""
+    """It is a failed attempt, with a reason: the mail must not wait without end at a limit."""
     async with staged(directory) as stage:
         await stage.provider("big", ["d.example"])
         own = {"big": {"mx": ["*.big.example"], "family": "ipv6", "limits": {"sessions": 2}}}
