@@ -11,7 +11,6 @@ from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.egress_store import (
     Puts,
     pace_put,
-    put_all,
     read_stored,
     reroute_put,
     warmup_put,
@@ -212,7 +211,7 @@ def _paused(found: Iterable[Warming], now_ms: int, *, paused: bool) -> WriteBatc
 
 def _batch(events: Iterable[Event], puts: Puts) -> WriteBatch:
     batch = WriteBatch()
-    put_all(batch, puts)
+    batch.put_all(puts)
     for event in events:
         batch.record(event)
     return batch

@@ -5,7 +5,6 @@ the change.
 """
 
 import logging
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from zonemta_py.core.codec import pack, unpacker
@@ -83,15 +82,6 @@ def warmup_put(warming: Warming) -> tuple[bytes, bytes]:
     """The state of a schedule."""
     address, provider = warming.key
     return keys.sending_state_key(WARMUP, provider, address), pack(warming.state)
-
-
-def put_all(batch: WriteBatch, puts: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write ``puts`` with ``batch``."""
-    for key, value in puts:
-        if value:
-            batch.put(key, value)
-        else:
-            batch.delete(key)
 
 
 def delete_old(queue: Queue, now_ms: int) -> None:

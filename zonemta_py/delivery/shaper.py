@@ -12,7 +12,7 @@ from zonemta_py.config.providers import ProviderTable
 from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
-from zonemta_py.delivery.egress_store import Puts, pace_put, put_all, reroute_put, warmup_put
+from zonemta_py.delivery.egress_store import Puts, pace_put, reroute_put, warmup_put
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
 from zonemta_py.queue.queue import Queue
@@ -143,7 +143,7 @@ class Shaper:
     def write(self, events: Iterable[Event], puts: Puts) -> None:
         """Record what has changed apart from the settle of a message."""
         batch = WriteBatch()
-        put_all(batch, puts)
+        batch.put_all(puts)
         for event in events:
             batch.record(event)
         self._queue.commits.submit(batch)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from zonemta_py.config.zones import Zone
 from zonemta_py.delivery.egress import Egress
 from zonemta_py.delivery.look_ups import Resolve
-from zonemta_py.delivery.ways import Way, Ways
+from zonemta_py.delivery.ways import Ways
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
@@ -112,27 +112,19 @@ class ZoneEgress:
         permit, egress = slot.permit, self._egress
         if permit.granted:
             return True  # its last message was not sent
-        way = self.ways.of(slot.destination.name)
+        if self.ways.is_local:
+            return not egress.stopped(("zone", self._name))
+        name = slot.destination.name
+        way = self.ways.of(name)
+        if way is None or egress.stopped(
+            ("zone", self._name), ("provider", way.provider), ("domain", name)
+        ):
+            return False
         if permit is FREE:
-            if self.ways.is_local:
-                return not egress.stopped(("zone", self._name))
-            name = slot.destination.name
-            stops = ("zone", self._name), ("domain", name)
-            if way is None or egress.stopped(*stops, ("provider", way.provider)):
-                return False
-            return egress.is_free(way.pool, way.provider) or not self.ways.sources(
-                way, slot.destination.name
-            )
-        if way is None or way.provider != permit.provider or self._stopped(slot, way):
+            return egress.is_free(way.pool, way.provider) or not self.ways.sources(way, name)
+        if way.provider != permit.provider:
             return False
         return egress.renew(permit, self.ways.entry(way.pool, permit.address), egress.now_ms()) is None
-
-    def _stopped(self, slot: WorkerSlot, way: Way) -> bool:
-        name = slot.destination.name
-        found = self._egress.stopped(("zone", self._name), ("provider", way.provider), ("domain", name))
-        if found is not None:
-            return True
-        return slot.permit is FREE and not self._egress.is_free(way.pool, way.provider)
 
     def others_wait(self, destination: str) -> bool:
         """See ``Admission``."""

@@ -8,7 +8,7 @@ puts them under one ``outbox/`` key, so that the event log neither misses nor in
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -114,6 +114,14 @@ class WriteBatch:
     def delete(self, key: bytes) -> None:
         """Delete ``key``, which need not exist."""
         self.ops.append((key, None))
+
+    def put_all(self, puts: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write each value under its key; an empty value deletes the key."""
+        for key, value in puts:
+            if value:
+                self.put(key, value)
+            else:
+                self.delete(key)
 
     def record(self, event: Event) -> None:
         """Write ``event`` in the same group."""

@@ -39,8 +39,7 @@ class ReportWriter:
             batch.record(event)
         for key, entry in effects.digests:
             batch.put(key, pack(entry))
-        for key, value in effects.puts:
-            batch.put(key, value) if value else batch.delete(key)
+        batch.put_all(effects.puts)
         return self.accept(batch, effects.reports)
 
     def accept(self, batch: WriteBatch, reports: Sequence[AcceptedMessage]) -> list[DoneCallback]:
