@@ -14,6 +14,7 @@ from zonemta_py.delivery.outcome import (
     before_attempt,
     decide_outcome,
     delayed_note,
+    is_expired,
     report_notes,
     requested_priority,
     verdict_of,
@@ -334,3 +335,10 @@ def test_a_delayed_note_of_another_recipient() -> None:
     assert delayed_note("default", "r@a.example", deferred._replace(due_ms=0)) is None
     assert delayed_note("default", "r@a.example", deferred._replace(notify=NEVER)) is None
     assert delayed_note("default", "r@a.example", deferred._replace(due_ms=HELD_MS)) is not None
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**9))
+def test_expiry_by_age(created_ms: int, age_ms: int) -> None:
+    """A message expires when it is as old as ``give_up_after``."""
+    assert is_expired(created_ms, created_ms + age_ms, age_ms / 1000 + 1) is False
+    assert is_expired(created_ms, created_ms + age_ms, age_ms // 1000) is True

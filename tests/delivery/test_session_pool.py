@@ -1,5 +1,6 @@
 """Idle sessions, on real connections to a sink."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,7 +8,7 @@ from tests.kit.deadlines import until
 from zonemta_py.config.units import Seconds
 from zonemta_py.config.zones import Timeouts
 from zonemta_py.delivery.endpoints import Endpoint
-from zonemta_py.delivery.session_pool import SessionPool
+from zonemta_py.delivery.session_pool import SessionPool, WaySessions
 from zonemta_py.sink.server import Sink
 from zonemta_py.transports.connect import SessionOptions, Target, open_session
 from zonemta_py.transports.pipelining import SmtpSession
@@ -137,3 +138,27 @@ async def test_a_taken_session_is_not_reported_as_closed() -> None:
         assert closed == []
         assert session.usable
         session.close()
+
+
+async def test_a_session_counts_until_the_peer_has_closed_it() -> None:
+    """Two are closed for one request; another one, for which none had to be closed, waits for both too."""
+    counts: list[int] = []
+    together, way = WaySessions(lambda _, count: counts.append(count)), ("big", "127.0.0.5")
+    async with peering() as peer:
+        pool, endpoint = SessionPool(together=together), peer.endpoint("127.0.0.5")
+        for _ in range(3):
+            pool.put(endpoint, "a.example", await peer.open(), LONG_S, way)
+        assert counts == [1, 2, 3]
+        first = asyncio.ensure_future(together.trim(way, (1, -1)))
+        await asyncio.sleep(0)
+        assert pool.count("a.example") == 1
+        assert together.count(way) == 3
+        await together.trim(way, (1, -1))
+        assert together.count(way) == 1
+        assert len(peer.sink.connections) == 1
+        await first
+        assert counts[-1] == 1
+        assert set(counts) == {1, 2, 3}, "never fewer than there are"
+        pool.close()
+        await until(lambda: not peer.sink.connections, "the last one")
+        assert counts[-1] == 0

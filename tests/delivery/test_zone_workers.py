@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.delivery.agents import (
     DELIVERED,
@@ -29,7 +27,7 @@ from zonemta_py.delivery import zone_workers
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
 from zonemta_py.delivery.worker import LeaseResult, Next, decide_next
-from zonemta_py.delivery.zone_workers import ZoneWorkers, is_expired
+from zonemta_py.delivery.zone_workers import ZoneWorkers
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.keys import DEFERRED, SPILL, WAITING, chunk_key, end_of, mark_key
 from zonemta_py.queue.queue import Queue
@@ -56,13 +54,6 @@ ZONE = Zone(retry=Retry(delays=(Seconds(600),), jitter=Percent(0)))
 )
 def test_what_follows_a_delivery(result: LeaseResult, suspended: bool, expected: Next) -> None:
     assert decide_next(result, suspended=suspended) is expected
-
-
-@given(st.integers(0, 10**12), st.integers(0, 10**9))
-def test_expiry_by_age(created_ms: int, age_ms: int) -> None:
-    """A message expires when it is as old as ``give_up_after``."""
-    assert is_expired(created_ms, created_ms + age_ms, age_ms / 1000 + 1) is False
-    assert is_expired(created_ms, created_ms + age_ms, age_ms // 1000) is True
 
 
 # ---- the workers

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from tests.kit.deadlines import eventually, until
@@ -15,6 +16,7 @@ from zonemta_py.cli.main import main
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
 from zonemta_py.queue.upkeep.inspect import recipient_rows
+from zonemta_py.relay import delivery_service
 from zonemta_py.relay.relay import Relay
 
 FIRST, SECOND = "127.0.0.31", "127.0.0.32"
@@ -215,3 +217,33 @@ async def test_a_domain_behind_a_smarthost(directory: Path) -> None:
             assert len(sink.messages) == 1
             await done("resume", "-c", config.path, "--provider", "smarthost")
             await empty(relay)
+
+
+@pytest.mark.parametrize("processes", [(0, 0), (2, 2)])
+async def test_what_waits_is_given_up_in_time(
+    directory: Path, processes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Senders hear of the delay once, and of the end; what is not so old waits on."""
+    monkeypatch.setattr(delivery_service, "SWEEP_EVERY_S", 0.05)
+    async with staged(directory) as stage:
+        returned = await stage.receiver("sender.example")
+        config = await sending(stage, processes)
+        async with relaying(config):
+            pass
+        await done("suspend", "-c", config.path, "--provider", "big", "--reason", "ticket 7")
+        retry = {"give_up_after": "2s", "warn_after": "1ms"}
+        config = stage.config(
+            **yaml.safe_load(Path(config.path).read_text())
+            | {"zones": {"default": {"retry": retry, "bounce": {"aggregate": "attempt"}}, "bulk": {}}}
+        )
+        async with relaying(config) as relay:
+            await relay.enqueue("s@sender.example", ["x@a.example", "y@a.example"], TEXT)
+            await until(lambda: len(returned.messages) == 1, "the warning")
+            assert b"ticket 7" in returned.messages[0].data
+            await until(lambda: len(returned.messages) == 2, "the report")
+            assert b"ticket 7" in returned.messages[1].data
+            await empty(relay)
+            assert sound(relay)
+    for event in logged_events(directory, "expired"):
+        assert event["attempt"] == 0
+    assert len(logged_events(directory, "expired")) == 2

@@ -32,8 +32,6 @@ from zonemta_py.schedule.sources import source_name
 from zonemta_py.schedule.warmup import WarmupState
 from zonemta_py.smtp.mx_order import MxAnswer
 
-SWEEP_EVERY_S = 600.0
-
 
 def read_egress(config: Config) -> EgressFiles:
     """Read the files. Raises ConfigError."""
@@ -228,13 +226,11 @@ class Egress(Allowance):
         now_ms = self.now_ms()
         return [warmup_row(each, now_ms) for each in self.warmup.all()]
 
-    async def run(self) -> None:
-        """Forget at times what counts no more."""
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            now_ms = self.now_ms()
-            self.shaper.forget_old(now_ms)
-            delete_old(self.queue, now_ms)
+    def forget_old(self) -> None:
+        """Forget what counts no more."""
+        now_ms = self.now_ms()
+        self.shaper.forget_old(now_ms)
+        delete_old(self.queue, now_ms)
 
     def close(self) -> None:
         """No worker follows."""

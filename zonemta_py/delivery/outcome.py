@@ -128,6 +128,11 @@ def verdict_of(attempt: Attempt) -> Verdict:
     return Verdict.FAILED if attempt.status.startswith("5") else Verdict.DEFERRED
 
 
+def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
+    """Whether a message accepted at ``created_ms`` is not retried any more."""
+    return created_ms <= now_ms - int(give_up_after_s * 1000)
+
+
 def has_no_address(attempt: Attempt) -> bool:
     """Whether the domain has exchangers, of which none has an address."""
     return attempt.code == 0 and attempt.status == NO_ADDRESS

@@ -76,9 +76,10 @@ class _Group:
 
 
 class WaySessions:
-    """The idle sessions of all zones in a process, by provider and source address.
+    """The sessions without a request of all zones in a process, by provider and source address.
 
-    ``on_change`` is called with a way and the number of those that are idle on it.
+    One counts until its peer has closed it: the peer counts it that long. ``on_change`` is called with a way and the
+    number of sessions on it.
     """
 
     def __init__(self, on_change: Callable[[Way, int], None] | None = None) -> None:
@@ -86,6 +87,7 @@ class WaySessions:
         self._by_way = _Group()
         self._by_provider = _Group()
         self._numbers = count()
+        self._closing: dict[asyncio.Task[None], Way] = {}
 
     def next_number(self) -> int:
         """Greater than every one before."""
@@ -108,21 +110,32 @@ class WaySessions:
             self._on_change(way, self.count(way))
 
     def count(self, way: Way) -> int:
-        """The number of idle sessions on ``way``."""
-        return self._by_way.size(way)
+        """The number of sessions without a request on ``way``."""
+        return self._by_way.size(way) + sum(1 for each in self._closing.values() if each == way)
+
+    def quit(self, entry: _IdleSession) -> None:
+        """Close a session that is idle."""
+        task = asyncio.get_running_loop().create_task(entry.session.quit(QUIT_S))
+        self._closing[task] = entry.way
+        self.remove(entry)
+        task.add_done_callback(lambda task: self._closed(task, entry))
+
+    def _closed(self, task: "asyncio.Task[None]", entry: _IdleSession) -> None:
+        del self._closing[task]
+        self._changed(entry.way)
+        entry.pool.report_closed(entry)
 
     async def trim(self, way: Way, most: tuple[int, int]) -> None:
         """Close what is beyond ``most`` on ``way``, and at its provider (-1: any number); returns when the peers have closed."""
-        closing = []
         for group, name, limit in (
             (self._by_way, way, most[0]), (self._by_provider, way[0], most[1]),
         ):  # fmt: skip
             while limit >= 0 and group.size(name) > limit:
                 entry = group.oldest(name)
-                entry.pool.remove(entry)
-                closing.append(entry.session.quit(QUIT_S))
+                entry.pool.close_idle(entry)
+        closing = [task for task, each in self._closing.items() if each[0] == way[0]]
         if closing:
-            await asyncio.gather(*closing)
+            await asyncio.wait(closing)
 
 
 class SessionPool:
@@ -149,14 +162,19 @@ class SessionPool:
         self._by_key.remove(_key(entry.endpoint), entry)
         self._by_destination.remove(entry.destination, entry)
         self._whole.remove(None, entry)
-        self.together.remove(entry)
 
-    def remove(self, entry: _IdleSession) -> None:
-        """Forget an idle session that is being closed."""
+    def close_idle(self, entry: _IdleSession) -> None:
+        """Close an idle session."""
         self._remove(entry)
-        self._closed(entry)
+        if entry.way == NO_WAY:
+            self.together.remove(entry)
+            entry.session.close()
+        else:
+            self.together.quit(entry)
+        self.report_closed(entry)
 
-    def _closed(self, entry: _IdleSession) -> None:
+    def report_closed(self, entry: _IdleSession) -> None:
+        """Call ``on_closed``: an idle session is being closed, or the peer has closed it."""
         idle, there = self.count(entry.destination), self.together.count(entry.way)
         self._on_closed(entry.destination, idle, entry.way, there)
 
@@ -165,6 +183,7 @@ class SessionPool:
         key = _key(endpoint)
         while (entry := self._by_key.newest(key)) is not None:
             self._remove(entry)
+            self.together.remove(entry)
             if entry.session.usable:
                 return entry.session
             entry.session.close()
@@ -199,21 +218,16 @@ class SessionPool:
         A negative limit counts as 0.
         """
         while self._by_destination.size(destination) > max(0, destination_limit):
-            self._close(self._by_destination.oldest(destination))
+            self.close_idle(self._by_destination.oldest(destination))
         while self._whole.size(None) > max(0, zone_limit):
-            self._close(self._whole.oldest(None))
-
-    def _close(self, entry: _IdleSession) -> None:
-        self._remove(entry)
-        entry.session.close()
-        self._closed(entry)
+            self.close_idle(self._whole.oldest(None))
 
     def _close_expired(self) -> None:
         self._timer = None
         now_s = self._loop.time()
         for entry in self._whole.all(None):
             if entry.expires_s <= now_s or not entry.session.usable:
-                self._close(entry)
+                self.close_idle(entry)
         remaining = [entry.expires_s for entry in self._whole.all(None)]
         if remaining:
             due_s = max(min(remaining), now_s + EXPIRY_S)
@@ -225,4 +239,4 @@ class SessionPool:
             self._timer.cancel()
             self._timer = None
         for entry in self._whole.all(None):
-            self._close(entry)
+            self.close_idle(entry)

@@ -19,6 +19,7 @@ from zonemta_py.delivery.outcome import (
     before_attempt,
     decide_outcome,
     handled,
+    is_expired,
     requested_priority,
 )
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
@@ -26,7 +27,7 @@ from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.keys import HELD_MS
-from zonemta_py.queue.format.records import Meta
+from zonemta_py.queue.format.records import Meta, starts
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.transitions import event_fields
 from zonemta_py.queue.upkeep.interrupted import interrupt
@@ -36,6 +37,7 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
+from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
@@ -114,7 +116,8 @@ class Worker:
             queue.narrow(lease, 1)
         order = self._egress.order(slot, lease)
         if isinstance(order, Refusal):
-            return LeaseResult(await self._put_off(lease, order))
+            due_ms = self._egress.again_ms(order)
+            return LeaseResult(await self.put_off(lease, order.reason, due_ms))
         request = self._request(lease, idle_limits, order, expands=expands, hurried=slot.hurried)
         lease_context = LeaseContext(self._egress, lease, self._scheduler, slot)
         try:
@@ -148,14 +151,24 @@ class Worker:
             return LeaseResult(settled, at_connection_limit=True)
         return LeaseResult(await self._settle(lease, result.attempts, puts), failure)
 
-    async def _put_off(self, lease: Lease, refusal: Refusal) -> CommitFuture:
-        """Defer a message for which no address has room: others at its destination are sent meanwhile."""
-        due_ms, attempt = self._egress.again_ms(refusal), Attempt("", 0, "4.3.0", refusal.reason)
-        outcomes = [
-            Outcome(each, OutcomeKind.DEFERRED, attempt, due_ms, attempted=False)
-            for each in lease.recipients
-        ]
-        return self._context.queue.settle(lease, outcomes)
+    async def put_off(self, lease: Lease, reason: str, due_ms: int) -> CommitFuture:
+        """Nothing may be sent now: defer a message without an attempt, so that others at its destination are sent.
+
+        If its time is over, it expires.
+        """
+        context, active, number = self._context, lease.active, self._table.number(lease.destination)
+        settings = self._table.zones[number]
+        born_ms = starts(active.meta, active.id)
+        kind, reply_class = OutcomeKind.DEFERRED, ReplyClass.OTHER
+        if is_expired(born_ms, clock.now_ms(), settings.retry.give_up_after):
+            kind, reply_class, due_ms = OutcomeKind.EXPIRED, ReplyClass.EXPIRED, 0
+        outcomes = []
+        for each in lease.recipients:
+            last = f"; last: {each.record.text}" if each.record.text and due_ms == 0 else ""
+            attempt = Attempt("", 0, "4.3.0", reason + last, reply_class=reply_class)
+            outcomes.append(Outcome(each, kind, attempt, due_ms, attempted=False))
+        effects = await settle_effects(context, settings, active, outcomes)
+        return context.queue.settle(lease, outcomes, effects)
 
     def _request(
         self,

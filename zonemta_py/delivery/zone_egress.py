@@ -75,6 +75,15 @@ class ZoneEgress:
         self._granted(destination)
         return permit
 
+    def waiting(self) -> list[tuple[str, str]]:
+        """The destinations that wait for a permit, and why."""
+        found = []
+        for destination, place in self._waiting.items():
+            gate = self._egress.gates.get(*place)
+            if gate is not None and gate.refusal is not None:
+                found.append((destination, gate.refusal.reason))
+        return found
+
     def _looked_up(self, destination: str) -> None:
         self._ready(destination)
 

@@ -13,13 +13,13 @@ from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.context import DeliveryContext
 from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
 from zonemta_py.delivery.message_egress import MessageEgress
-from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address
+from zonemta_py.delivery.old_mail import fail_old, put_off_old
 from zonemta_py.delivery.request import DeliveryAgent
 from zonemta_py.delivery.worker import LeaseResult, Next, Worker, decide_next
 from zonemta_py.delivery.zone_egress import ZoneEgress
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
-from zonemta_py.queue.format.records import NO_OPTIONS, starts
+from zonemta_py.queue.format.records import NO_OPTIONS
 from zonemta_py.schedule.constraint import Constraint, constraint_of
 from zonemta_py.schedule.destination import Destination
 from zonemta_py.schedule.rings import WorkerSlot
@@ -27,7 +27,6 @@ from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.smtp.mx_order import MxAnswer
 
 DEFECT_PAUSE_S = 1.0  # after an unexpected exception in a worker: it may repeat
-WARNED_MAX = 10_000  # messages behind a suspended destination that are deferred after one failure: seconds of work
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +38,6 @@ class NoLease(Enum):
 
     LOOK_AGAIN = auto()  # a message was unreadable, or mail on disk has not been reached yet
     NO_MAIL = auto()
-
-
-def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
-    """Whether a message accepted at ``created_ms`` is not retried any more. Pure."""
-    return created_ms <= now_ms - int(give_up_after_s * 1000)
 
 
 class ZoneWorkers:
@@ -286,34 +280,25 @@ class ZoneWorkers:
     async def _suspend(self, destination: Destination, failure: Attempt) -> None:
         """No session could be opened: suspend ``destination``, and free its part of the window.
 
-        Its mail stays on disk without an attempt. Messages that are too old expire with ``failure``, and
-        those whose sender is to be warned of the delay are deferred with it.
+        Its mail stays on disk without an attempt, but for what is too old, or is to be warned about.
         """
-        windows, now_s = self._context.queue.windows, clock.monotonic_s()
+        queue, now_s = self._context.queue, clock.monotonic_s()
         zone = self.scheduler.table.settings(destination.name)
         delay_s = self._worker.first_delay_s(destination.name)
         if not destination.failing:
             self._log(destination, f"is suspended: {_reason(failure)}")
         self.scheduler.failed(destination, delay_s, now_s, _reason(failure))
-        windows.suspend(self.name, destination.name)
+        queue.windows.suspend(self.name, destination.name)
         self._loop.call_later(destination.down_until_s - now_s, self._probe_when_due, destination)
-        now_ms, warned = clock.now_ms(), 0
-        give_up_after_s: float = zone.retry.give_up_after
-        if has_no_address(failure):
-            give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
-        while lease := self._context.queue.lease(
-            self.name, destination.name, zone.recipients_per_transaction
-        ):
-            meta, message = lease.active.meta, lease.active.id
-            if await self._worker.settle_unsent(lease):
-                continue
-            if not is_expired(starts(meta, message), now_ms, give_up_after_s):
-                warned += 1
-                if warned > WARNED_MAX or not delay_is_reported(meta, message, zone.retry, now_ms):
-                    self._context.queue.release(lease)
-                    windows.suspend(self.name, destination.name)
-                    return
-            await (await self._worker.fail(lease, failure))
+        if await fail_old(queue, self._worker, (self.name, destination.name), zone, failure):
+            queue.windows.suspend(self.name, destination.name)
+
+    async def give_up_old(self) -> None:
+        """Mail that waits for a permit expires at its time, and its senders hear of the delay."""
+        for destination, reason in self._egress.waiting():
+            zone = self.scheduler.table.settings(destination)
+            await put_off_old(self._context.queue, self._worker, (self.name, destination), zone, reason)
+            await asyncio.sleep(0)
 
     def _log(self, destination: Destination, text: str) -> None:
         """A line about a suspension; of many destinations that fail together some are counted only."""

@@ -18,8 +18,9 @@ from zonemta_py.transports.tracing import TRACER
 class SenderChild(ChildProcess):
     """One sender: its requests, and the idle sessions it holds.
 
-    ``idle`` counts them by zone and destination, ``idle_in`` by zone, ``idle_ways`` by provider and source. ``on_status`` is called when it finds out that a host is
-    unreachable, or reachable again, ``on_idle`` when the number of idle sessions on a way has changed.
+    ``idle`` counts them by zone and destination, ``idle_in`` by zone, ``idle_ways`` by provider and source, ``held`` by
+    provider, with the requests under way. ``on_status`` is called when it finds out that a host is unreachable, or
+    reachable again, ``on_idle`` when the number of idle sessions on a way has changed.
     """
 
     kind = "sender"
@@ -37,7 +38,7 @@ class SenderChild(ChildProcess):
         self.idle: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.idle_in: Counter[str] = Counter()
         self.idle_ways: Counter[Way] = Counter()
-        self.claimed: Counter[Way] = Counter()  # requests since their number was last reported
+        self.held: Counter[str] = Counter()
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
@@ -56,6 +57,7 @@ class SenderChild(ChildProcess):
         if self.gone:
             raise AgentLost(f"sender {self.slot} ended", uncertain=False)
         pending = self._pending[number] = _PendingRequest(zone, request, context)
+        self._hold(pending.way, 1)
         inline = None
         try:
             body = context.body()
@@ -79,9 +81,12 @@ class SenderChild(ChildProcess):
         self.send(protocol.Resolve(number, zone, domain))
         return await answer
 
-    def unclaimed(self, way: Way) -> int:
-        """How many idle sessions are left on ``way`` when the requests that were sent have theirs."""
-        return self.idle_ways[way] - self.claimed[way]
+    def _hold(self, way: Way, more: int) -> None:
+        provider = way[0]
+        if more and way != NO_WAY:
+            self.held[provider] += more
+            if not self.held[provider]:
+                del self.held[provider]
 
     def idle_at(self, provider: str) -> int:
         """The number of idle sessions with ``provider``, from all addresses."""
@@ -131,7 +136,7 @@ class SenderChild(ChildProcess):
 
     def _set_idle_on(self, way: Way, count: int) -> None:
         if way != NO_WAY:
-            self.claimed.pop(way, None)
+            self._hold(way, count - self.idle_ways[way])
             self.idle_ways[way] = count
             if not count:
                 del self.idle_ways[way]
@@ -171,6 +176,7 @@ class SenderChild(ChildProcess):
         pending = self._pending.pop(frame.number, None)
         if pending is None:
             return
+        self._hold(pending.way, -1)
         self._set_idle(pending.zone, pending.destination, frame.idle)
         self._set_idle_on(pending.way, frame.idle_there)
         if pending.result.done():
@@ -198,7 +204,7 @@ class SenderChild(ChildProcess):
         self.idle_in.clear()
         ways = list(self.idle_ways)
         self.idle_ways.clear()
-        self.claimed.clear()
+        self.held.clear()
         for way in ways:
             self._on_idle(way)
 

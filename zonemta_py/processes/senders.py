@@ -10,9 +10,8 @@ from itertools import count
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
-from zonemta_py.core.codec import replace
 from zonemta_py.delivery.request import DeliveryRequest, DeliveryResult, RequestContext
-from zonemta_py.delivery.session_pool import NO_WAY, Way, way_of
+from zonemta_py.delivery.session_pool import Way, way_of
 from zonemta_py.processes import sender_protocol as protocol
 from zonemta_py.processes.link import LogLevel, SetTraces
 from zonemta_py.processes.sender_child import SenderChild
@@ -122,25 +121,21 @@ class SenderPool:
     ) -> DeliveryResult:
         """Execute ``request`` in a process with an idle session, else in the least busy one.
 
-        Raises AgentLost when that process ends first.
+        Requests to a provider whose sessions or new sessions are limited go to one process as long as it has any of
+        them: a session that is idle in another one could only be closed. Raises AgentLost when the process ends first.
         """
-        supervisor, destination, way = self._supervisor, request.destination, way_of(request.order)
+        supervisor = self._supervisor
         while not supervisor.children:
             await supervisor.available.wait()
-        chosen = max(
-            supervisor.children,
-            key=lambda child: (
-                (child.idle[zone][destination] if way == NO_WAY else child.unclaimed(way)) > 0,
-                -child.active,
-            ),
-        )
-        has_session = chosen.unclaimed(way) > 0
-        chosen.claimed[way] += way != NO_WAY
-        order = request.order
-        if order is not None and order.connects >= 0 and has_session:
-            # It needs no other session to be closed: each of them cost a permit to connect.
-            reusing = replace(request, order=replace(order, connects=0))
-            return await chosen.deliver(next(self._numbers), zone, reusing, context)
+        order, destination = request.order, request.destination
+        if order is not None and (order.connects >= 0 or max(order.idle_max) >= 0):
+            provider = order.provider
+            chosen = max(supervisor.children, key=lambda child: (child.held[provider], -child.active))
+        else:
+            chosen = max(
+                supervisor.children,
+                key=lambda child: (child.idle[zone][destination] > 0, -child.active),
+            )
         within = await self._trim_others(zone, request, chosen)
         return await chosen.deliver(next(self._numbers), zone, within, context)
 

@@ -222,7 +222,7 @@ def _record(
         expires_ms = meta.options.expires_ms
         batch.record(Lapsed(**own, expires_ms=expires_ms, reply=attempt.text, report=report))
         return
-    if not outcome.attempted:
+    if not outcome.attempted and outcome.kind is OutcomeKind.DEFERRED:
         return
     fields: dict[str, Any] = {
         "time_ms": now_ms,
@@ -236,7 +236,7 @@ def _record(
         "tenant": meta.origin.tenant,
         "campaign": meta.campaign,
         "tags": meta.tags,
-        "attempt": recipient.record.attempts + 1,
+        "attempt": recipient.record.attempts + outcome.attempted,
         "created_ms": created_ms,
         "phase": attempt.phase,
         "code": attempt.code,

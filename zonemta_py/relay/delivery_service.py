@@ -1,6 +1,6 @@
 """The sending side of a relay: the workers of every zone, and what they share."""
 
-from asyncio import gather, get_running_loop
+from asyncio import gather, get_running_loop, sleep
 from collections.abc import Mapping
 
 from zonemta_py.config.schema import Config
@@ -27,6 +27,8 @@ from zonemta_py.relay.parts import Part
 from zonemta_py.routing import DEQUEUE_TRANSPORT, Router
 from zonemta_py.schedule.constraint import Constraint
 from zonemta_py.schedule.unreachable import UnreachableHosts
+
+SWEEP_EVERY_S = 300.0
 
 
 class ProgramZone:
@@ -115,7 +117,15 @@ class DeliveryService:
         self.channels = Channels(self._context, get_running_loop(), all_zones=False)
         for name, zone in self._context.config.zones.items():
             self._add_zone(name, zone)
-        self._tasks.start(self._context.egress.run(), "limits of providers")
+        self._tasks.start(self._sweep(), "limits of providers")
+
+    async def _sweep(self) -> None:
+        """At times, forget what counts no more, and give up mail that has waited too long for a limit."""
+        while True:
+            await sleep(SWEEP_EVERY_S)
+            self._context.egress.forget_old()
+            for zone in list(self._zones.values()):
+                await zone.give_up_old()
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         if zone.transport == DEQUEUE_TRANSPORT:

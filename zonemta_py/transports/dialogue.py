@@ -118,19 +118,20 @@ class Dialogue(asyncio.Protocol):
 
     async def quit(self, wait_s: float) -> None:
         """Send QUIT, and wait up to ``wait_s`` until the peer has closed: it counts the session no more then."""
-        if self.usable and self._lost is None:
-            self.usable, self._replies_owed = False, 1
-            try:
+        try:
+            if self.usable and self._lost is None:
+                self.usable, self._replies_owed = False, 1
                 async with asyncio.timeout(wait_s):
                     self._write(b"QUIT\r\n")
                     await self._reply(wait_s)
                     while self._lost is None:
                         self._waiter = self._loop.create_future()
                         await self._waiter
-            except (SessionLost, TimeoutError):
-                pass
-        self._deadline.cancel()
-        self._transport.abort()
+        except (SessionLost, TimeoutError):
+            pass
+        finally:
+            self._deadline.cancel()
+            self._transport.abort()
 
     def abort(self) -> None:
         """Close at once, so that an unfinished message does not look finished."""

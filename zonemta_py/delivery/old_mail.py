@@ -1,0 +1,51 @@
+"""Mail that cannot be sent for now: what is too old expires, and senders that asked for it hear of the delay.
+
+A destination waits as a whole, so only the front of its mail is looked at: the oldest is there.
+"""
+
+from zonemta_py.config.zones import Zone
+from zonemta_py.core import clock
+from zonemta_py.core.model import Attempt
+from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address, is_expired
+from zonemta_py.delivery.worker import Worker
+from zonemta_py.queue.format.records import starts
+from zonemta_py.queue.queue import Queue
+
+WARNED_MAX = 10_000  # messages of a destination that are deferred at once: seconds of work
+
+Place = tuple[str, str]  # zone and destination
+
+
+async def fail_old(queue: Queue, worker: Worker, place: Place, settings: Zone, failure: Attempt) -> bool:
+    """Settle the old mail of a destination with the failure that other mail met; returns whether some is left."""
+    now_ms, warned = clock.now_ms(), 0
+    give_up_after_s: float = settings.retry.give_up_after
+    if has_no_address(failure):
+        give_up_after_s = min(give_up_after_s, NO_ADDRESS_MS / 1000)
+    while lease := queue.lease(*place, settings.recipients_per_transaction):
+        meta, message = lease.active.meta, lease.active.id
+        if await worker.settle_unsent(lease):
+            continue
+        if not is_expired(starts(meta, message), now_ms, give_up_after_s):
+            warned += 1
+            if warned > WARNED_MAX or not delay_is_reported(meta, message, settings.retry, now_ms):
+                queue.release(lease)
+                return True
+        await (await worker.fail(lease, failure))
+    return False
+
+
+async def put_off_old(queue: Queue, worker: Worker, place: Place, settings: Zone, reason: str) -> None:
+    """Settle the old mail of a destination that waits for a limit. Nothing of it was an attempt."""
+    now_ms, warned = clock.now_ms(), 0
+    while lease := queue.lease(*place, settings.recipients_per_transaction):
+        meta, message = lease.active.meta, lease.active.id
+        if await worker.settle_unsent(lease):
+            continue
+        if not is_expired(starts(meta, message), now_ms, settings.retry.give_up_after):
+            warned += 1
+            is_due = not meta.warned and delay_is_reported(meta, message, settings.retry, now_ms)
+            if warned > WARNED_MAX or not is_due:
+                queue.release(lease)
+                return
+        await (await worker.put_off(lease, reason, now_ms))
