@@ -68,15 +68,21 @@ class MessageEgress:
         most = egress.recipients_max(permit, len(lease.recipients), now_ms)
         if most < len(lease.recipients):
             egress.queue.narrow(lease, most)
-        return self._order(way.provider, found, permit, egress.permits.dispatch(permit))
+        return self._order(way.provider, found, permit, permit.sessions_max)
 
     def _order(
-        self, provider: str, entry: PoolAddress, permit: Permit, idle_max: tuple[int, int]
+        self, provider: str, entry: PoolAddress, permit: Permit, sessions_max: tuple[int, int]
     ) -> EgressOrder:
         settings = self._egress.providers.table.settings(provider)
         messages_max = settings.limits.messages_per_session or 0
         return EgressOrder(
-            provider, entry.address, entry.ehlo, permit.connects, messages_max, settings.family, idle_max
+            provider,
+            entry.address,
+            entry.ehlo,
+            permit.connects,
+            messages_max,
+            settings.family,
+            sessions_max,
         )
 
     def _pool(self, lease: Lease, way: Way) -> str:

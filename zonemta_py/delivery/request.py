@@ -16,8 +16,8 @@ class EgressOrder(Struct, frozen=True, array_like=True):
     """From which address a request goes to which provider, and what it may do there.
 
     ``source`` None: the system chooses the address. ``connects``: how many new sessions it may open, -1: any number.
-    ``messages_max``: of one session, 0: any number. ``family``: ipv4, ipv6 or both. ``idle_max``: how many sessions without
-    a request may be open when it opens one, from ``source`` to the provider and from all addresses; -1: any number.
+    ``messages_max``: of one session, 0: any number. ``family``: ipv4, ipv6 or both. ``sessions_max``: how many sessions its
+    process may have, from ``source`` to the provider and from all addresses; -1: any number.
     """
 
     provider: str
@@ -26,7 +26,12 @@ class EgressOrder(Struct, frozen=True, array_like=True):
     connects: int
     messages_max: int
     family: str
-    idle_max: tuple[int, int]
+    sessions_max: tuple[int, int]
+
+    @property
+    def limits_sessions(self) -> bool:
+        """Whether sessions, or new ones, are limited."""
+        return self.connects >= 0 or max(self.sessions_max) >= 0
 
 
 class DeliveryRequest(Struct, frozen=True, array_like=True):
@@ -57,12 +62,12 @@ class DeliveryRequest(Struct, frozen=True, array_like=True):
     order: EgressOrder | None = None
     asks_hosts: bool = False
 
-    def within(self, idle_limits: tuple[int, int], idle_max: tuple[int, int]) -> "DeliveryRequest":
-        """The same request with other limits of idle sessions."""
+    def within(self, idle_limits: tuple[int, int], sessions_max: tuple[int, int]) -> "DeliveryRequest":
+        """The same request with other limits of sessions."""
         changed = self if idle_limits == self.idle_limits else replace(self, idle_limits=idle_limits)
-        if self.order is None or idle_max == self.order.idle_max:
+        if self.order is None or sessions_max == self.order.sessions_max:
             return changed
-        return replace(changed, order=replace(self.order, idle_max=idle_max))
+        return replace(changed, order=replace(self.order, sessions_max=sessions_max))
 
 
 class DeliveryResult(Struct, frozen=True, array_like=True):

@@ -90,7 +90,7 @@ class SessionOpener:
                 raise self._no_connects(reachable[tried:], failure, now_s)
             self._pool.trim(request.destination, *request.idle_limits)
             if order is not None:
-                await self._pool.together.trim(way_of(order), order.idle_max)
+                await self._pool.together.trim(way_of(order), order.sessions_max)
             ehlo = source.ehlo or resources.hostname
             trace = session_trace(request, endpoint) if TRACER.is_active else None
             try:

@@ -1,7 +1,7 @@
 """Idle sessions: kept between transactions for reuse, for a limited time, within the zone's connections."""
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
@@ -76,10 +76,10 @@ class _Group:
 
 
 class WaySessions:
-    """The sessions without a request of all zones in a process, by provider and source address.
+    """The sessions of all zones in a process, by provider and source address.
 
     One counts until its peer has closed it: the peer counts it that long. ``on_change`` is called with a way and the
-    number of sessions on it.
+    number of sessions on it that no request has.
     """
 
     def __init__(self, on_change: Callable[[Way, int], None] | None = None) -> None:
@@ -88,6 +88,19 @@ class WaySessions:
         self._by_provider = _Group()
         self._numbers = count()
         self._closing: dict[asyncio.Task[None], Way] = {}
+        self._requests: Counter[Hashable] = Counter()  # by way, and by provider
+
+    def begin(self, way: Way) -> None:
+        """A request begins, which has a session or opens one."""
+        for name in (way, way[0]):
+            self._requests[name] += 1
+
+    def end(self, way: Way) -> None:
+        """A request has ended; its session is idle or closed."""
+        for name in (way, way[0]):
+            self._requests[name] -= 1
+            if not self._requests[name]:
+                del self._requests[name]
 
     def next_number(self) -> int:
         """Greater than every one before."""
@@ -126,11 +139,16 @@ class WaySessions:
         entry.pool.report_closed(entry)
 
     async def trim(self, way: Way, most: tuple[int, int]) -> None:
-        """Close what is beyond ``most`` on ``way``, and at its provider (-1: any number); returns when the peers have closed."""
+        """Close idle sessions until ``most`` remain on ``way``, and at its provider (-1: any number), with all requests.
+
+        Returns when the peers have closed what is being closed: for several requests that do this at the same time,
+        the limits hold whichever connects first.
+        """
+        name: Hashable
         for group, name, limit in (
             (self._by_way, way, most[0]), (self._by_provider, way[0], most[1]),
         ):  # fmt: skip
-            while limit >= 0 and group.size(name) > limit:
+            while limit >= 0 and group.size(name) > max(0, limit - self._requests[name]):
                 entry = group.oldest(name)
                 entry.pool.close_idle(entry)
         closing = [task for task, each in self._closing.items() if each[0] == way[0]]

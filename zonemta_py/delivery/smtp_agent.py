@@ -54,6 +54,16 @@ class SmtpAgent:
         Recipients that a session has not served, because the peer closed it or refused MAIL for now, are
         sent to the next endpoint (RFC 5321 section 5.1).
         """
+        if request.order is None:
+            return await self._deliver(request, context)
+        way = way_of(request.order)
+        self.pool.together.begin(way)
+        try:
+            return await self._deliver(request, context)
+        finally:
+            self.pool.together.end(way)
+
+    async def _deliver(self, request: DeliveryRequest, context: RequestContext) -> DeliveryResult:
         zone = self._table.settings(request.destination)
         progress = RequestProgress(request, clock.monotonic_s())
         forms = MessageForms(request, context, self._resources.signer, self._resources.conversions)

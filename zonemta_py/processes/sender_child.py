@@ -19,7 +19,7 @@ class SenderChild(ChildProcess):
     """One sender: its requests, and the idle sessions it holds.
 
     ``idle`` counts them by zone and destination, ``idle_in`` by zone, ``idle_ways`` by provider and source, ``held`` by
-    provider, with the requests under way. ``on_status`` is called when it finds out that a host is unreachable, or
+    provider, with the ``requests`` under way. ``on_status`` is called when it finds out that a host is unreachable, or
     reachable again, ``on_idle`` when the number of idle sessions on a way has changed.
     """
 
@@ -39,6 +39,7 @@ class SenderChild(ChildProcess):
         self.idle_in: Counter[str] = Counter()
         self.idle_ways: Counter[Way] = Counter()
         self.held: Counter[str] = Counter()
+        self.requests: Counter[Way] = Counter()
         self._on_status = on_status
         self._pending: dict[int, _PendingRequest] = {}
         self._trims: dict[int, asyncio.Future[None]] = {}
@@ -57,7 +58,7 @@ class SenderChild(ChildProcess):
         if self.gone:
             raise AgentLost(f"sender {self.slot} ended", uncertain=False)
         pending = self._pending[number] = _PendingRequest(zone, request, context)
-        self._hold(pending.way, 1)
+        self._begin(pending.way, 1)
         inline = None
         try:
             body = context.body()
@@ -87,6 +88,12 @@ class SenderChild(ChildProcess):
             self.held[provider] += more
             if not self.held[provider]:
                 del self.held[provider]
+
+    def _begin(self, way: Way, more: int) -> None:
+        self._hold(way, more)
+        self.requests[way] += more
+        if not self.requests[way]:
+            del self.requests[way]
 
     def idle_at(self, provider: str) -> int:
         """The number of idle sessions with ``provider``, from all addresses."""
@@ -176,7 +183,7 @@ class SenderChild(ChildProcess):
         pending = self._pending.pop(frame.number, None)
         if pending is None:
             return
-        self._hold(pending.way, -1)
+        self._begin(pending.way, -1)
         self._set_idle(pending.zone, pending.destination, frame.idle)
         self._set_idle_on(pending.way, frame.idle_there)
         if pending.result.done():
@@ -205,6 +212,7 @@ class SenderChild(ChildProcess):
         ways = list(self.idle_ways)
         self.idle_ways.clear()
         self.held.clear()
+        self.requests.clear()
         for way in ways:
             self._on_idle(way)
 

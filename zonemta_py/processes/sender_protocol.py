@@ -55,7 +55,7 @@ class Chunk(Struct, frozen=True, array_like=True, tag=4):
 class Trim(Struct, frozen=True, array_like=True, tag=5):
     """To a sender: close the idle sessions above these limits. Answered by Trimmed.
 
-    ``way``: provider and source address; ``way_limits``: see ``EgressOrder.idle_max``.
+    ``way``: provider and source address; ``way_limits``: see ``EgressOrder.sessions_max``.
     """
 
     number: int

@@ -128,7 +128,7 @@ class SenderPool:
         while not supervisor.children:
             await supervisor.available.wait()
         order, destination = request.order, request.destination
-        if order is not None and (order.connects >= 0 or max(order.idle_max) >= 0):
+        if order is not None and order.limits_sessions:
             provider = order.provider
             chosen = max(supervisor.children, key=lambda child: (child.held[provider], -child.active))
         else:
@@ -153,8 +153,8 @@ class SenderPool:
         """Close idle sessions in the other processes that exceed the limits; returns the request for ``chosen``."""
         in_zone, at_destination = request.idle_limits
         order, way = request.order, way_of(request.order)
-        there_max, provider_max = (-1, -1) if order is None else order.idle_max
-        trims = []
+        is_limited = order is not None and order.limits_sessions
+        trims, elsewhere, elsewhere_at = [], 0, 0
         for child in self._supervisor.children:
             if child is chosen:
                 continue
@@ -162,26 +162,27 @@ class SenderPool:
             there, all_there = idle[request.destination], child.idle_in[zone]
             keep_there = min(there, max(0, at_destination))
             keep = min(all_there, max(0, in_zone))
-            on_way, at_provider = child.idle_ways[way], child.idle_at(way[0]) if order else 0
-            limits = _kept(on_way, there_max), _kept(at_provider, provider_max)
-            too_many = limits[0] not in (-1, on_way) or limits[1] not in (-1, at_provider)
-            if keep_there < there or keep < all_there or too_many:
+            idle_at = child.idle_at(way[0]) if is_limited else 0
+            if keep_there < there or keep < all_there or idle_at:
                 number = next(self._numbers)
+                limits = (-1, 0 if idle_at else -1)
                 trim = protocol.Trim(number, zone, request.destination, keep, keep_there, way, limits)
                 trims.append(child.trim(trim))
             in_zone -= keep
             at_destination -= keep_there
-            there_max -= max(0, limits[0])
-            provider_max -= max(0, limits[1])
+            elsewhere += child.requests[way]
+            elsewhere_at += child.held[way[0]] - idle_at
         for trimmed in trims:
             await trimmed
-        return request.within((in_zone, at_destination), (there_max, provider_max))
+        there_max, provider_max = (-1, -1) if order is None else order.sessions_max
+        sessions_max = _less(there_max, elsewhere), _less(provider_max, elsewhere_at)
+        return request.within((in_zone, at_destination), sessions_max)
 
     async def close(self) -> None:
         """End all processes; their requests raise AgentLost."""
         await self._supervisor.close()
 
 
-def _kept(idle: int, most: int) -> int:
-    """How many of ``idle`` sessions may stay; -1: no limit."""
-    return -1 if most < 0 else min(idle, most)
+def _less(most: int, elsewhere: int) -> int:
+    """``most`` sessions without those of other processes; -1: no limit."""
+    return -1 if most < 0 else max(0, most - elsewhere)

@@ -46,7 +46,7 @@ class Path:
     """
 
     __slots__ = (
-        "address", "busy", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
+        "address", "ceiling", "connects", "idle", "messages", "open", "provider", "sessions", "sessions_max",
         "used_by",
     )  # fmt: skip
 
@@ -54,7 +54,6 @@ class Path:
         self.provider = provider
         self.address = address
         self.sessions = 0  # of workers
-        self.busy = 0  # of them: those with a request under way
         self.idle = 0  # sessions without one
         self.open = self.used_by = 0
         self.sessions_max: int | None = None

@@ -26,7 +26,7 @@ class Permit:
     """
 
     __slots__ = (
-        "address", "connects", "granted", "is_busy", "messages", "openings", "paths", "provider",
+        "address", "connects", "granted", "messages", "openings", "paths", "provider",
         "recipients", "stored", "warming",
     )  # fmt: skip
 
@@ -38,10 +38,15 @@ class Permit:
         self.openings: list[tuple[Path, RateWindows, RateUse]] = []
         self.connects = -1
         self.granted = False  # a message, which has not ended
-        self.is_busy = False  # its request is under way
         self.recipients = 0  # of it, that count for the schedules
         self.warming: Sequence[Warming] = ()
         self.stored: Stored = []
+
+    @property
+    def sessions_max(self) -> tuple[int, int]:
+        """How many sessions may be open at the provider, from the address and from all; -1: any number."""
+        pair, whole, _ = self.paths
+        return _number(pair.most()), _number(whole.most())
 
 
 FREE = Permit("", "", ())  # of a worker that nothing limits
@@ -152,19 +157,6 @@ class Permits:
                 assert path.connects is not None
                 permit.openings.append((path, path.connects, path.connects.grant()))
 
-    def dispatch(self, permit: Permit) -> tuple[int, int]:
-        """A request with the message is sent to an agent.
-
-        Returns how many sessions without a request may stay open beside it when it opens one: at the provider from the
-        address, and from all; -1: any number.
-        """
-        if not permit.is_busy:
-            permit.is_busy = True
-            for path in permit.paths:
-                path.busy += 1
-        pair, whole, _ = permit.paths
-        return _left(pair), _left(whole)
-
     def begin(self, permit: Permit, now_ms: int, opened: int) -> None:
         """The message is sent now, in a session that is new if ``opened``."""
         for _, windows, use in permit.messages:
@@ -182,10 +174,6 @@ class Permits:
 
     def end(self, permit: Permit, now_ms: int, *, opened: int = 0) -> Stored:
         """The message has its answer, or was never sent. Returns what is stored, for the batch that settles it."""
-        if permit.is_busy:
-            permit.is_busy = False
-            for path in permit.paths:
-                path.busy -= 1
         self._end_openings(permit, now_ms, opened)
         cancelled = False
         for path, windows, use in permit.messages:
@@ -248,9 +236,8 @@ def _displaces(pair: Path, whole: Path) -> Refusal | None:
     return Refusal(Limit.PROVIDER_SESSIONS, UNKNOWN, f"all {most} sessions with {whole} are open")
 
 
-def _left(path: Path) -> int:
-    most = path.most()
-    return -1 if most is None else max(0, most - path.busy)
+def _number(most: int | None) -> int:
+    return -1 if most is None else most
 
 
 def _named(kind: str, path: Path, windows: Sequence[tuple[int, int, int]]) -> Stored:
