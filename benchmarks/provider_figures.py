@@ -31,10 +31,11 @@ def kinds(provider: SinkProvider) -> dict[str, int]:
     return dict(Counter(str(each.limit) for each in provider.violations))
 
 
-def share_of_rates(provider: SinkProvider) -> float:
+def share_of_rates(provider: SinkProvider) -> float | None:
     """Which part of what the rates allow the provider got, in per cent.
 
-    For each address in whole periods of its longest rate, after the first one and until its last message.
+    For each address in whole periods of its longest rate, after the first one and until its last message; None if there
+    was none.
     """
     got, allowed = 0, 0.0
     for account in provider.clients.values():
@@ -47,7 +48,7 @@ def share_of_rates(provider: SinkProvider) -> float:
         end_s = first_s + periods * period_s
         got += bisect.bisect_left(times_s, end_s) - bisect.bisect_left(times_s, first_s)
         allowed += min(rate.events / rate.per_s for rate in provider.limits.rate) * periods * period_s
-    return round(got / allowed * 100, 1) if allowed else 0.0
+    return round(got / allowed * 100, 1) if allowed else None
 
 
 @dataclass(slots=True)

@@ -54,11 +54,20 @@ async def test_sessions_of_a_provider(directory: Path, processes: tuple[int, int
     domains = [f"d{n}.example" for n in range(8)]
     async with staged(directory) as stage:
         limits = {"sessions": 4, "sessions_per_address": 3, "messages_per_session": 5}
-        big = await stage.provider("big", domains, slack=SLACK, **limits)
+        big = await stage.provider("big", domains, **limits)
         free = await stage.provider("free", ["free.example"])
         async with relaying(shaped(stage, processes, {"big": limits})) as relay:
             await fill(relay, domains, 200)
             await fill(relay, ["free.example"], 20, "f")
+            senders, users = relay._delivery.senders, set[int]()
+
+            def sent() -> bool:
+                children = senders._supervisor.children if senders is not None else ()
+                users.update(child.slot for child in children if child.held["big"])
+                return len(big.accepted) == 200
+
+            await until(sent, "all of it")
+            assert len(users) == min(1, processes[1]), "its sessions are in one process"
             await empty(relay)
             assert sound(relay)
         kept(big, 200)

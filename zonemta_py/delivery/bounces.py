@@ -11,7 +11,7 @@ from zonemta_py.core import clock
 from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.core.model import OutcomeKind
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.outcome import delayed_note, report_notes
+from zonemta_py.delivery.outcome import delayed_note, has_reader, report_notes
 from zonemta_py.delivery.pending_reports import PendingReports
 from zonemta_py.delivery.report_composer import ReportComposer, is_headers_only
 from zonemta_py.events.schema import Discarded
@@ -21,7 +21,6 @@ from zonemta_py.queue.format.records import Note, read_waiting
 from zonemta_py.queue.outcome import NO_EFFECTS, Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
 from zonemta_py.routing import Router
-from zonemta_py.smtp import verp
 
 REASON_MAX = 200  # characters, of the reason for which no report could be composed
 ALSO_DELAYED_MAX = 50  # further recipients that a warning names
@@ -78,10 +77,7 @@ def _settle_effects(
         kept, failed = failed, []
         if kept and zone.bounce.aggregate == "minute":
             context.pending.add_notes(active.id, clock.monotonic_s())
-    warned = any(note.action == "delayed" for note in others) and active.meta.sender not in (
-        "",
-        verp.DOUBLE_BOUNCE,
-    )
+    warned = any(note.action == "delayed" for note in others) and has_reader(active.meta)
     if warned:
         others += _also_delayed(context.queue, active, {note.recipient_index for note in others})
     reports = ReportComposer(context, zone, active)

@@ -6,10 +6,19 @@ A destination waits as a whole, so only the front of its mail is looked at: the 
 from zonemta_py.config.zones import Zone
 from zonemta_py.core import clock
 from zonemta_py.core.model import Attempt
-from zonemta_py.delivery.outcome import NO_ADDRESS_MS, delay_is_reported, has_no_address, is_expired
+from zonemta_py.delivery.outcome import (
+    NO_ADDRESS_MS,
+    delay_is_reported,
+    has_no_address,
+    has_reader,
+    is_expired,
+    is_given_up,
+)
 from zonemta_py.delivery.worker import Worker
+from zonemta_py.queue.active import Lease
 from zonemta_py.queue.format.records import starts
 from zonemta_py.queue.queue import Queue
+from zonemta_py.smtp.dsn_params import wants_delay
 
 WARNED_MAX = 10_000  # messages of a destination that are deferred at once: seconds of work
 
@@ -42,10 +51,18 @@ async def put_off_old(queue: Queue, worker: Worker, place: Place, settings: Zone
         meta, message = lease.active.meta, lease.active.id
         if await worker.settle_unsent(lease):
             continue
-        if not is_expired(starts(meta, message), now_ms, settings.retry.give_up_after):
+        if not is_given_up(meta, message, settings.retry, now_ms):
             warned += 1
-            is_due = not meta.warned and delay_is_reported(meta, message, settings.retry, now_ms)
-            if warned > WARNED_MAX or not is_due:
+            if warned > WARNED_MAX or not _is_to_be_warned(lease, settings, now_ms):
                 queue.release(lease)
                 return
-        await (await worker.put_off(lease, reason, now_ms))
+        await (await worker.put_off(lease, reason, now_ms + 1))
+
+
+def _is_to_be_warned(lease: Lease, settings: Zone, now_ms: int) -> bool:
+    meta, message = lease.active.meta, lease.active.id
+    if meta.warned or not has_reader(meta):
+        return False
+    if not any(wants_delay(each.record.notify) for each in lease.recipients):
+        return False
+    return delay_is_reported(meta, message, settings.retry, now_ms)

@@ -21,6 +21,7 @@ from zonemta_py.schedule.retry import (
     warning_is_due,
 )
 from zonemta_py.schedule.shaping import Handling
+from zonemta_py.smtp import verp
 from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import NO_ADDRESS, Phase, Verdict, verdict
 from zonemta_py.smtp.dsn_params import wants_delay, wants_failure, wants_success
@@ -133,6 +134,11 @@ def is_expired(created_ms: int, now_ms: int, give_up_after_s: float) -> bool:
     return created_ms <= now_ms - int(give_up_after_s * 1000)
 
 
+def is_given_up(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:
+    """Whether a message is not tried any more; a function of ``backoff`` decides with each attempt only."""
+    return retry.policy != "backoff" and is_expired(starts(meta, message), now_ms, retry.give_up_after)
+
+
 def has_no_address(attempt: Attempt) -> bool:
     """Whether the domain has exchangers, of which none has an address."""
     return attempt.code == 0 and attempt.status == NO_ADDRESS
@@ -176,6 +182,11 @@ def _action(meta: Meta, outcome: Outcome, retry: Retry, now_ms: int) -> str:
         return "failed" if wants_failure(notify) and not silent else ""
     due = not meta.warned and delay_is_reported(meta, outcome.recipient.message, retry, now_ms)
     return "delayed" if due and wants_delay(notify) else ""
+
+
+def has_reader(meta: Meta) -> bool:
+    """Whether a report of a delay can be sent: not about a report."""
+    return meta.sender not in ("", verp.DOUBLE_BOUNCE)
 
 
 def delay_is_reported(meta: Meta, message: str, retry: Retry, now_ms: int) -> bool:

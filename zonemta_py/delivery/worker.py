@@ -19,7 +19,7 @@ from zonemta_py.delivery.outcome import (
     before_attempt,
     decide_outcome,
     handled,
-    is_expired,
+    is_given_up,
     requested_priority,
 )
 from zonemta_py.delivery.request import DeliveryAgent, DeliveryRequest, EgressOrder
@@ -27,7 +27,7 @@ from zonemta_py.events.schema import Event, Held
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture
 from zonemta_py.queue.format.keys import HELD_MS
-from zonemta_py.queue.format.records import Meta, starts
+from zonemta_py.queue.format.records import Meta
 from zonemta_py.queue.outcome import Outcome
 from zonemta_py.queue.transitions import event_fields
 from zonemta_py.queue.upkeep.interrupted import interrupt
@@ -158,9 +158,8 @@ class Worker:
         """
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
         settings = self._table.zones[number]
-        born_ms = starts(active.meta, active.id)
         kind, reply_class = OutcomeKind.DEFERRED, ReplyClass.OTHER
-        if is_expired(born_ms, clock.now_ms(), settings.retry.give_up_after):
+        if is_given_up(active.meta, active.id, settings.retry, clock.now_ms()):
             kind, reply_class, due_ms = OutcomeKind.EXPIRED, ReplyClass.EXPIRED, 0
         outcomes = []
         for each in lease.recipients:

@@ -14,8 +14,8 @@ class Outcome(Struct, frozen=True):
     """The outcome of one leased recipient.
 
     ``due_ms`` (unix ms) only for DEFERRED; ``again``, the new (message, recipient index), only for
-    REQUEUED. ``attempted``: False for a recipient that nothing was sent to, because of what its submitter asked for, or of a limit.
-    ``counted``: False for an attempt that does not bring the retry ladder forward.
+    REQUEUED. ``attempted``: False for a recipient that nothing was sent to, because of what its submitter
+    asked for, or of a limit. ``counted``: False for an attempt that does not bring the retry ladder forward.
     """
 
     recipient: QueuedRecipient
