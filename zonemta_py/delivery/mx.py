@@ -20,8 +20,8 @@ from zonemta_py.smtp.mx_order import Host
 TTL_MIN_S, TTL_MAX_S = 5.0, 3600.0
 NEGATIVE_TTL_S = 300.0
 FAILURE_TTL_S = 5.0
-CACHE_MAX = 50_000
-HOSTS_MAX = 10_000  # of which the addresses are cached: most domains share a few
+CACHE_MAX = 200_000
+HOSTS_MAX = 10_000  # of which the addresses are cached, and sets of hosts: most domains share a few
 MX_MAX = 20  # hosts looked up for one domain
 ADDRESSES_MAX = 16  # kept for one host and family
 
@@ -45,6 +45,7 @@ class MxResolver:
             self._channel = None
         self._cache, self._pending = OrderedDict(), {}  # look-ups that run keep the old ones
         self._of_host: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._host_sets: dict[tuple[Host, ...], tuple[Host, ...]] = {}  # one object for equal ones
 
     def close(self) -> None:
         """End the look-ups that run; they fail."""
@@ -123,7 +124,10 @@ class MxResolver:
                 hosts.append(Host(preference, name, answer[0]))
                 ttl_s = min(ttl_s, answer[1])
         if hosts:
-            return tuple(hosts), ttl_s
+            if len(self._host_sets) >= HOSTS_MAX:
+                self._host_sets.clear()
+            host_set = tuple(hosts)
+            return self._host_sets.setdefault(host_set, host_set), ttl_s
         if failure is not None:
             raise failure
         raise DestinationFailed(0, NO_ADDRESS, f"no mail exchanger of {domain} has an address")
