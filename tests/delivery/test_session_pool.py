@@ -1,8 +1,13 @@
 """Idle sessions, on real connections to a sink."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kit.deadlines import until
 from zonemta_py.config.units import Seconds
@@ -164,3 +169,76 @@ async def test_a_session_counts_until_the_peer_has_closed_it() -> None:
         assert not peer.sink.connections
         assert counts[-1] == 0
         together.end(way)
+
+
+class CountedSession:
+    """A session of a peer that counts its sessions, and sees the end of one ``turns`` turns of the loop late."""
+
+    def __init__(self, open_on: Counter[str], address: str, turns: int) -> None:
+        self._open_on = open_on
+        self._address = address
+        self._turns = turns
+        self.usable = True
+        open_on[address] += 1
+
+    async def quit(self, wait_s: float) -> None:
+        self.usable = False
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        self._open_on[self._address] -= 1
+
+
+class Step(NamedTuple):
+    """One request: its address, and how many turns it takes to begin, to be answered, and its session to end."""
+
+    address: int
+    waits: int
+    takes: int
+    ends: int
+    keeps: bool
+
+
+STEPS = st.builds(
+    Step, st.integers(0, 2), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.booleans()
+)
+
+
+@given(st.lists(STEPS, max_size=40), st.integers(1, 3), st.integers(1, 5))
+def test_no_session_too_many(steps: list[Step], of_an_address: int, of_all: int) -> None:
+    """Whatever overtakes what: requests that the permits allow never have more sessions than the limits."""
+    asyncio.run(run_requests(steps, of_an_address, of_all))
+
+
+async def run_requests(steps: list[Step], of_an_address: int, of_all: int) -> None:
+    together, open_on = WaySessions(), Counter[str]()
+    pool = SessionPool(together=together)
+    all_permits = asyncio.Semaphore(of_all)
+    permits = [asyncio.Semaphore(of_an_address) for _ in range(3)]
+
+    async def request(step: Step) -> None:
+        address = f"127.0.0.{step.address + 1}"
+        way, endpoint = ("big", address), Endpoint("mx", "127.0.0.9", 25, address)
+        async with permits[step.address], all_permits:
+            together.begin(way)
+            for _ in range(step.waits):
+                await asyncio.sleep(0)
+            session = pool.take(endpoint)
+            if session is None:
+                await together.trim(way, (of_an_address, of_all))
+                session = cast(SmtpSession, CountedSession(open_on, address, step.ends))
+                assert open_on[address] <= of_an_address
+                assert open_on.total() <= of_all
+            for _ in range(step.takes):
+                await asyncio.sleep(0)
+            if step.keeps:
+                pool.put(endpoint, "a.example", session, LONG_S, way)
+            else:
+                await session.quit(1.0)
+            together.end(way)
+
+    async with asyncio.TaskGroup() as group:
+        for step in steps:
+            group.create_task(request(step))
+    pool.close()
+    while any(open_on.values()):
+        await asyncio.sleep(0)
