@@ -247,3 +247,22 @@ async def test_what_waits_is_given_up_in_time(
     for event in logged_events(directory, "expired"):
         assert event["attempt"] == 0
     assert len(logged_events(directory, "expired")) == 2
+
+
+async def test_room_at_an_address_is_not_lost_on_what_is_suspended(directory: Path) -> None:
+    """One session for all providers: what may use it gets it, whatever else waits for it."""
+    domains = [f"d{number}.example" for number in range(6)]
+    async with staged(directory) as stage:
+        for number, domain in enumerate(domains):
+            await stage.provider(f"p{number}", [domain])
+        config = stage.config(pools={"default": [{"address": FIRST, "limits": {"sessions": 1}}]})
+        async with relaying(config):
+            pass
+        for number in range(3):
+            await done("suspend", "-c", config.path, "--provider", f"mx.p{number}.example")
+        async with relaying(config) as relay:
+            for domain in domains:
+                await relay.enqueue("s@sender.example", [f"x@{domain}"], TEXT)
+            await until(lambda: waiting(relay) == {f"x@{each}" for each in domains[:3]}, "the others")
+            await done("resume", "-c", config.path, "--all")
+            await empty(relay)

@@ -3,15 +3,17 @@
 from collections import deque
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from random import Random
 
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
+from zonemta_py.schedule.allowance import together
 from zonemta_py.schedule.gates import Gates
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import Permit, Permits
 
-PROVIDER, ZONE = "big", "bulk"
+ZONE = "bulk"
 BEGIN_MS = 1_700_000_000_000
 
 
@@ -19,7 +21,8 @@ class ProviderSimulation:
     """Workers send ``messages`` of each destination from ``addresses``; an answer takes up to ``answer_ms``.
 
     ``received`` are the times at which the provider accepted a message, by address, ``opened`` those of sessions. A
-    worker sends ``turn`` messages in its session, which is then closed.
+    worker sends ``turn`` messages in its session, which is then closed. The destinations are those of ``providers`` providers
+    with the same limits, in turn; nothing leaves to the first ``paused`` of them for an hour.
     """
 
     def __init__(
@@ -32,11 +35,15 @@ class ProviderSimulation:
         answer_ms: int = 40,
         turn: int = 3,
         seed: int = 0,
+        providers: int = 1,
+        paused: int = 0,
     ) -> None:
         self.now_ms = BEGIN_MS
         self.random = Random(seed)
         self.left = {f"d{n}": number for n, number in enumerate(messages)}
         self.ready = deque(self.left)
+        self.provider_of = {name: f"big{n % providers}" for n, name in enumerate(self.left)}
+        names = {f"big{n}" for n in range(providers)}
         self.addresses = addresses
         self.answer_ms = answer_ms
         self.turn = turn
@@ -48,16 +55,20 @@ class ProviderSimulation:
         self._events: list[tuple[int, int, object]] = []
         self._numbers = count()
         self.gates = Gates(lambda: None)
-        self.permits = Permits(lambda provider, address: self.room(provider))
+        self.permits = Permits(self.room)
         self.permits.configure(
-            lambda name: limits if name == PROVIDER else ProviderLimits(),
+            lambda name: limits if name in names else ProviderLimits(),
             {each: own or AddressLimits() for each in addresses},
         )
+        for number in range(paused):
+            for address in addresses:
+                ceiling = self.permits.path(f"big{number}", address).ceiling
+                ceiling.paused_ms = BEGIN_MS + 3_600_000
 
-    def room(self, provider: str) -> None:
+    def room(self, provider: str, address: str) -> None:
         """Something has ended."""
         self.gates.room_at(provider)
-        self.gates.room_for_one()
+        self.gates.room_of(address)
 
     def wake(self, destination: str) -> bool:
         """A gate gives the turn to ``destination``."""
@@ -66,12 +77,15 @@ class ProviderSimulation:
             self.ready.append(destination)
         return bool(self.left[destination])
 
-    def run(self) -> int:
-        """Until nothing happens any more; returns the virtual milliseconds that it took."""
+    def run(self, until_ms: float = inf) -> int:
+        """Until nothing happens any more, or ``until_ms``; returns the virtual milliseconds that it took."""
         while True:
             self._start()
             due_ms = self.gates.due_ms
-            if not self._events and due_ms is None:
+            times = [
+                each for each in (due_ms, *(event[0] for event in self._events[:1])) if each is not None
+            ]
+            if not times or min(times) > until_ms:
                 return self.now_ms - BEGIN_MS
             if self._events and (due_ms is None or self._events[0][0] <= due_ms):
                 self.now_ms, _, act = heappop(self._events)
@@ -87,28 +101,28 @@ class ProviderSimulation:
     def _start(self) -> None:
         while self.ready:
             destination = self.ready.popleft()
+            provider = self.provider_of[destination]
             if not self.left[destination]:
-                self.gates.emptied(ZONE, PROVIDER, destination)
+                self.gates.emptied(ZONE, provider, destination)
                 continue
-            found = self._take()
+            found = self._take(provider)
             if isinstance(found, Refusal):
-                self.gates.wait(ZONE, PROVIDER, destination, self.wake, found, self.now_ms)
+                self.gates.wait(ZONE, provider, destination, self.wake, found, self.now_ms)
                 continue
-            self.gates.granted(ZONE, PROVIDER, destination)
+            self.gates.granted(ZONE, provider, destination)
             self.left[destination] -= 1
             self._begin(destination, found, 1)
             if self.left[destination]:
                 self.ready.append(destination)  # another worker may serve it, too
 
-    def _take(self) -> Permit | Refusal:
+    def _take(self, provider: str) -> Permit | Refusal:
         refusals = []
         for address in self.random.sample(self.addresses, len(self.addresses)):
-            found = self.permits.take(PROVIDER, address, self.now_ms)
+            found = self.permits.take(provider, address, self.now_ms)
             if isinstance(found, Permit):
                 return found
             refusals.append(found)
-        times = [each.until_ms for each in refusals if each.until_ms > 0]
-        return refusals[0]._replace(until_ms=min(times, default=-1))
+        return together(refusals)
 
     def _begin(self, destination: str, permit: Permit, sent: int) -> None:
         def send() -> None:

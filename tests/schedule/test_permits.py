@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.schedule.provider_simulation import ProviderSimulation, most_within
+from tests.schedule.provider_simulation import BEGIN_MS, ProviderSimulation, most_within
 from zonemta_py.config.providers import ProviderLimits
 from zonemta_py.config.sending import AddressLimits
 from zonemta_py.config.units import Rate
@@ -78,6 +78,41 @@ def test_many_destinations_wait_for_one_session() -> None:
     played.run()
     assert len(played.received["a"]) == 2000
     assert played.wakes <= 2 * 2000
+
+
+OWN = st.builds(
+    AddressLimits,
+    sessions=st.one_of(st.none(), st.integers(1, 3)),
+    rate=st.one_of(st.just(()), st.tuples(RATE)),
+    connect_rate=st.one_of(st.just(()), st.tuples(RATE)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, OWN, st.integers(2, 6), st.integers(0, 2), st.integers(0, 10_000))
+def test_what_waits_for_an_address_gets_its_room(
+    messages: list[int], own: AddressLimits, providers: int, paused: int, seed: int
+) -> None:
+    """Whatever else waits for it: what may leave has left long before a pause of others is over."""
+    played = ProviderSimulation(
+        ProviderLimits(), messages, addresses=("a", "b"), own=own, seed=seed, providers=providers, paused=paused
+    )  # fmt: skip
+    played.run(until_ms=BEGIN_MS + 3_000_000)
+    open_to = {
+        name for name, each in played.provider_of.items() if int(each.removeprefix("big")) >= paused
+    }
+    assert [name for name in open_to if played.left[name]] == []
+    played.run()
+    assert sum(map(len, played.received.values())) == sum(messages)
+
+
+def test_many_providers_wait_for_one_address() -> None:
+    """A place or a message of an address is offered to one of them, not to each."""
+    for own in (AddressLimits(sessions=1), AddressLimits(rate=(Rate(20, 1.0),))):
+        played = ProviderSimulation(ProviderLimits(), [2] * 500, own=own, turn=1, providers=500)
+        played.run()
+        assert len(played.received["a"]) == 1000
+        assert played.wakes <= 3 * 1000
 
 
 def taken(found: Permit | Refusal) -> Permit:

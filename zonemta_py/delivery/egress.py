@@ -169,7 +169,7 @@ class Egress(Allowance):
     def _on_room(self, provider: str, address: str) -> None:
         self.gates.room_at(provider)
         if address in self.addresses and self.addresses[address] != NO_ADDRESS_LIMITS:
-            self.gates.room_for_one()
+            self.gates.room_of(address)
 
     def _arm(self) -> None:
         due = [each for each in (self.gates.due_ms, self.shaper.due_ms) if each is not None]

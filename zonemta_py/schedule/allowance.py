@@ -59,8 +59,7 @@ class Allowance:
             refusals.append(permit)
         if not refusals:
             return Refusal(Limit.NO_SOURCE, UNKNOWN, "every address of the pool is disabled")
-        times = [each.until_ms for each in refusals if each.until_ms != UNKNOWN]
-        return refusals[0]._replace(until_ms=min(times, default=UNKNOWN))
+        return together(refusals)
 
     def renew(self, permit: Permit, entry: PoolAddress, now_ms: int) -> Refusal | None:
         """Another message in the session of ``permit``, or what refuses it."""
@@ -104,3 +103,16 @@ class Allowance:
                 each.count(sent, now_ms)
         permit.recipients, permit.warming = 0, ()
         return stored, warming if sent else ()
+
+
+def together(refusals: Sequence[Refusal]) -> Refusal:
+    """The refusal of mail that may leave from several addresses; each of them has refused it."""
+    at = tuple(place for each in refusals for place in each.at)
+    others = [each for each in refusals if not each.at]
+    return refusals[0]._replace(until_ms=_first(refusals), at=at, others_ms=_first(others))
+
+
+def _first(refusals: Sequence[Refusal]) -> int:
+    """When the first of them is over."""
+    times = (each.until_ms for each in refusals if each.until_ms != UNKNOWN)
+    return min(times, default=UNKNOWN)

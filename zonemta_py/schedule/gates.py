@@ -1,8 +1,9 @@
 """Destinations that wait for a limit of their provider or of our addresses. Pure; times are ms.
 
-All destinations of a zone at one provider wait at one gate, in the order in which they came. Room at the provider or
-the address, or the time of the limit, wakes one of them; each that gets a permit wakes the next. So the work is bounded
-by permits and events, whatever waits, and a gate with room and mail is never asleep.
+All destinations of a zone at one provider wait at one gate, in the order in which they came. Room at the provider, or the
+time of the limit, wakes one of them; each that gets a permit wakes the next. Gates that wait for an address of ours stand
+in line for it: room at the address wakes the first one, and goes on to the next until the address has none. So the work
+is bounded by permits and events, whatever waits, and a gate with room and mail is never asleep.
 """
 
 from collections import OrderedDict
@@ -17,9 +18,14 @@ Wake = Callable[[str], bool]  # a destination may be served: returns whether it 
 
 
 class Gate:
-    """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is."""
+    """What waits in a zone for one provider. ``refusal``: why; ``awake``: the destination whose turn it is.
 
-    __slots__ = ("awake", "provider", "refusal", "since_ms", "timer_ms", "waiting", "wake", "zone")
+    ``room_of``: the address of ours whose room it may use, while it is awake for that reason.
+    """
+
+    __slots__ = (
+        "awake", "provider", "refusal", "room_of", "since_ms", "timer_ms", "waiting", "wake", "zone",
+    )  # fmt: skip
 
     def __init__(self, zone: str, provider: str, wake: Wake) -> None:
         self.zone = zone
@@ -28,8 +34,20 @@ class Gate:
         self.waiting: OrderedDict[str, None] = OrderedDict()
         self.awake = ""
         self.refusal: Refusal | None = None
+        self.room_of = ""
         self.since_ms = 0
         self.timer_ms = 0  # of the earliest timer that is set
+
+
+class _Line:
+    """The gates that wait for an address."""
+
+    __slots__ = ("address", "gates", "timer_ms")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.gates: OrderedDict[Gate, None] = OrderedDict()
+        self.timer_ms = 0
 
 
 class Gates:
@@ -38,7 +56,8 @@ class Gates:
     def __init__(self, on_timer: Callable[[], None]) -> None:
         self._gates: dict[tuple[str, str], Gate] = {}
         self._by_provider: dict[str, OrderedDict[tuple[str, str], Gate]] = {}
-        self._timers: list[tuple[int, int, Gate]] = []
+        self._lines: dict[str, _Line] = {}
+        self._timers: list[tuple[int, int, Gate | _Line]] = []
         self._numbers = count()
         self._on_timer = on_timer
 
@@ -71,29 +90,58 @@ class Gates:
             gate = self._gates[zone, provider] = Gate(zone, provider, wake)
             gate.since_ms = now_ms
             self._by_provider.setdefault(provider, OrderedDict())[zone, provider] = gate
+        room_of = ""
         if gate.awake == destination:
-            gate.awake = ""
+            gate.awake, room_of, gate.room_of = "", gate.room_of, ""
         gate.waiting.setdefault(destination)
-        gate.refusal = refusal
-        if refusal.until_ms != UNKNOWN:
-            self._set_timer(gate, refusal.until_ms)
+        self._stand_in_line(gate, refusal)
+        until_ms = refusal.others_ms if refusal.at else refusal.until_ms
+        if until_ms != UNKNOWN:
+            self._set_timer(gate, until_ms)
+        if room_of and all(address != room_of for address, _ in refusal.at):
+            self.room_of(room_of)  # it has not used the room
 
-    def _set_timer(self, gate: Gate, until_ms: int) -> None:
-        if gate.timer_ms and gate.timer_ms <= until_ms:
+    def _stand_in_line(self, gate: Gate, refusal: Refusal) -> None:
+        left = {address for address, _ in gate.refusal.at} if gate.refusal is not None else set()
+        gate.refusal = refusal
+        for address, until_ms in refusal.at:
+            line = self._lines.setdefault(address, _Line(address))
+            line.gates.setdefault(gate)
+            if until_ms != UNKNOWN:
+                self._set_timer(line, until_ms)
+            left.discard(address)
+        for address in left:
+            self._leave(gate, address)
+
+    def _leave(self, gate: Gate, address: str) -> None:
+        line = self._lines.get(address)
+        if line is not None:
+            line.gates.pop(gate, None)
+            if not line.gates:
+                del self._lines[address]
+
+    def _set_timer(self, waiting: Gate | _Line, until_ms: int) -> None:
+        if waiting.timer_ms and waiting.timer_ms <= until_ms:
             return
-        gate.timer_ms = until_ms
+        waiting.timer_ms = until_ms
         first = self._timers[0][0] if self._timers else None
-        heappush(self._timers, (until_ms, next(self._numbers), gate))
+        heappush(self._timers, (until_ms, next(self._numbers), waiting))
         if first is None or until_ms < first:
             self._on_timer()
 
     def granted(self, zone: str, provider: str, destination: str) -> None:
         """``destination`` got its permit: the next one may try."""
         gate = self._gates.get((zone, provider))
-        if gate is not None:
-            gate.waiting.pop(destination, None)
-            if gate.awake in ("", destination):
-                gate.awake = ""
+        if gate is None:
+            return
+        gate.waiting.pop(destination, None)
+        if gate.awake in ("", destination):
+            room_of, gate.awake, gate.room_of = gate.room_of, "", ""
+            if room_of:  # the gate has had its turn
+                if not gate.waiting:
+                    self._drop_if_empty(gate)
+                self.room_of(room_of)
+            else:
                 self._wake(gate)
 
     def emptied(self, zone: str, provider: str, destination: str) -> None:
@@ -103,13 +151,16 @@ class Gates:
             return
         gate.waiting.pop(destination, None)
         if gate.awake == destination:
-            gate.awake = ""
-            self._wake(gate)
+            room_of, gate.awake, gate.room_of = gate.room_of, "", ""
+            if not self._wake(gate, room_of) and room_of:
+                self.room_of(room_of)
         self._drop_if_empty(gate)
 
     def _drop_if_empty(self, gate: Gate) -> None:
         if not gate.waiting and not gate.awake:
             self._gates.pop((gate.zone, gate.provider), None)
+            for address, _ in gate.refusal.at if gate.refusal is not None else ():
+                self._leave(gate, address)
             gates = self._by_provider.get(gate.provider)
             if gates is not None:
                 gates.pop((gate.zone, gate.provider), None)
@@ -121,16 +172,16 @@ class Gates:
         for gate in list(self._by_provider.get(provider, {}).values()):
             self._wake(gate)
 
-    def room_for_one(self) -> None:
-        """Something has ended at an address: one gate of any provider may try, in turn."""
-        for name in list(self._by_provider):
-            gates = self._by_provider.pop(name, None)
-            if gates is None:
-                continue
-            self._by_provider[name] = gates
-            for gate in list(gates.values()):
-                if self._wake(gate):
-                    return
+    def room_of(self, address: str) -> None:
+        """Something has ended at an address of ours: a gate that waits for it may try, in turn."""
+        line = self._lines.get(address)
+        for _ in range(len(line.gates) if line is not None else 0):
+            if line is None or not line.gates:
+                return
+            gate = next(iter(line.gates))
+            line.gates.move_to_end(gate)
+            if self._wake(gate, address):
+                return
 
     def all(self) -> list[Gate]:
         """Every gate at which something waits."""
@@ -139,21 +190,24 @@ class Gates:
     def run_due(self, now_ms: int) -> None:
         """Wake where the time of the limit has come."""
         while self._timers and self._timers[0][0] <= now_ms:
-            until_ms, _, gate = heappop(self._timers)
-            if until_ms == gate.timer_ms:
-                gate.timer_ms = 0
-                if self._gates.get((gate.zone, gate.provider)) is gate:
-                    self._wake(gate)
+            until_ms, _, due = heappop(self._timers)
+            if until_ms != due.timer_ms:
+                continue
+            due.timer_ms = 0
+            if isinstance(due, _Line):
+                self.room_of(due.address)
+            elif self._gates.get((due.zone, due.provider)) is due:
+                self._wake(due)
 
-    def _wake(self, gate: Gate) -> bool:
+    def _wake(self, gate: Gate, room_of: str = "") -> bool:
         """Give the turn to the first that has mail; returns whether there was one."""
         if gate.awake:
             return False
         while gate.waiting:
             destination, _ = gate.waiting.popitem(last=False)
-            gate.awake = destination
+            gate.awake, gate.room_of = destination, room_of
             if gate.wake(destination):
                 return True
-            gate.awake = ""
+            gate.awake = gate.room_of = ""
         self._drop_if_empty(gate)
         return False

@@ -11,11 +11,17 @@ from zonemta_py.schedule.rate_windows import UNKNOWN, RateWindows
 
 
 class Refusal(NamedTuple):
-    """Which limit refuses, until when (ms; UNKNOWN: until an event), and why, in words."""
+    """Which limit refuses, until when (ms; UNKNOWN: until an event), and why, in words.
+
+    ``at``: which addresses of ours have no room for any provider, and until when; then ``others_ms`` is until when the
+    other limits refuse.
+    """
 
     limit: Limit
     until_ms: int
     reason: str
+    at: tuple[tuple[str, int], ...] = ()
+    others_ms: int = UNKNOWN
 
 
 class Ceiling:
@@ -90,19 +96,24 @@ class Path:
         if session and most is not None and self.sessions >= most:
             lowered = ceiling.sessions is not None and most == ceiling.sessions != self.sessions_max
             limit = Limit.CONTROLLER if lowered else self._named(Limit.PROVIDER_SESSIONS)
-            return Refusal(limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use")
+            return self._refusal(
+                limit, UNKNOWN, f"{self.sessions} of {most} sessions with {self} are in use"
+            )
         for windows, limit in (
             (self.messages, self._named(Limit.PROVIDER_RATE)), (ceiling.messages, Limit.CONTROLLER),
         ):  # fmt: skip
             wait_ms = windows.wait_ms(now_ms) if windows is not None else 0
             if windows is not None and wait_ms:
-                return Refusal(limit, wait_ms, f"the rate to {self} is {_rates(windows)}")
+                return self._refusal(limit, wait_ms, f"the rate to {self} is {_rates(windows)}")
         if new and self.connects is not None:
             wait_ms = self.connects.wait_ms(now_ms)
             if wait_ms:
                 text = f"new sessions with {self}: {_rates(self.connects)}"
-                return Refusal(self._named(Limit.PROVIDER_CONNECT_RATE), wait_ms, text)
+                return self._refusal(self._named(Limit.PROVIDER_CONNECT_RATE), wait_ms, text)
         return None
+
+    def _refusal(self, limit: Limit, until_ms: int, reason: str) -> Refusal:
+        return Refusal(limit, until_ms, reason, () if self.provider else ((self.address, until_ms),))
 
     def _named(self, limit: Limit) -> Limit:
         return limit if self.provider else _OF_ADDRESS[limit]

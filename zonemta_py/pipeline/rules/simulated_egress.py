@@ -181,7 +181,7 @@ class SimulatedEgress(Allowance):
     def _on_room(self, provider: str, address: str) -> None:
         self.gates.room_at(provider)
         if self._addresses.get(address, NO_ADDRESS_LIMITS) != NO_ADDRESS_LIMITS:
-            self.gates.room_for_one()
+            self.gates.room_of(address)
 
     def _arm(self) -> None:
         due = [self._steps[0][0]] if self._steps else []
