@@ -232,6 +232,10 @@ class Egress(Allowance):
         self.shaper.forget_old(now_ms)
         delete_old(self.queue, now_ms)
 
+    def record_due(self) -> None:
+        """No reply follows: record the changes that were due before the last one, as a replay finds them."""
+        self.shaper.run_due(self.now_ms())
+
     def close(self) -> None:
         """No worker follows."""
         self._closed = True

@@ -140,6 +140,7 @@ class DeliveryService:
             work.append(self.channels.close(grace_s))
         await gather(*work)
         await self._tasks.stop()
+        self._context.egress.record_due()
 
     def _agent(self, name: str, zone: Zone) -> DeliveryAgent:
         """The agent that executes the requests of a zone: in this process, or in the sender processes."""
