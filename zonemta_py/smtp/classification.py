@@ -115,8 +115,8 @@ _NO_MX = "5.4.4"  # neither MX nor address; 4.4.4 is a configuration that leads 
 class ReplyRule:
     """Every condition that is not empty must hold: one of the patterns, codes, statuses, phases.
 
-    Codes are ``550``, ``45x`` or ``4xx``, statuses ``5.7.1``, ``4.2.*`` or ``*.7.1``. ``source`` and ``line``: where it
-    was read.
+    Codes are ``550``, ``45x`` or ``4xx``, statuses ``5.7.1``, ``4.2.*`` or ``*.7.1``. ``unless``: patterns of which
+    none may be found. ``source`` and ``line``: where it was read.
     """
 
     reply_class: ReplyClass
@@ -124,6 +124,7 @@ class ReplyRule:
     codes: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
     source: str = ""
     line: int = 0
 
@@ -204,7 +205,11 @@ class ReplyClassifier:
     def __init__(self, rules: Sequence[ReplyRule]) -> None:
         self.rules = tuple(rules)
         self._owners = [n for n, rule in enumerate(self.rules) for _ in rule.patterns]
-        self._patterns = PatternSet([each for rule in self.rules for each in rule.patterns])
+        self._barred = [n for n, rule in enumerate(self.rules) for _ in rule.unless]
+        self._patterns = PatternSet(
+            [each for rule in self.rules for each in rule.patterns]
+            + [each for rule in self.rules for each in rule.unless]
+        )
         self._bare = [n for n, rule in enumerate(self.rules) if not rule.patterns]
         self._cached = lru_cache(maxsize=CACHED_MAX)(self._explain)
         self._owners_of = lru_cache(maxsize=CACHED_MAX)(self._search)
@@ -225,10 +230,9 @@ class ReplyClassifier:
         status = status or _embedded(code, text)
         whole = searched(code, status, text)
         words, with_links = plain_words(whole), plain_words(whole, links=True)
-        found = self._found(words, phase, code, status)
-        if not found and words != with_links:
-            found = self._found(with_links, phase, code, status)
-        first = min(found, default=len(self.rules))
+        first = self._first(words, phase, code, status, default=len(self.rules))
+        if first == len(self.rules) and words != with_links:
+            first = self._first(with_links, phase, code, status, default=first)
         for number in self._bare:
             if number >= first:
                 break
@@ -239,12 +243,22 @@ class ReplyClassifier:
             return Classified(_C.OTHER, None)
         return Classified(self.rules[first].reply_class, self.rules[first])
 
-    def _found(self, text: str, phase: str, code: int, status: str) -> set[int]:
-        """The rules whose patterns are in ``text`` and whose other conditions hold."""
-        return {n for n in self._owners_of(text) if self.rules[n].allows(phase, code, status)}
+    def _first(self, text: str, phase: str, code: int, status: str, *, default: int) -> int:
+        """The first rule with a pattern in ``text`` whose other conditions hold."""
+        for number in self._owners_of(text):
+            if self.rules[number].allows(phase, code, status):
+                return number
+        return default
 
-    def _search(self, text: str) -> frozenset[int]:
-        return frozenset(self._owners[n] for n in self._patterns.matches(text))
+    def _search(self, text: str) -> tuple[int, ...]:
+        """The rules whose patterns are in ``text``, in order."""
+        found, barred = set(), set()
+        for place in self._patterns.matches(text):
+            if place < len(self._owners):
+                found.add(self._owners[place])
+            else:
+                barred.add(self._barred[place - len(self._owners)])
+        return tuple(sorted(found - barred))
 
 
 NO_RULES = ReplyClassifier(())
