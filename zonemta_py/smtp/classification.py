@@ -159,6 +159,11 @@ _ADDRESSES = re.compile(  # and what Postfix writes before a reason
     r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
     re.IGNORECASE,
 )
+_COURTESY = re.compile(  # what Google and others explain with each refusal
+    r"(?:for (?:more|further) information\b|to (?:best )?protect our users from spam\b"
+    r"|to reduce the amount of spam sent to \w+)[^.;]*",
+    re.IGNORECASE,
+)
 _LONG = re.compile(r"[^\s<>()\[\],;:]{14,}")
 ID_DIGITS_MIN = 4  # of a long word that is the id of a message or a session
 _EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
@@ -185,7 +190,9 @@ def plain_words(text: str, *, links: bool = False) -> str:
 
     A server's reply to other recipients is the same then.
     """
-    return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text if links else _LINKS.sub("<>", text)))
+    if not links:
+        text = _COURTESY.sub("", _LINKS.sub("<>", text))
+    return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text))
 
 
 def _without_id(word: re.Match[str]) -> str:
