@@ -64,7 +64,9 @@ def _filled(pattern: str, words: Mapping[str, str], key: str, reader: Reader) ->
     """``pattern`` with the text of each word in the place of its name."""
     for name in _NAMED.findall(pattern):
         if name not in words:
-            reader.complain(key, f"'{{{name}}}' is none of the words above: {', '.join(words) or 'none'}")
+            reader.complain(
+                key, f"'{{{name}}}' is none of the words above: {', '.join(words) or 'none'}"
+            )
     return _NAMED.sub(lambda found: words[found[1]], pattern)
 
 
@@ -89,6 +91,8 @@ def _rule(entry: RuleEntry, words: Mapping[str, str], key: str, reader: Reader) 
     _check(entry.phase, _PHASES.__contains__, f"{key}.phase", f"one of {', '.join(_PHASES)}", reader)
     if not (entry.pattern or entry.code or entry.status or entry.phase):
         reader.complain(key, "a condition is needed: pattern, code, status or phase")
+    if unless and not patterns:
+        reader.complain(f"{key}.unless", "it needs a pattern beside it")
     return ReplyRule(
         ReplyClass(entry.class_),
         patterns,

@@ -186,7 +186,8 @@ def searched(code: int, status: str, text: str) -> str:
 
 
 def plain_words(text: str, *, links: bool = False) -> str:
-    """``text`` without addresses, ids, what Postfix writes before a reason, and without URLs, unless ``links``.
+    """``text`` without addresses, ids, what Postfix writes before a reason, and unless ``links`` without URLs and
+    the sentences that go with them.
 
     A server's reply to other recipients is the same then.
     """
