@@ -159,9 +159,11 @@ _ADDRESSES = re.compile(  # and what Postfix writes before a reason
     r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
     re.IGNORECASE,
 )
-_COURTESY = re.compile(  # what Google and others explain with each refusal
+_COURTESY = re.compile(  # what servers explain with each refusal, and what a log adds
     r"(?:for (?:more|further) information\b|to (?:best )?protect our users from spam\b"
-    r"|to reduce the amount of spam sent to \w+)[^.;]*",
+    r"|to reduce the amount of spam sent to \w+|if you (?:believe|think|feel) (?:that )?(?:this|it)\b"
+    r"|(?:please )?contact (?:your|the|our) (?:\w+ )?(?:administrator|postmaster|support|provider|help ?desk)\b)[^.;]*"
+    r"|\(in reply to [^)]*\)|-? ?(?:please )?(?:see|visit) <>|your ip(?: address)?: \[?[\d.]+\]?",
     re.IGNORECASE,
 )
 _LONG = re.compile(r"[^\s<>()\[\],;:]{14,}")
@@ -192,7 +194,7 @@ def plain_words(text: str, *, links: bool = False) -> str:
     A server's reply to other recipients is the same then.
     """
     if not links:
-        text = _COURTESY.sub("", _LINKS.sub("<>", text))
+        text = _COURTESY.sub("", _LINKS.sub("<>", text)).rstrip(" .,;-")
     return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text))
 
 
