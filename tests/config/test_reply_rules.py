@@ -54,6 +54,10 @@ def test_own_rules_are_asked_first(tmp_path: Path) -> None:
             "1: rules[0].status",
             "found '5.7', expected a status",
         ),
+        ("rules: [{class: policy, pattern: 'a {b}'}]", "1: rules[0].pattern", "none of the words above"),
+        ("words: {b: 'x{c}', c: y}\nrules: []", "1: words.b", "'{c}' is none of the words above: none"),
+        ("rules: [{class: policy, pattern: a, unless: '('}]", "1: rules[0].unless", "no pattern of RE2"),
+        ("rules: [{class: policy, code: 550, unless: a}]", "1: rules[0].unless", "a pattern beside it"),
         ("rules: [{class: policy, phase: end}]", "1: rules[0].phase", "expected one of connect, mail"),
         ("rules: [{class: policy, patern: x}]", "1: rules[0].patern", "did you mean 'pattern'?"),
         ("rule: []", "1: rule", "did you mean 'rules'?"),
@@ -68,6 +72,20 @@ def test_errors_name_the_place(tmp_path: Path, text: str, where: str, words: str
     assert words in str(caught.value)
 
 
+def test_words_that_patterns_share(tmp_path: Path) -> None:
+    """A word may use those above it, and an alternative in it ends with it."""
+    path = written(
+        tmp_path,
+        "words: {thing: 'gate|door', old: 'old {thing}'}\n"
+        "rules:\n- {class: policy, pattern: 'shut {old}s', unless: '{thing}way{1}'}\n",
+    )
+    classifier = make_classifier(path)
+    assert load_rules(path)[0].patterns == ("shut (?:old (?:gate|door))s",)
+    assert classifier.classify("dot", 299, "", "shut old doors") is ReplyClass.POLICY
+    assert classifier.classify("dot", 299, "", "doors shut") is ReplyClass.OTHER
+    assert classifier.classify("dot", 299, "", "shut old doors, gateway") is ReplyClass.OTHER
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_rules(tmp_path / "none.yaml")
@@ -80,7 +98,7 @@ ENTRIES = st.fixed_dictionaries(
     {"class": st.sampled_from([*map(str, ReplyClass), "none"])},
     optional={
         key: st.one_of(WORDS, st.lists(WORDS, max_size=3))
-        for key in ("pattern", "code", "status", "phase")
+        for key in ("pattern", "unless", "code", "status", "phase")
     },
 )
 

@@ -131,6 +131,20 @@ def test_the_first_rule_wins_whose_conditions_hold() -> None:
         assert classifier.classify(phase, code, status, text) == expected
 
 
+def test_unless() -> None:
+    """One of its patterns in the text, and the next rule is asked."""
+    classifier = ReplyClassifier(
+        [
+            rule("invalid_sender", "sender unknown", unless=("to the recipient", "here")),
+            rule("policy", "sender", unless=("friend",), codes=("5xx",)),
+        ]
+    )
+    assert classifier.classify("mail", 550, "", "sender unknown") == "invalid_sender"
+    assert classifier.classify("mail", 550, "", "Sender unknown here") == "policy"
+    assert classifier.classify("mail", 450, "", "sender unknown here") == "other"
+    assert classifier.classify("mail", 550, "", "sender unknown here, friend") == "other"
+
+
 def test_what_patterns_see() -> None:
     """Not URLs and addresses, unless nothing else matches; a status in the text; 1,024 characters."""
     classifier = ReplyClassifier(
@@ -240,6 +254,9 @@ def test_lint() -> None:
         ReplyRule(ReplyClass.VIRUS, ("virus", "virus"), ("4xx", "450"), line=6),
         ReplyRule(ReplyClass.VIRUS, ("worm", "worm"), line=7),
         ReplyRule(ReplyClass.VIRUS, ("late",), ("4xx",), line=8),
+        ReplyRule(ReplyClass.POLICY, ("sent",), unless=("no",), line=9),
+        ReplyRule(ReplyClass.BLOCKED, ("sent",), line=10),  # wins when "no" is found
+        ReplyRule(ReplyClass.BLOCKED, ("sent by",), unless=("no", "yes"), line=11),
     ]
     found = [(each.line, each.text) for each in lint_rules(rules)]
     assert found == [
@@ -248,6 +265,7 @@ def test_lint() -> None:
         (6, "pattern 'virus' appears twice"),
         (7, "pattern 'worm' appears twice"),
         (8, "cannot win: line 5 has no further condition"),
+        (11, "pattern 'sent by' cannot win: line 9 is first"),
     ]
 
 

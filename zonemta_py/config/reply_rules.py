@@ -1,7 +1,8 @@
 """Files of classification rules: the shipped one and the user's, as ``ReplyRule`` values."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zonemta_py.config.load import read_document
@@ -22,6 +23,7 @@ from zonemta_py.smtp.classify import Phase
 SHIPPED = shipped_file("classify.yaml")
 _CLASSES = tuple(ReplyClass)
 _PHASES = (*(each.value for each in Phase), UNKNOWN)
+_NAMED = re.compile(r"(?<!\\[pP])\{([a-z][a-z_]*)\}")  # a word of ``words`` in a pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class RuleEntry:
 
     class_: str | None = None
     pattern: tuple[Word, ...] = ()
+    unless: tuple[Word, ...] = ()
     code: tuple[Word, ...] = ()
     status: tuple[Word, ...] = ()
     phase: tuple[Word, ...] = ()
@@ -37,15 +40,19 @@ class RuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class RulesFile:
-    """A whole file."""
+    """A whole file. ``words``: parts of patterns by their names."""
 
+    words: dict[str, str] = field(default_factory=dict)
     rules: tuple[RuleEntry, ...] = ()
 
 
 def load_rules(path: Path) -> list[ReplyRule]:
     """The rules in a file, in its order. Raises ConfigError that names file, line and key."""
     document, reader = read_document(path, RulesFile)
-    return [_rule(entry, f"rules[{i}]", reader) for i, entry in enumerate(document.rules)]
+    words: dict[str, str] = {}
+    for name, text in document.words.items():
+        words[name] = f"(?:{_filled(text, words, f'words.{name}', reader)})"
+    return [_rule(entry, words, f"rules[{i}]", reader) for i, entry in enumerate(document.rules)]
 
 
 def make_classifier(own: Path | None) -> ReplyClassifier:
@@ -53,24 +60,46 @@ def make_classifier(own: Path | None) -> ReplyClassifier:
     return ReplyClassifier([*(load_rules(own) if own is not None else []), *load_rules(SHIPPED)])
 
 
-def _rule(entry: RuleEntry, key: str, reader: Reader) -> ReplyRule:
+def _filled(pattern: str, words: Mapping[str, str], key: str, reader: Reader) -> str:
+    """``pattern`` with the text of each word in the place of its name."""
+    for name in _NAMED.findall(pattern):
+        if name not in words:
+            reader.complain(
+                key, f"'{{{name}}}' is none of the words above: {', '.join(words) or 'none'}"
+            )
+    return _NAMED.sub(lambda found: words[found[1]], pattern)
+
+
+def _patterns(
+    given: Iterable[str], words: Mapping[str, str], key: str, reader: Reader
+) -> tuple[str, ...]:
+    filled = tuple(_filled(each, words, key, reader) for each in given)
+    for pattern in filled:
+        if problem := problem_of(pattern):
+            reader.complain(key, f"'{pattern}' is no pattern of RE2: {problem}")
+    return filled
+
+
+def _rule(entry: RuleEntry, words: Mapping[str, str], key: str, reader: Reader) -> ReplyRule:
     if entry.class_ not in _CLASSES:
         found = f"found '{entry.class_}'" if entry.class_ else "a class is needed"
         reader.complain(f"{key}.class", f"{found}, allowed: {', '.join(_CLASSES)}")
-    for pattern in entry.pattern:
-        if problem := problem_of(pattern):
-            reader.complain(f"{key}.pattern", f"'{pattern}' is no pattern of RE2: {problem}")
+    patterns = _patterns(entry.pattern, words, f"{key}.pattern", reader)
+    unless = _patterns(entry.unless, words, f"{key}.unless", reader)
     _check(entry.code, is_code_pattern, f"{key}.code", "a code such as 550, 45x or 5xx", reader)
     _check(entry.status, is_status_pattern, f"{key}.status", "a status such as 5.7.1 or 4.2.*", reader)
     _check(entry.phase, _PHASES.__contains__, f"{key}.phase", f"one of {', '.join(_PHASES)}", reader)
     if not (entry.pattern or entry.code or entry.status or entry.phase):
         reader.complain(key, "a condition is needed: pattern, code, status or phase")
+    if unless and not patterns:
+        reader.complain(f"{key}.unless", "it needs a pattern beside it")
     return ReplyRule(
         ReplyClass(entry.class_),
-        tuple(entry.pattern),
+        patterns,
         tuple(entry.code),
         tuple(entry.status),
         tuple(entry.phase),
+        unless,
         str(reader.path),
         reader.line_of(key),
     )

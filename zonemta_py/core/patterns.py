@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import re2
 
-MEMORY_MAX_BYTES = 2 << 20  # of the automaton of one set, which grows with the texts that it has seen
-TOGETHER = 20  # patterns in one set: of all in one, each new text costs new states of all of them
+MEMORY_MAX_BYTES = 1 << 20  # of the automaton of one set, which grows with the texts that it has seen
+TOGETHER = 10  # patterns in one set: of all in one, each new text costs new states of all of them
 
 
 def _options() -> re2.Options:

@@ -115,8 +115,8 @@ _NO_MX = "5.4.4"  # neither MX nor address; 4.4.4 is a configuration that leads 
 class ReplyRule:
     """Every condition that is not empty must hold: one of the patterns, codes, statuses, phases.
 
-    Codes are ``550``, ``45x`` or ``4xx``, statuses ``5.7.1``, ``4.2.*`` or ``*.7.1``. ``source`` and ``line``: where it
-    was read.
+    Codes are ``550``, ``45x`` or ``4xx``, statuses ``5.7.1``, ``4.2.*`` or ``*.7.1``. ``unless``: patterns of which
+    none may be found. ``source`` and ``line``: where it was read.
     """
 
     reply_class: ReplyClass
@@ -124,6 +124,7 @@ class ReplyRule:
     codes: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
     source: str = ""
     line: int = 0
 
@@ -158,6 +159,13 @@ _ADDRESSES = re.compile(  # and what Postfix writes before a reason
     r"<?(?<![^\s<>])[^\s<>@]+@(?:[\w-]+\.)*[\w-]+>?|(?:recipient address|client host) rejected: (?=\S)",
     re.IGNORECASE,
 )
+_COURTESY = re.compile(  # what servers explain with each refusal, and what a log adds
+    r"(?:for (?:more|further) information\b|to (?:best )?protect our users from spam\b"
+    r"|to reduce the amount of spam sent to \w+|if you (?:believe|think|feel) (?:that )?(?:this|it)\b"
+    r"|(?:please )?contact (?:your|the|our) (?:\w+ )?(?:administrator|postmaster|support|provider|help ?desk)\b)[^.;]*"
+    r"|\(in reply to [^)]*\)|-? ?(?:please )?(?:see|visit) <>|your ip(?: address)?: \[?[\d.]+\]?",
+    re.IGNORECASE,
+)
 _LONG = re.compile(r"[^\s<>()\[\],;:]{14,}")
 ID_DIGITS_MIN = 4  # of a long word that is the id of a message or a session
 _EMBEDDED = re.compile(r"(?<![\d.])[45]\.\d{1,3}\.\d{1,3}(?![.\d]*\d)")
@@ -180,11 +188,14 @@ def searched(code: int, status: str, text: str) -> str:
 
 
 def plain_words(text: str, *, links: bool = False) -> str:
-    """``text`` without addresses, ids, what Postfix writes before a reason, and without URLs, unless ``links``.
+    """``text`` without addresses, ids, what Postfix writes before a reason, and unless ``links`` without URLs and
+    the sentences that go with them.
 
     A server's reply to other recipients is the same then.
     """
-    return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text if links else _LINKS.sub("<>", text)))
+    if not links:
+        text = _COURTESY.sub("", _LINKS.sub("<>", text)).rstrip(" .,;-")
+    return _LONG.sub(_without_id, _ADDRESSES.sub("<>", text))
 
 
 def _without_id(word: re.Match[str]) -> str:
@@ -204,7 +215,11 @@ class ReplyClassifier:
     def __init__(self, rules: Sequence[ReplyRule]) -> None:
         self.rules = tuple(rules)
         self._owners = [n for n, rule in enumerate(self.rules) for _ in rule.patterns]
-        self._patterns = PatternSet([each for rule in self.rules for each in rule.patterns])
+        self._barred = [n for n, rule in enumerate(self.rules) for _ in rule.unless]
+        self._patterns = PatternSet(
+            [each for rule in self.rules for each in rule.patterns]
+            + [each for rule in self.rules for each in rule.unless]
+        )
         self._bare = [n for n, rule in enumerate(self.rules) if not rule.patterns]
         self._cached = lru_cache(maxsize=CACHED_MAX)(self._explain)
         self._owners_of = lru_cache(maxsize=CACHED_MAX)(self._search)
@@ -225,10 +240,9 @@ class ReplyClassifier:
         status = status or _embedded(code, text)
         whole = searched(code, status, text)
         words, with_links = plain_words(whole), plain_words(whole, links=True)
-        found = self._found(words, phase, code, status)
-        if not found and words != with_links:
-            found = self._found(with_links, phase, code, status)
-        first = min(found, default=len(self.rules))
+        first = self._first(words, phase, code, status, default=len(self.rules))
+        if first == len(self.rules) and words != with_links:
+            first = self._first(with_links, phase, code, status, default=first)
         for number in self._bare:
             if number >= first:
                 break
@@ -239,12 +253,22 @@ class ReplyClassifier:
             return Classified(_C.OTHER, None)
         return Classified(self.rules[first].reply_class, self.rules[first])
 
-    def _found(self, text: str, phase: str, code: int, status: str) -> set[int]:
-        """The rules whose patterns are in ``text`` and whose other conditions hold."""
-        return {n for n in self._owners_of(text) if self.rules[n].allows(phase, code, status)}
+    def _first(self, text: str, phase: str, code: int, status: str, *, default: int) -> int:
+        """The first rule with a pattern in ``text`` whose other conditions hold."""
+        for number in self._owners_of(text):
+            if self.rules[number].allows(phase, code, status):
+                return number
+        return default
 
-    def _search(self, text: str) -> frozenset[int]:
-        return frozenset(self._owners[n] for n in self._patterns.matches(text))
+    def _search(self, text: str) -> tuple[int, ...]:
+        """The rules whose patterns are in ``text``, in order."""
+        found, barred = set(), set()
+        for place in self._patterns.matches(text):
+            if place < len(self._owners):
+                found.add(self._owners[place])
+            else:
+                barred.add(self._barred[place - len(self._owners)])
+        return tuple(sorted(found - barred))
 
 
 NO_RULES = ReplyClassifier(())

@@ -54,13 +54,15 @@ def _finding(rule: ReplyRule, text: str) -> RuleFinding:
 
 
 def _is_wider(earlier: ReplyRule, rule: ReplyRule) -> bool:
-    """Whether ``earlier`` holds for every code, status and phase for which ``rule`` holds."""
+    """Whether ``earlier`` holds for every code, status, phase and `unless` for which ``rule`` holds."""
     pairs = (
         (earlier.codes, rule.codes),
         (earlier.statuses, rule.statuses),
         (earlier.phases, rule.phases),
     )
-    return all(not wide or (narrow and set(narrow) <= set(wide)) for wide, narrow in pairs)
+    return set(earlier.unless) <= set(rule.unless) and all(
+        not wide or (narrow and set(narrow) <= set(wide)) for wide, narrow in pairs
+    )
 
 
 def _winner(
