@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from zonemta_py.config.providers import load_providers
+from zonemta_py.config.providers import ProviderTable, load_providers
 from zonemta_py.config.shaping import (
     ShapingRule,
     ShapingRules,
     ShapingTarget,
     check_pools,
+    check_rule_providers,
     load_shaping,
     read_shaping,
 )
@@ -85,14 +86,42 @@ ACTION = ", action: suspend, for: 1h}"
         ("{name: a, pattern: '('" + ACTION, "pattern", "'(' is no pattern of RE2"),
         ("{name: a, class: policy, provider: Google" + ACTION, "provider", "expected lower case"),
         ("{name: a, class: policy}", "action", "an action is needed: suspend, lower_rate"),
-        ("{name: a, class: policy, action: stop}", "action", "found 'stop', allowed"),
+        (
+            "{name: a, class: policy, action: stop}",
+            "action",
+            "found 'stop', allowed: suspend, lower_rate",
+        ),
+        (
+            "{name: a, class: policy, action: none}",
+            "action",
+            "found 'none', allowed: suspend, lower_rate",
+        ),
         ("{name: a, class: policy, action: suspend}", "", "action suspend needs for"),
         ("{name: a, class: policy, action: hold, for: 1h}", "for", "action hold has no for"),
         ("{name: a, class: policy, action: retry}", "", "action retry needs delays"),
         ("{name: a, class: policy, action: retry, delays: [0s]}", "delays", "more than 0s"),
         ("{name: a, class: policy, action: suspend, for: 90d}", "for", "up to 31d"),
         ("{name: a, class: policy, threshold: 1/1h" + ACTION, "threshold", "absent: at once"),
-        ("{name: a, class: policy, threshold: often" + ACTION, "threshold", "expected a rate"),
+        (
+            "{name: a, class: policy, threshold: often" + ACTION,
+            "threshold",
+            "expected a number of matches in a time such as 5/10m, of at least 1",
+        ),
+        (
+            "{name: a, class: policy, threshold: 5" + ACTION,
+            "threshold",
+            "found '5', expected a number of matches",
+        ),
+        (
+            "{name: a, class: policy, threshold: 0/10m" + ACTION,
+            "threshold",
+            "such as 5/10m, of at least 1",
+        ),
+        (
+            "{name: a, class: policy, threshold: 9/40d" + ACTION,
+            "threshold",
+            "such as 5/10m: 2 to 10000 in up to 31d",
+        ),
         ("{name: a, class: policy, action: lower_rate, to: 5, for: 1h}", "to", "or a rate such as 60/m"),
         (
             "{name: a, class: policy, action: lower_sessions, to: 0, for: 1h}",
@@ -126,11 +155,32 @@ def test_names_are_unique_and_replace_shipped_rules(tmp_path: Path) -> None:
     assert len(load_shaping(own, shipped=False).rules) == 1
 
 
-def test_pools_must_exist() -> None:
-    rules = ShapingRules([ShapingRule("a", classes=("policy",), action="pool", pool="spare")])
-    check_pools(rules, ["default", "spare"])
-    with pytest.raises(ConfigError, match="rule 'a': pool: found 'spare', pools: default"):
-        check_pools(rules, ["default"])
+def test_pools_must_exist(tmp_path: Path) -> None:
+    """The error names the file and the line."""
+    path = written(tmp_path, WHOLE)
+    rules = ShapingRules(read_shaping(path))
+    check_pools(rules, ["default", "fallback"])
+    with pytest.raises(ConfigError) as caught:
+        check_pools(rules, ["default", "falback"])
+    assert str(caught.value) == (f"{path}:8: rules[5].pool: found 'fallback'; did you mean 'falback'?")
+
+
+def test_providers_of_rules_must_be_known(tmp_path: Path) -> None:
+    """Names without a dot: a table has them. Rules that are shipped may be for a table that is not used."""
+    table = load_providers(None, shipped=True)
+    check_rule_providers(load_shaping(None, shipped=True), ProviderTable({}))
+    for name, problem in (
+        ("gogle", "found 'gogle', which is no provider of the table, nor the name of a host; did you mean 'google'?"),
+        ("default", "'default' is no provider, but has the limits"),
+        ("mx example.com", "found 'mx example.com', which is no provider"),
+    ):  # fmt: skip
+        path = written(
+            tmp_path,
+            f"rules:\n- {{name: a, provider: [smarthost, google, x.example, {name}], class: policy, action: hold}}",
+        )
+        with pytest.raises(ConfigError) as caught:
+            check_rule_providers(load_shaping(path, shipped=True), table)
+        assert str(caught.value).startswith(f"{path}:2: rules[0].provider: {problem}")
 
 
 def test_shipped_rules_name_providers_of_the_table() -> None:

@@ -27,8 +27,9 @@ from zonemta_py.cli.common import (
 )
 from zonemta_py.cli.options import FILE
 from zonemta_py.cli.queue.access import rows_of
-from zonemta_py.config.load import to_yaml
+from zonemta_py.config.load import read_text, to_yaml
 from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.config.warmup_file import entry_of, with_entry
 from zonemta_py.schedule.warmup import plan
 
 address_option = click.option("--address", metavar="IP", required=True, help="The address that is new.")
@@ -157,14 +158,21 @@ def _count(number: int | None) -> str:
 )
 @click.option("--provider", metavar="NAME", default="", help="Only for mail to this provider.")
 @click.option(
-    "-o", "--output", type=FILE, help="Write the schedule to this file instead of standard output."
+    "-o",
+    "--output",
+    type=FILE,
+    help="Add the schedule to this file, which is created if need be, instead of printing it.",
 )
+@click.option("--force", is_flag=True, help="Replace the schedule for the same mail in the file.")
 @reports_errors
 def plan_(
     address: str, begins: datetime, target: int, first: int, growth: float, provider: str,
-    output: Path | None,
+    output: Path | None, force: bool,
 ) -> None:  # fmt: skip
     """Make a schedule: an entry for the file that `warmup.file` names. The table of the days goes to standard error.
+
+    With -o the other entries of the file stay. One for the same address and provider is only replaced with --force; without
+    it the command exits 2.
 
     \b
     Examples:
@@ -179,19 +187,12 @@ def plan_(
         fail(f"--first {first} is more than --target {target}", EXIT_USAGE)
     day = begins.replace(tzinfo=UTC).date()
     made = plan(target, day, normal, provider, first, growth)
-    text = to_yaml([_entry(made)])
-    if output is not None:
-        output.write_text(text)
+    if output is None:
+        click.echo(to_yaml([entry_of(made)]), nl=False)
     else:
-        click.echo(text, nl=False)
+        before = read_text(output) if output.exists() else ""
+        output.write_text(with_entry(before, output, made, replace=force), encoding="utf-8")
     _print_days(made)
-
-
-def _entry(schedule: WarmupSchedule) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "address": schedule.address, "begins": schedule.begins, "daily": list(schedule.daily),
-    }  # fmt: skip
-    return entry | ({"provider": schedule.provider} if schedule.provider else {})
 
 
 def _print_days(schedule: WarmupSchedule) -> None:

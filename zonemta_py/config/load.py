@@ -34,39 +34,33 @@ def load_config(path: Path | str) -> Config:
     Logs a warning for each deprecated key. Raises ConfigError.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    config = parse_config(text, path)
+    config = parse_config(read_text(path), path)
     for warning in config.deprecated:
         log.warning("%s", warning)
     return config
 
 
-def load_plain(path: Path) -> Any:
-    """Any YAML document as plain values, for files that are not configurations. Raises ConfigError."""
+def read_text(path: Path) -> str:
+    """Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
-    return plain(text, str(path))
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
 
 
 def read_document(path: Path, kind: type[T]) -> tuple[T, Reader]:
     """A YAML file as a dataclass, and the reader that knows its lines. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
-    return parse_document(text, path, kind)
+    return parse_document(read_text(path), path, kind)
 
 
-def parse_document(text: str, path: Path, kind: type[T]) -> tuple[T, Reader]:
-    """As ``read_document``, of a text that ``path`` names in errors."""
+def parse_document(text: str, path: Path, kind: type[T], key: str = "") -> tuple[T, Reader]:
+    """As ``read_document``, of a text that ``path`` names in errors.
+
+    ``kind`` may be a tuple of dataclasses, for a list; ``key`` is in front of all keys then.
+    """
     node, reader = _composed(text, path), Reader(path)
     try:
-        value: T = kind() if node is None else reader.read(node, kind, kind(), "")
+        value: T = kind() if node is None else reader.read(node, kind, kind(), key)
     except RecursionError as exc:
         raise ConfigError(f"{path}: nested too deeply") from exc
     return value, reader

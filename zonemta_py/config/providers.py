@@ -6,6 +6,7 @@
 The relay ships a table, ``config/providers.yaml``. A file of the user adds providers, or replaces some by name.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -14,12 +15,18 @@ from hashlib import blake2b
 from pathlib import Path
 
 from zonemta_py.config.load import read_document
+from zonemta_py.config.reader import Reader
 from zonemta_py.config.shipped import shipped_file
 from zonemta_py.config.units import Rate, choice, number
-from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.similar import meant
+from zonemta_py.smtp.address import AddressError, normalise_domain
 
 SHIPPED = "providers.yaml"
 NAME_MAX = 60
+DEFAULT = "default"  # the settings of every provider that is not in the table
+SMARTHOST = "smarthost"  # the provider of what the smarthosts of a zone get
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
+_MX = re.compile(r"[a-z0-9_*?-]+(?:\.[a-z0-9_*?-]+)*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,20 @@ class ProviderTable:
     def settings(self, provider: str) -> ProviderSettings:
         """Those of ``provider``; without limits if the table does not have it, unless it has ``default``."""
         found = self.providers.get(provider)
-        return found if found is not None else self.providers.get("default", _OTHER)
+        return found if found is not None else self.providers.get(DEFAULT, _OTHER)
+
+    def problem_of(self, provider: str) -> str:
+        """Why no mail is ever for ``provider``; empty if some may be: its name is in the table, or that of a host or domain."""
+        if provider != provider.lower():
+            return f"found '{provider}', expected lower case"
+        if provider == DEFAULT:
+            return f"'{DEFAULT}' is no provider, but has the limits of those that are not in the table"
+        if provider in self.providers or provider == SMARTHOST:
+            return ""
+        if "." in provider and " " not in provider:
+            return ""  # hosts that are a provider of their own, which may not have been met yet
+        known = {SMARTHOST, *self.providers} - {DEFAULT}
+        return f"found '{provider}', which is no provider of the table, nor the name of a host; {meant(provider, known)}"
 
     def _find(self, host: str) -> str:
         host = host.rstrip(".").lower()
@@ -109,33 +129,95 @@ def own_provider(hosts: tuple[str, ...]) -> str:
     return f"{names[0]},+{len(names) - 1}:{blake2b(joined.encode(), digest_size=4).hexdigest()}"
 
 
-def read_providers(path: Path) -> dict[str, ProviderSettings]:
-    """The providers of a file. Raises ConfigError with file, line and key."""
+def is_mx_pattern(text: str) -> bool:
+    """Whether ``text`` is a pattern of hosts that does not match all of them."""
+    return _MX.match(text) is not None and bool(text.strip("*.?-_"))
+
+
+def is_domain(text: str) -> bool:
+    """Whether ``text`` is a domain in the form in which recipients have it: lower case, A-labels."""
+    try:
+        return normalise_domain(text) == text
+    except AddressError:
+        return False
+
+
+def read_providers(
+    path: Path, known: Mapping[str, ProviderSettings] | None = None
+) -> dict[str, ProviderSettings]:
+    """The providers of a file; one that has only other limits has the hosts and domains of ``known``.
+
+    Raises ConfigError with file, line and key.
+    """
     found, reader = read_document(path, ProviderFile)
+    known = known or {}
     owners: dict[str, str] = {}
     for name, each in found.providers.items():
-        key = f"providers.{name}"
+        _check(name, each, reader)
+        for pattern in (*each.mx, *each.domains):
+            if owners.setdefault(pattern, name) != name:
+                reader.complain(
+                    f"providers.{name}", f"'{pattern}' is also in provider '{owners[pattern]}'"
+                )
+        if not each.mx and not each.domains and name not in known and name != DEFAULT:
+            reader.complain(
+                f"providers.{name}",
+                f"mx, names of hosts, or domains are needed: the table has no provider '{name}'; {meant(name, known)}",
+            )
+    _check_shadows(found.providers, known, reader)
+    return {
+        name: each
+        if each.mx or each.domains or name == DEFAULT
+        else replace(each, mx=known[name].mx, domains=known[name].domains)
+        for name, each in found.providers.items()
+    }
+
+
+def _check(name: str, settings: ProviderSettings, reader: Reader) -> None:
+    key = f"providers.{name}"
+    if not NAME.match(name) or name == SMARTHOST:
+        reader.complain(
+            key, f"a name is lower-case letters, digits, '_', '.' and '-', and not {SMARTHOST}"
+        )
+    if name == DEFAULT and (settings.mx or settings.domains):
+        reader.complain(key, "is for providers that are not in the table: it has no mx and no domains")
+    for pattern in settings.mx:
+        if not is_mx_pattern(pattern):
+            reader.complain(
+                f"{key}.mx",
+                f"found '{pattern}', expected a name such as *.google.com in lower case, with * and ? for any characters",
+            )
+    for domain in settings.domains:
+        if not is_domain(domain):
+            reader.complain(
+                f"{key}.domains",
+                f"found '{domain}', expected a domain such as example.com, in lower case and A-labels",
+            )
+
+
+def _check_shadows(
+    own: Mapping[str, ProviderSettings], known: Mapping[str, ProviderSettings], reader: Reader
+) -> None:
+    """No pattern of ``own`` is one of a provider in ``known`` that stays: that one is found first."""
+    taken = {
+        pattern: name
+        for name, each in known.items()
+        if name not in own or not (own[name].mx or own[name].domains)
+        for pattern in each.mx
+    }
+    for name, each in own.items():
         for pattern in each.mx:
-            if pattern != pattern.lower() or pattern.endswith(".") or not pattern.strip("*.?"):
-                reader.complain(f"{key}.mx", f"found '{pattern}', expected a name such as *.google.com")
-        for each_key in (*each.mx, *each.domains):
-            if owners.setdefault(each_key, name) != name:
-                reader.complain(key, f"'{each_key}' is also in provider '{owners[each_key]}'")
-    return found.providers
+            if taken.get(pattern, name) != name:
+                reader.complain(
+                    f"providers.{name}.mx",
+                    f"'{pattern}' is also in provider '{taken[pattern]}' of the relay, which is found first: give that other limits",
+                )
 
 
 def load_providers(file: Path | None, *, shipped: bool) -> ProviderTable:
     """The table: the shipped providers, then those of ``file``. Raises ConfigError."""
     found = read_providers(shipped_file(SHIPPED)) if shipped else {}
-    for name, each in (read_providers(file) if file is not None else {}).items():
-        before = found.get(name)
-        if each.mx or each.domains or name == "default":
-            found[name] = each
-        elif before is not None:  # only its limits are other ones
-            found[name] = replace(each, mx=before.mx, domains=before.domains)
-        else:
-            raise ConfigError(f"{file}: providers.{name}: expected mx, names of hosts, or domains")
-    return ProviderTable(found)
+    return ProviderTable(found | read_providers(file, found) if file is not None else found)
 
 
 def is_limited(limits: ProviderLimits) -> bool:

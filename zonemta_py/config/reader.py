@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields, is_dataclass, replace
+from datetime import date
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 import yaml
 
 from zonemta_py.config.units import (
+    Address,
     AdminAddress,
     ByteRate,
     ExitCode,
@@ -30,9 +32,12 @@ from zonemta_py.config.units import (
     Seconds,
     Size,
     Smarthost,
+    Threshold,
     Word,
+    address,
     admin_address,
     byte_rate,
+    day,
     duration,
     exit_code,
     host_port,
@@ -43,6 +48,7 @@ from zonemta_py.config.units import (
     rate,
     size,
     smarthost,
+    threshold,
     word,
 )
 from zonemta_py.core.errors import ConfigError
@@ -62,6 +68,9 @@ _PARSERS: dict[Any, Any] = {
     Smarthost: smarthost,
     AdminAddress: admin_address,
     Word: word,
+    Threshold: threshold,
+    date: day,
+    Address: address,
 }
 
 _NULL, _STR, _MAP = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "str", "map"))
@@ -243,7 +252,7 @@ class Reader:
         if not isinstance(node, yaml.ScalarNode):
             self.fail(node, key, f"found {_shown(node)}, expected {_expected(kind)}")
         try:
-            value = _plain(node)
+            value = node.value if kind is date else _plain(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # PyYAML's, for odd tags
             self.fail(node, key, f"found {_shown(node)} with tag {node.tag}, expected {_expected(kind)}")
         if kind in _PARSERS:

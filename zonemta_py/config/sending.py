@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from zonemta_py.config.units import MINUTE, Percent, Rate, Seconds, number
+from zonemta_py.config.units import MINUTE, Address, Percent, Rate, Seconds, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class AddressLimits:
 class PoolAddress:
     """One source address of outgoing connections. ``disabled``: no connection leaves from it."""
 
-    address: str | None = None
+    address: Address | None = None
     ehlo: str | None = None
     weight: int = number(1, 0, 1_000_000)
     disabled: bool = False

@@ -7,13 +7,13 @@
 with the name of a shipped rule replaces it.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from zonemta_py.config.load import read_document
+from zonemta_py.config.providers import NAME, ProviderTable
 from zonemta_py.config.reader import Reader
 from zonemta_py.config.shipped import shipped_file
 from zonemta_py.config.units import (
@@ -21,17 +21,17 @@ from zonemta_py.config.units import (
     Percent,
     Rate,
     Seconds,
+    Threshold,
     Word,
-    choice,
     percent,
     rate,
 )
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.patterns import PatternSet, problem_of
+from zonemta_py.core.similar import meant
 from zonemta_py.smtp.classification import ReplyClass, plain_words, searched
 
 SHIPPED = "shaping.yaml"
-NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
 LONGEST_S = 31 * DAY  # of ``for`` and of the window of a threshold
 MATCHES_MAX = 10_000
 SESSIONS_MAX = 100_000
@@ -62,6 +62,7 @@ class ShapingRule:
     """One rule. An empty list of providers, classes or patterns means any.
 
     ``threshold_count`` matches in ``threshold_s`` seconds (0: at once) cause ``action``, for ``for_s`` seconds.
+    ``where``: file, line and key.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ShapingRule:
     to: ShapingTarget | None = None
     pool: str | None = None
     delays_s: tuple[float, ...] = ()
+    where: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ class ShapingEntry:
     provider: tuple[Word, ...] = ()
     class_: tuple[Word, ...] = ()
     pattern: tuple[Word, ...] = ()
-    threshold: Rate | None = None
-    action: str = choice("none", *NEEDS)
+    threshold: Threshold | None = None
+    action: str | None = None
     for_: Seconds | None = None
     to: Word | None = None
     pool: str | None = None
@@ -158,8 +160,16 @@ def check_pools(rules: ShapingRules, pools: Sequence[str]) -> None:
     """Raises ConfigError for a rule whose pool is none of ``pools``."""
     for rule in rules.rules:
         if rule.pool is not None and rule.pool not in pools:
-            names = ", ".join(sorted(pools))
-            raise ConfigError(f"rule '{rule.name}': pool: found '{rule.pool}', pools: {names}")
+            raise ConfigError(f"{rule.where}.pool: found '{rule.pool}'; {meant(rule.pool, pools)}")
+
+
+def check_rule_providers(rules: ShapingRules, table: ProviderTable) -> None:
+    """Raises ConfigError for a rule of the user's that names a provider which no mail is for."""
+    shipped = f"{shipped_file(SHIPPED)}:"
+    for rule in rules.rules:
+        for name in rule.providers if not rule.where.startswith(shipped) else ():
+            if problem := table.problem_of(name):
+                raise ConfigError(f"{rule.where}.provider: {problem}; absent: every provider")
 
 
 def _rule(entry: ShapingEntry, key: str, reader: Reader) -> ShapingRule:
@@ -176,32 +186,36 @@ def _rule(entry: ShapingEntry, key: str, reader: Reader) -> ShapingRule:
     for name in entry.provider:
         if name != name.lower():
             reader.complain(f"{key}.provider", f"found '{name}', expected lower case")
-    _check_action(entry, key, reader)
+    action = _action(entry, key, reader)
     rule = ShapingRule(
         entry.name,
         tuple(entry.provider),
         tuple(entry.class_),
         tuple(entry.pattern),
-        action=entry.action,
+        action=action,
         for_s=entry.for_ or 0.0,
         to=_target(entry, key, reader),
         pool=entry.pool,
         delays_s=tuple(entry.delays),
+        where=f"{reader.path}:{reader.line_of(key)}: {key}",
     )
     if entry.threshold is None:
         return rule
     count, per_s = entry.threshold
     if not 2 <= count <= MATCHES_MAX or per_s > LONGEST_S:
         reader.complain(
-            f"{key}.threshold", f"expected 2 to {MATCHES_MAX} matches in up to 31d; absent: at once"
+            f"{key}.threshold",
+            f"expected a number of matches in a time such as 5/10m: 2 to {MATCHES_MAX} in up to 31d; absent: at once",
         )
     return replace(rule, threshold_count=count, threshold_s=per_s)
 
 
-def _check_action(entry: ShapingEntry, key: str, reader: Reader) -> None:
-    """Every key that the action needs is there, and no other one."""
-    if entry.action == "none":
+def _action(entry: ShapingEntry, key: str, reader: Reader) -> str:
+    """The action; every key that it needs is there, and no other one."""
+    if entry.action is None:
         reader.complain(f"{key}.action", f"an action is needed: {', '.join(NEEDS)}")
+    if entry.action not in NEEDS:
+        reader.complain(f"{key}.action", f"found '{entry.action}', allowed: {', '.join(NEEDS)}")
     needed = NEEDS[entry.action]
     given = {"for": entry.for_, "to": entry.to, "pool": entry.pool, "delays": entry.delays or None}
     for name, value in given.items():
@@ -213,6 +227,7 @@ def _check_action(entry: ShapingEntry, key: str, reader: Reader) -> None:
         reader.complain(f"{key}.for", "expected a duration of more than 0s, up to 31d")
     if any(each <= 0 for each in entry.delays):
         reader.complain(f"{key}.delays", "expected durations of more than 0s")
+    return entry.action
 
 
 def _target(entry: ShapingEntry, key: str, reader: Reader) -> ShapingTarget | None:

@@ -6,7 +6,8 @@ a text that says what is allowed.
 
 import re
 from dataclasses import field
-from ipaddress import IPv4Network, IPv6Network
+from datetime import date
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, NamedTuple, NewType
 
 Network = IPv4Network | IPv6Network
@@ -17,6 +18,7 @@ Percent = NewType("Percent", int)
 ExitCode = NewType("ExitCode", int)
 Word = NewType("Word", str)  # of a list that may be given as its only item
 ProcessCount = NewType("ProcessCount", int)
+Address = NewType("Address", str)  # an IP address in normal form
 
 AUTO = ProcessCount(-1)  # chosen by the number of cores
 PROCESSES_MAX = 64
@@ -70,6 +72,7 @@ def without_user_info(url: str) -> str:
 
 
 ByteRate = NewType("ByteRate", Rate)  # bytes per time
+Threshold = NewType("Threshold", Rate)  # matches in a time
 MessagesWithin = NewType("MessagesWithin", Rate)
 
 
@@ -157,7 +160,7 @@ def size(value: object) -> Size:
 
 def rate(value: object) -> Rate:
     """Parse ``100/s``, ``6000/m``, ``5/10s``: a whole number per duration. Raises ValueError."""
-    allowed = "a rate such as 100/s, 6000/m or 20000/h"
+    allowed = "a rate such as 100/s, 6000/m or 20000/h, of at least 1"
     match = (
         re.match(r"\s*(\d{1,15})\s*/\s*(\d{0,15}\s*(?:ms|[smhdw]))\s*\Z", value)
         if isinstance(value, str)
@@ -170,6 +173,26 @@ def rate(value: object) -> Rate:
     if not per_s:
         raise ValueError(allowed)
     return Rate(int(match[1]), per_s)
+
+
+def threshold(value: object) -> Threshold:
+    """Parse ``5/10m``: a number of matches in a time. Raises ValueError."""
+    try:
+        return Threshold(rate(value))
+    except ValueError as exc:
+        raise ValueError("a number of matches in a time such as 5/10m, of at least 1") from exc
+
+
+def day(value: object) -> date:
+    """Parse ``2026-11-01``. Raises ValueError."""
+    try:
+        if type(value) is date:
+            return value
+        if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value, re.ASCII):
+            return date.fromisoformat(value)
+    except ValueError:
+        pass
+    raise ValueError("a day such as 2026-11-01")
 
 
 def byte_rate(value: object) -> ByteRate:
@@ -274,6 +297,14 @@ def exit_code(value: object) -> ExitCode:
     if type(value) is not int or not 1 <= value <= 255:
         raise ValueError("an exit code from 1 to 255")
     return ExitCode(value)
+
+
+def address(value: object) -> Address:
+    """Parse an IP address, of which there is one form: ``2001:DB8:0::1`` is ``2001:db8::1``. Raises ValueError."""
+    try:
+        return Address(str(ip_address(value if isinstance(value, str) else "")))
+    except ValueError as exc:
+        raise ValueError("an IP address") from exc
 
 
 def word(value: object) -> Word:

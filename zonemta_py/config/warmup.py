@@ -5,52 +5,119 @@
 Without ``provider`` the numbers are for all mail of the address. After the last day there is no limit.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from zonemta_py.config.load import load_plain
+from zonemta_py.config.load import parse_document, read_text
+from zonemta_py.config.providers import ProviderTable
+from zonemta_py.config.reader import Reader
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.core.similar import meant
 
-KEYS = {"address", "begins", "daily", "provider"}
+LIST = "entries"  # the file is a list; its entries are entries[0], entries[1], … in errors
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupSchedule:
-    """The schedule of one address; ``provider`` is empty when it is for all mail."""
+    """The schedule of one address; ``provider`` is empty when it is for all mail. ``where``: file, line and entry."""
 
     address: str
     begins: date
     daily: tuple[int, ...]
     provider: str = ""
+    where: str = field(default="", compare=False)
 
     def days(self) -> Iterator[tuple[date, int]]:
         """Each day with the number of attempts that it allows."""
         for number, allowed in enumerate(self.daily):
             yield self.begins + timedelta(days=number), allowed
 
+    def __str__(self) -> str:
+        return f"{self.address} for {self.provider or 'all mail'}"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupEntry:
+    """One entry as a file has it."""
+
+    address: str | None = None
+    begins: date | None = None
+    daily: tuple[int, ...] = ()
+    provider: str | None = None
+
 
 def read_warmups(path: Path) -> list[WarmupSchedule]:
-    """The schedules of a file. Raises ConfigError, which names the entry and the problem."""
-    found = load_plain(path)
-    if not isinstance(found, list):
-        raise ConfigError(f"{path}: expected a list of entries with {', '.join(sorted(KEYS))}")
-    return [_entry(each, f"{path}: entry {number}") for number, each in enumerate(found, 1)]
+    """The schedules of a file. Raises ConfigError with file, line and key."""
+    return parse_warmups(read_text(path), path)[0]
 
 
-def _entry(found: Any, where: str) -> WarmupSchedule:
-    if not isinstance(found, dict) or not {"address", "begins", "daily"} <= set(found) <= KEYS:
-        raise ConfigError(f"{where}: expected the keys address, begins and daily, perhaps provider")
+def parse_warmups(text: str, path: Path) -> tuple[list[WarmupSchedule], Reader]:
+    """As ``read_warmups``, of a text that ``path`` names in errors."""
+    kind = tuple[WarmupEntry, ...]
+    entries, reader = parse_document(text, path, kind, LIST)
+    found: dict[tuple[str, str], WarmupSchedule] = {}
+    for number, entry in enumerate(entries):
+        key = f"{LIST}[{number}]"
+        schedule = _schedule(entry, key, reader)
+        before = found.setdefault((schedule.address, schedule.provider), schedule)
+        if before is not schedule:
+            reader.complain(key, f"{schedule} has a schedule already: {before.where}")
+    return list(found.values()), reader
+
+
+def _schedule(entry: WarmupEntry, key: str, reader: Reader) -> WarmupSchedule:
+    if entry.address is None:
+        reader.complain(f"{key}.address", "an IP address is needed")
     try:
-        address = str(ip_address(str(found["address"])))
-    except ValueError as exc:
-        raise ConfigError(f"{where}: address: {exc}") from exc
-    begins, daily = found["begins"], found["daily"]
-    if type(begins) is not date:
-        raise ConfigError(f"{where}: begins: found '{begins}', expected a day such as 2026-11-01")
-    if not isinstance(daily, list) or not daily or not all(type(n) is int and n >= 0 for n in daily):
-        raise ConfigError(f"{where}: daily: expected a list of numbers of messages, one a day")
-    return WarmupSchedule(address, begins, tuple(daily), str(found.get("provider", "")))
+        address = str(ip_address(entry.address))
+    except ValueError:
+        reader.complain(f"{key}.address", f"found '{entry.address}', expected an IP address")
+    if entry.begins is None:
+        reader.complain(f"{key}.begins", "the first day is needed, such as 2026-11-01")
+    if not entry.daily:
+        reader.complain(f"{key}.daily", "a list of numbers of recipients is needed, one a day")
+    for day, allowed in enumerate(entry.daily):
+        if allowed < 1:
+            reader.complain(f"{key}.daily[{day}]", f"found {allowed}, expected at least 1 recipient")
+    if entry.provider is not None and not entry.provider.strip():
+        reader.complain(f"{key}.provider", "a name is needed; absent: all mail of the address")
+    where = f"{reader.path}:{reader.line_of(key)}: {key}"
+    return WarmupSchedule(address, entry.begins, entry.daily, entry.provider or "", where)
+
+
+def check_warmups(
+    schedules: Iterable[WarmupSchedule], addresses: Collection[str], table: ProviderTable
+) -> None:
+    """Raises ConfigError for an address that is none of ``addresses``, or a provider that cannot be met: nothing would be limited.
+
+    ``addresses``: those of all pools, in any form.
+    """
+    known = {_normal(each) for each in addresses}
+    for schedule in schedules:
+        if schedule.address not in known:
+            raise ConfigError(
+                f"{schedule.where}.address: found '{schedule.address}', which is in no pool; {meant(schedule.address, known)}"
+            )
+        problem = table.problem_of(schedule.provider) if schedule.provider else ""
+        if problem:
+            raise ConfigError(f"{schedule.where}.provider: {problem}; absent: all mail of the address")
+
+
+def falling(schedules: Iterable[WarmupSchedule]) -> Iterator[str]:
+    """A warning for each schedule with a day that allows less than the one before."""
+    for schedule in schedules:
+        for number, (before, after) in enumerate(pairwise(schedule.daily), 2):
+            if after < before:
+                yield f"{schedule.where}.daily: day {number} allows {after}, fewer than the {before} of the day before"
+                break
+
+
+def _normal(address: str) -> str:
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        return address

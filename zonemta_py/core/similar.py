@@ -8,9 +8,14 @@ SHOWN = 20
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
     """``no zone 'blk'; did you mean 'bulk'?``, else with the names that there are."""
+    return f"no {kind} '{name}'; {meant(name, known)}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """``did you mean 'bulk'?``, or ``there is bulk, default``."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, 1)
     if close:
-        return f"no {kind} '{name}'; did you mean '{close[0]}'?"
+        return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
-    return f"no {kind} '{name}'; there is {', '.join(names[:SHOWN]) or 'none'}{more}"
+    return f"there is {', '.join(names[:SHOWN]) or 'none'}{more}"

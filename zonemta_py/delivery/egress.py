@@ -6,13 +6,16 @@ under ``meta/sending/``, and the events ``shaped``.
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from zonemta_py.config.providers import NO_LIMITS, ProviderTable, load_providers
 from zonemta_py.config.schema import Config
 from zonemta_py.config.sending import AddressLimits, PoolAddress
-from zonemta_py.config.shaping import check_pools, load_shaping
-from zonemta_py.config.warmup import read_warmups
+from zonemta_py.config.shaping import check_pools, check_rule_providers, load_shaping
+from zonemta_py.config.warmup import check_warmups, read_warmups
 from zonemta_py.core import clock
+from zonemta_py.core.errors import ConfigError
 from zonemta_py.delivery.egress_store import Puts, delete_old, read_stored, use_puts, warmup_put
 from zonemta_py.delivery.egress_view import pace_row, path_row, warmup_row
 from zonemta_py.delivery.look_ups import LookUps
@@ -34,11 +37,30 @@ from zonemta_py.smtp.mx_order import MxAnswer
 
 
 def read_egress(config: Config) -> EgressFiles:
-    """Read the files. Raises ConfigError."""
-    table = load_providers(config.providers.file, shipped=config.providers.shipped)
-    rules = load_shaping(config.shaping.file, shipped=config.shaping.shipped)
-    check_pools(rules, list(config.pools))
-    return EgressFiles(table, read_warmups(config.warmup.file) if config.warmup.file else (), rules)
+    """Read the files. Raises ConfigError that begins with the key of the file."""
+    with _named_file("providers.file"):
+        table = load_providers(config.providers.file, shipped=config.providers.shipped)
+    with _named_file("shaping.file"):
+        rules = load_shaping(config.shaping.file, shipped=config.shaping.shipped)
+        check_pools(rules, list(config.pools))
+        check_rule_providers(rules, table)
+    with _named_file("warmup.file"):
+        schedules = read_warmups(config.warmup.file) if config.warmup.file else []
+        check_warmups(schedules, _addresses(config), table)
+    return EgressFiles(table, schedules, rules)
+
+
+def _addresses(config: Config) -> set[str]:
+    return {source_name(each) for pool in config.pools.values() for each in pool}
+
+
+@contextmanager
+def _named_file(key: str) -> Iterator[None]:
+    """A ConfigError gets ``key`` in front."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise ConfigError(f"{key}: {exc}") from exc
 
 
 class Egress(Allowance):

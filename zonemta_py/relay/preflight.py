@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
 from pathlib import Path
@@ -14,6 +15,7 @@ from zonemta_py.config.reply_rules import load_rules
 from zonemta_py.config.schema import Admin, Config
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.config.units import HostPort, Network
+from zonemta_py.config.warmup import falling, read_warmups
 from zonemta_py.config.zones import DeliverySettings
 from zonemta_py.core import clock
 from zonemta_py.core.errors import ConfigError
@@ -104,6 +106,9 @@ def warnings(config: Config, hostname: str) -> Iterator[str]:
             yield f"zones.{name}.transport is {DEQUEUE_TRANSPORT}: its mail waits for a program that embeds this relay"
     yield from _unsigned_tenants(config)
     yield from certificate_warnings(config, clock.utc(clock.now_ms()))
+    if config.warmup.file is not None:
+        with suppress(ConfigError):  # a reload has used the file; it may be gone by now
+            yield from falling(read_warmups(config.warmup.file))
     if config.queue.durability == "none":
         yield "durability is none: accepted mail is lost in a power failure. For benchmarks only"
     if config.queue.store == "memory":
