@@ -61,6 +61,9 @@ async def test_offline(tmp_path: Path) -> None:
     resumed = await asyncio.to_thread(run, "resume", "acme")
     assert resumed.output == "resumed acme, released 0 recipients\n"
     assert "suspended since 20" not in (await asyncio.to_thread(run, "show", "acme")).output
+    again = await asyncio.to_thread(run, "resume", "acme")
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "tenant acme is not suspended; suspended: nothing" in again.stderr
     unknown = await asyncio.to_thread(run, "suspend", "nope")
     assert unknown.exit_code == 2
     assert "no tenant 'nope'; `zonemta tenant list` shows them" in unknown.output

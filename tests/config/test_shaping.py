@@ -170,9 +170,9 @@ def test_providers_of_rules_must_be_known(tmp_path: Path) -> None:
     table = load_providers(None, shipped=True)
     check_rule_providers(load_shaping(None, shipped=True), ProviderTable({}))
     for name, problem in (
-        ("gogle", "found 'gogle', which is no provider of the table, nor the name of a host; did you mean 'google'?"),
+        ("gogle", "found 'gogle': the table has no such provider, and it is not the name of a host; did you mean 'google'?"),
         ("default", "'default' is no provider, but has the limits"),
-        ("mx example.com", "found 'mx example.com', which is no provider"),
+        ("mx example.com", "found 'mx example.com': the table has no such provider"),
     ):  # fmt: skip
         path = written(
             tmp_path,

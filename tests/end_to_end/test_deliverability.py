@@ -58,9 +58,14 @@ async def test_every_command_works(directory: Path) -> None:
     async with staged(directory) as stage:
         own = yaml.safe_load(FILES["relay.yaml"])
         last = iter(range(41, 60))
+        moved = {}
         for pool in own["pools"].values():
             for each in pool:
-                each["address"] = f"127.0.0.{next(last)}"
+                moved[each["address"]] = f"127.0.0.{next(last)}"
+                each["address"] = moved[each["address"]]
+        (entry,) = yaml.safe_load(FILES["warmup.yaml"])
+        entry["address"] = moved[entry["address"]]
+        (directory / "warmup.yaml").write_text(yaml.safe_dump([entry]))
         config = stage.config(**{key: own[key] for key in ("pools", "providers", "shaping", "warmup")})
         (directory / "relay.yaml").write_text(config.text)
         async with relaying(load_config(directory / "relay.yaml")) as relay:  # writes an event log

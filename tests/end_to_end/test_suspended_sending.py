@@ -179,16 +179,17 @@ async def test_names_that_are_not_there(directory: Path, running: bool) -> None:
 async def refused(config: Config) -> None:
     for arguments, code, text in [
         (("--zone", "bluk"), 2, "no zone 'bluk'; did you mean 'bulk'?"),
-        (("--provider", "bgi"), 1, "no provider 'bgi'; did you mean 'big'?"),
-        (("--provider", "qqqq"), 1, "no provider 'qqqq'; there is big, smarthost"),
-        (("--address", "127.0.0.33"), 1, f"no address '127.0.0.33'; did you mean '{SECOND}'?"),
-        (("--address", "system"), 1, "no address 'system'; there is 127.0.0.31, 127.0.0.32"),
-        (("--address", "300.1.1.1"), 1, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address"),
-        (("--domain", "a..example"), 1, "domain 'a..example': "),
-        (("--tenant", "acme"), 1, "the configuration has no tenant 'acme'"),
+        (("--provider", "bgi"), 2, "no provider 'bgi'; did you mean 'big'?"),
+        (("--provider", "qqqq"), 2, "no provider 'qqqq'; there is big, smarthost"),
+        (("--address", "127.0.0.33"), 2, f"no address '127.0.0.33'; did you mean '{SECOND}'?"),
+        (("--address", "system"), 2, "no address 'system'; there is 127.0.0.31, 127.0.0.32"),
+        (("--address", "300.1.1.1"), 2, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address"),
+        (("--domain", "a..example"), 2, "domain 'a..example': "),
+        (("--tenant", "acme"), 2, "no tenant 'acme'; there is none"),
         (("--zone", "bulk", "--domain", "a.example"), 2, "exactly one of --zone, --provider,"),
         ((), 2, "exactly one of --zone, --provider, --address, --domain and --tenant is needed"),
         (("--zone", "bulk", "--for", "soon"), 2, "'soon' is not a duration"),
+        (("--zone", "bulk", "--for", "0s"), 2, "'0s' is not a duration of more than 0s"),
     ]:
         found = await zonemta("suspend", "-c", config.path, *arguments)
         assert (found.exit_code, text in found.output) == (code, True), found.output

@@ -16,7 +16,7 @@ from zonemta_py.admin.operation_table import parse_request, run_operation
 from zonemta_py.admin.operations import Operations
 from zonemta_py.admin.requests import ENDLESS, Request
 from zonemta_py.core.codec import Struct, from_json, from_plain, to_json
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import LocalError, UnknownName
 
 REQUEST_MAX_BYTES = 65_536
 
@@ -74,7 +74,8 @@ class ControlServer:
                 await writer.drain()
             writer.write(b'{"end":true}\n')
         except LocalError as exc:
-            writer.write(to_json({"error": str(exc)}) + b"\n")
+            unknown = {"unknown_name": True} if isinstance(exc, UnknownName) else {}
+            writer.write(to_json({"error": str(exc), **unknown}) + b"\n")
         except ConnectionError:
             raise
         except Exception as exc:

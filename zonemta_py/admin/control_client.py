@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zonemta_py.admin.requests import Request, Row, name_of
 from zonemta_py.core.codec import from_json, to_json
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import LocalError, UnknownName
 
 SOCKET_NAME = "control.sock"
 
@@ -63,6 +63,6 @@ def ask(directory: Path, request: Request) -> Iterator[Row]:
             if row.get("end"):
                 return
             if "error" in row:
-                raise LocalError(row["error"])
+                raise (UnknownName if row.get("unknown_name") else LocalError)(row["error"])
             yield row
     raise LocalError("the relay stopped before the end of its answer")

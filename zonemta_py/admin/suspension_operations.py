@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from ipaddress import ip_address
 from itertools import islice
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zonemta_py.admin.reasons import EgressView
 from zonemta_py.admin.requests import ResumeRequest, Row, SuspendedRequest, SuspendRequest
 from zonemta_py.core import clock
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.similar import no_such
 from zonemta_py.events.schema import Shaped
 from zonemta_py.queue.queue import Queue
@@ -90,8 +90,8 @@ class SuspensionOperations:
     async def resume(self, request: ResumeRequest) -> AsyncIterator[Row]:
         """Rows with ``released``, the number of recipients so far; the last of each has ``resumed``.
 
-        All held mail of a tenant or user is released, also what an operator held. Raises LocalError when a zone, provider,
-        address or domain is not suspended.
+        All held mail of a tenant or user is released, also what an operator held. Raises LocalError when what is named is not
+        suspended; a tenant or user may have held mail instead, of a release that was interrupted.
         """
         if request.all:
             if any(getattr(request, kind) for kind in KINDS):
@@ -100,14 +100,15 @@ class SuspensionOperations:
                 yield await self._resume(_of_key(key))
             return
         what = _selected(request)
-        if what.kind in SUBMITTERS:
-            async for row in self._release(what):
-                yield row
-            return
-        if what.key not in self._queue.suspended:
-            others = ", ".join(str(_of_key(key)) for key in self._queue.suspended.sending())
+        may_hold = what.kind in SUBMITTERS
+        if what.key not in self._queue.suspended and not (may_hold and any(self._held(what))):
+            others = ", ".join(str(_of_key(key)) for key in self._queue.suspended.names())
             raise LocalError(f"{what} is not suspended; suspended: {others or 'nothing'}")
-        yield await self._resume(what)
+        if not may_hold:
+            yield await self._resume(what)
+            return
+        async for row in self._release(what):
+            yield row
 
     async def _resume(self, what: Suspendable) -> Row:
         event = _event(what, "resumed", self._queue.suspended.get(what.key), None)
@@ -118,21 +119,25 @@ class SuspensionOperations:
 
     async def _release(self, what: Suspendable) -> AsyncIterator[Row]:
         queue, released = self._queue, 0
-        tenant, user = (what.name, "") if what.kind == "tenant" else ("", what.name)
         await queue.suspended.resume(what.key)
         log.warning("%s is resumed", what)
-        held = held_messages(queue.store, tenant, user)
+        held = self._held(what)
         while step := list(islice(held, RELEASED_AT_ONCE)):
             counts = await asyncio.gather(*map(queue.operator.release, step))
             released += sum(counts)
             yield {"released": released}
         yield {"released": released, "resumed": what.name}
 
+    def _held(self, what: Suspendable) -> Iterator[str]:
+        """The messages of a tenant or user with held recipients."""
+        tenant, user = (what.name, "") if what.kind == "tenant" else ("", what.name)
+        return held_messages(self._queue.store, tenant, user)
+
     def _known(self, what: Suspendable) -> Suspendable:
-        """``what`` as the relay names it. Raises LocalError if it does not know it."""
+        """``what`` as the relay names it. Raises UnknownName if it does not know it."""
         kind, name = what
         if kind == "tenant" and self._tenants is not None and name not in self._tenants():
-            raise LocalError(f"the configuration has no tenant '{name}'")
+            raise UnknownName(no_such(kind, name, self._tenants()))
         if self._egress is None or kind not in ("zone", "provider", "address"):
             return what
         known = self._egress.names(kind)
@@ -141,7 +146,7 @@ class SuspensionOperations:
         if kind == "address":
             name = next((each for each in known if _same_address(each, name)), name)
         if name not in known:
-            raise LocalError(no_such(kind, name, known))
+            raise UnknownName(no_such(kind, name, known))
         return Suspendable(kind, name)
 
     def _changed(self) -> None:
@@ -161,7 +166,7 @@ def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
         try:
             return Suspendable(kind, normalise_domain(name.removesuffix(".")))
         except AddressError as exc:
-            raise LocalError(f"domain '{name}': {exc}") from exc
+            raise UnknownName(f"domain '{name}': {exc}") from exc
     if kind == "address":
         return Suspendable(kind, address_of(name))
     is_host = kind == "provider" and "." in name
@@ -169,13 +174,13 @@ def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
 
 
 def address_of(text: str) -> str:
-    """An address of ours in normal form, or the word for the one that the system chooses. Raises LocalError."""
+    """An address of ours in normal form, or the word for the one that the system chooses. Raises UnknownName."""
     if text == BY_SYSTEM:
         return text
     try:
         return str(ip_address(text))
     except ValueError as exc:
-        raise LocalError(f"address: {exc}; '{BY_SYSTEM}' is the one that the system chooses") from exc
+        raise UnknownName(f"address: {exc}; '{BY_SYSTEM}' is the one that the system chooses") from exc
 
 
 def _same_address(own: str, wanted: str) -> bool:

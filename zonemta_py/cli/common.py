@@ -12,7 +12,7 @@ import click
 from zonemta_py.config.load import load_config
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import to_json
-from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked
+from zonemta_py.core.errors import ConfigError, LocalError, QueueCorrupt, QueueLocked, UnknownName
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +55,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except ConfigError as exc:
+        except (ConfigError, UnknownName) as exc:
             fail(str(exc), EXIT_USAGE)
         except QueueLocked as exc:
             fail(str(exc), EXIT_LOCKED)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from zonemta_py.cli.common import EXIT_USAGE, fail
-from zonemta_py.config.units import duration, host_port
+from zonemta_py.config.units import duration, host_port, positive_duration
 from zonemta_py.core.errors import ConfigError
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -33,6 +33,7 @@ class ConfigValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
 
 HOST_PORT = ConfigValue("HOST:PORT", host_port)
 DURATION = ConfigValue("DURATION", duration)
+POSITIVE_DURATION = ConfigValue("DURATION", positive_duration)
 
 message_option = click.option(
     "--message",

@@ -16,7 +16,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.options import DURATION
+from zonemta_py.cli.options import POSITIVE_DURATION
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core import clock
 
@@ -50,7 +50,9 @@ def _chosen(named: dict[str, str | None]) -> dict[str, Any]:
 @click.command()
 @config_option
 @selectors
-@click.option("--for", "for_s", type=DURATION, help="How long, such as 30m or 2h; not for a tenant.")
+@click.option(
+    "--for", "for_s", type=POSITIVE_DURATION, help="How long, such as 30m or 2h; not for a tenant."
+)
 @click.option(
     "--reason", default="an operator", show_default=True, help="Why, for those who look later."
 )

@@ -108,7 +108,7 @@ class ProviderTable:
         if "." in provider and " " not in provider:
             return ""  # hosts that are a provider of their own, which may not have been met yet
         known = {SMARTHOST, *self.providers} - {DEFAULT}
-        return f"found '{provider}', which is no provider of the table, nor the name of a host; {meant(provider, known)}"
+        return f"found '{provider}': the table has no such provider, and it is not the name of a host; {meant(provider, known)}"
 
     def _find(self, host: str) -> str:
         host = host.rstrip(".").lower()

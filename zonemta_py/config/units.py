@@ -8,7 +8,7 @@ import re
 from dataclasses import field
 from datetime import date
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from typing import Any, NamedTuple, NewType
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType
 
 Network = IPv4Network | IPv6Network
 
@@ -18,7 +18,11 @@ Percent = NewType("Percent", int)
 ExitCode = NewType("ExitCode", int)
 Word = NewType("Word", str)  # of a list that may be given as its only item
 ProcessCount = NewType("ProcessCount", int)
-Address = NewType("Address", str)  # an IP address in normal form
+
+if TYPE_CHECKING:
+    Address = str  # an IP address in normal form, if it is from a file
+else:
+    Address = NewType("Address", str)
 
 AUTO = ProcessCount(-1)  # chosen by the number of cores
 PROCESSES_MAX = 64
@@ -139,6 +143,14 @@ def duration(value: object) -> Seconds:
     if not parts or "".join(n + u for n, u in parts) != re.sub(r"\s+", "", value):
         raise ValueError(allowed)
     return _bounded(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def positive_duration(value: object) -> Seconds:
+    """As ``duration``, without ``0s``. Raises ValueError."""
+    found = duration(value)
+    if found <= 0:
+        raise ValueError("a duration of more than 0s")
+    return found
 
 
 def _bounded(seconds: float) -> Seconds:

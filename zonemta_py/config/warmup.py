@@ -92,7 +92,7 @@ def _schedule(entry: WarmupEntry, key: str, reader: Reader) -> WarmupSchedule:
 def check_warmups(
     schedules: Iterable[WarmupSchedule], addresses: Collection[str], table: ProviderTable
 ) -> None:
-    """Raises ConfigError for an address that is none of ``addresses``, or a provider that cannot be met: nothing would be limited.
+    """Raises ConfigError for an address that ``addresses`` lack, or a provider that cannot be met: nothing would be limited.
 
     ``addresses``: those of all pools, in any form.
     """

@@ -30,6 +30,10 @@ class NotFound(LocalError):
     """What an operator asked for is not there."""
 
 
+class UnknownName(LocalError):
+    """The configuration does not have, or cannot have, what a request names."""
+
+
 class QueueLocked(LocalError):
     """Another process has the queue open; the text names it. ``holder`` is host:pid, or empty."""
 

@@ -1,0 +1,61 @@
+"""``zonemta suspend`` and ``resume``: what they refuse, with the same exit codes whether a relay runs or not."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.kit.relay import relaying, staged
+from zonemta_py.cli.main import main
+from zonemta_py.config.schema import Config
+
+UNKNOWN = [
+    ("--zone", "defualt", "no zone 'defualt'; did you mean 'default'?"),
+    ("--provider", "gogle", "no provider 'gogle'; did you mean 'google'?"),
+    ("--address", "192.0.2.9", "no address '192.0.2.9'; there is system"),
+    ("--tenant", "acne", "no tenant 'acne'; did you mean 'acme'?"),
+]
+
+
+async def zonemta(config: Config, *arguments: str) -> Result:
+    name, *others = arguments
+    return await asyncio.to_thread(CliRunner().invoke, main, [name, "-c", str(config.path), *others])
+
+
+async def assert_refused(config: Config) -> None:
+    """Names that the configuration does not have are wrong usage; what is not suspended cannot be resumed."""
+    for option, name, problem in UNKNOWN:
+        found = await zonemta(config, "suspend", option, name)
+        assert (found.exit_code, problem in found.stderr) == (2, True), found.output
+    for option, name in (
+        ("--zone", "default"), ("--provider", "google"), ("--address", "192.0.2.9"), ("--domain", "x.example"),
+        ("--tenant", "acme"), ("--tenant", "acne"),
+    ):  # fmt: skip
+        found = await zonemta(config, "resume", option, name)
+        problem = f"{option[2:]} {name} is not suspended; suspended: nothing"
+        assert (found.exit_code, problem in found.stderr) == (1, True), found.output
+
+
+async def test_unknown_names_and_what_is_not_suspended(directory: Path) -> None:
+    async with staged(directory) as stage:
+        config = stage.config(tenants={"acme": {}}, processes={"receivers": 0, "senders": 0})
+        async with relaying(config):
+            await assert_refused(config)
+            assert (await zonemta(config, "suspend", "--tenant", "acme")).exit_code == 0
+            once = await zonemta(config, "resume", "--tenant", "acme")
+            assert once.stdout == "resumed acme\n", once.output
+            assert (await zonemta(config, "resume", "--tenant", "acme")).exit_code == 1
+        await assert_refused(config)
+
+
+@pytest.mark.parametrize("duration", ["0s", "0h", "PT0S"])
+def test_a_suspension_lasts_longer_than_nothing(tmp_path: Path, duration: str) -> None:
+    """0s was without end."""
+    (tmp_path / "z.yaml").write_text("queue: {directory: queue}\n")
+    arguments = ["suspend", "-c", str(tmp_path / "z.yaml"), "--zone", "default", "--for", duration]
+    found = CliRunner().invoke(main, arguments)
+    assert (found.exit_code, f"'{duration}' is not a duration of more than 0s" in found.stderr) == (
+        2,
+        True,
+    )
