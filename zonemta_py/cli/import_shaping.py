@@ -1,6 +1,7 @@
 """``zonemta import-shaping``."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -10,8 +11,8 @@ from zonemta_py.config.imports.kumomta import import_kumomta
 from zonemta_py.config.imports.model import Imported
 from zonemta_py.config.imports.powermta import import_powermta
 from zonemta_py.config.load import to_yaml
-from zonemta_py.config.providers import load_providers, read_providers
-from zonemta_py.config.shaping import read_shaping
+from zonemta_py.config.providers import load_providers
+from zonemta_py.config.shaping import check_rule_providers, load_shaping
 from zonemta_py.core.errors import ConfigError
 
 IMPORTS = {"kumomta": import_kumomta, "powermta": import_powermta}
@@ -40,7 +41,7 @@ HEAD = "# Imported from {name} by `zonemta import-shaping`. Read it before you u
 def import_shaping(file: Path, kind: str | None, output: Path, force: bool, as_json: bool) -> None:
     """Turn KumoMTA's shaping TOML, or PowerMTA's domains and pattern lists, into providers.yaml and shaping.yaml.
 
-    What has no counterpart is listed on standard error, with its line; docs/shaping_import.md says what becomes of what.
+    What has no counterpart is listed on standard error, with its line. A file with nothing of the format is refused. docs/shaping_import.md says what becomes of what.
 
     \b
     Examples:
@@ -63,16 +64,20 @@ def import_shaping(file: Path, kind: str | None, output: Path, force: bool, as_j
 
 
 def _write(found: Imported, source: Path, output: Path, *, force: bool) -> list[Path]:
-    """Write both files, and read them as the relay would. Raises ConfigError, OSError."""
+    """Write both files, if the relay can use them. Raises ConfigError, OSError."""
     contents = {"providers.yaml": {"providers": found.providers}, "shaping.yaml": {"rules": found.rules}}
     paths = [output / name for name in contents]
     taken = [str(path) for path in paths if path.exists()]
     if taken and not force:
         raise ConfigError(f"{', '.join(taken)}: there already; --force replaces")
+    texts = {name: HEAD.format(name=source.name) + to_yaml(each) for name, each in contents.items()}
+    with TemporaryDirectory() as directory:
+        for name, text in texts.items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+        table = load_providers(Path(directory, "providers.yaml"), shipped=True)
+        rules = load_shaping(Path(directory, "shaping.yaml"), shipped=False)
+        check_rule_providers(rules, table)
     output.mkdir(parents=True, exist_ok=True)
-    for path, content in zip(paths, contents.values(), strict=True):
-        path.write_text(HEAD.format(name=source.name) + to_yaml(content), encoding="utf-8")
-    read_providers(paths[0])
-    load_providers(paths[0], shipped=True)
-    read_shaping(paths[1])
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
     return paths

@@ -1,6 +1,7 @@
 """KumoMTA's and PowerMTA's files as providers and shaping rules. The files are written for these tests."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zonemta_py.cli.main import main
+from zonemta_py.config.imports import kumomta as kumomta_module
+from zonemta_py.config.imports import powermta as powermta_module
 from zonemta_py.config.imports.kumomta import import_kumomta
 from zonemta_py.config.imports.model import Imported, duration_of, rate_of
 from zonemta_py.config.imports.powermta import import_powermta
@@ -155,14 +158,14 @@ def test_kumomta_what_is_left_out(tmp_path: Path) -> None:
     """With the line, of each of several automations, too."""
     found = remarks(kumomta(tmp_path), KUMOMTA)
     for expected in (
-        "enable_tls = \"Required\" | enable_tls = 'Required': zones.NAME.tls says it",
+        "enable_tls = \"Required\" | enable_tls = 'Required': zones.tls says it",
         "[[\"default\".automation]] | pattern '(?=look)around': invalid perl operator: (?=",
         '[["default".automation]] | action SuspendTenant: no counterpart',
         '[[provider."mine".automation]] | action Bounce: only the recipient of the reply bounces',
         '[provider."nowhere"] | provider nowhere: no match, and no provider of this name is known',
         '["one.example"] | one.example: other domains with its exchangers need mx, its hosts',
         '["one.example".sources."ip-1"] | source ip-1: limits are those of every address',
-        '[["gmail.com".automation]] | action Suspend: no duration, or one that cannot be read',
+        '[["gmail.com".automation]] | action Suspend: no duration that can be read, of up to 31d',
     ):
         assert expected in found
     assert any("match DomainSuffix 'x.example'" in each for each in found)
@@ -192,7 +195,7 @@ def test_powermta(tmp_path: Path) -> None:
 def test_powermta_what_is_left_out(tmp_path: Path) -> None:
     found = remarks(powermta(tmp_path), POWERMTA)
     for expected in (
-        "retry-after 10m | retry-after 10m: zones.NAME.retry.delays is for all providers",
+        "retry-after 10m | retry-after 10m: zones.retry.delays is for all providers",
         "<domain lost.rollup> | <domain lost.rollup>: nothing in this file says whose it is",
         "reply /x/ skip-mx | 'skip-mx': no counterpart",
         "nonsense | 'nonsense' is not reply /REGEX/ ACTION",
@@ -201,6 +204,176 @@ def test_powermta_what_is_left_out(tmp_path: Path) -> None:
     ):
         assert expected in found
     assert any("'(?<!a)b': invalid perl operator" in each for each in found)
+
+
+def test_of_two_limits_the_stricter_one_counts(tmp_path: Path) -> None:
+    """KumoMTA has one for a site and one for its provider."""
+    text = """
+[provider."x"]
+match = [{MXSuffix=".x.example"}]
+provider_connection_limit = 50
+connection_limit = "1_000"
+max_message_rate = "10/m"
+provider_max_message_rate = "500/m"
+max_connection_rate = "local:5/s"
+provider_max_connection_rate = "1,000/h"
+["y.example"]
+connection_limit = 3
+provider_connection_limit = 50
+"""
+    found = kumomta(tmp_path, text)
+    assert found.providers["x"]["limits"] == {
+        "sessions_per_address": 50, "rate": ["10/m"], "connect_rate": ["5/s", "1000/h"],
+    }  # fmt: skip
+    assert found.providers["y_example"]["limits"] == {"sessions_per_address": 3}
+    said = remarks(found, text)
+    for expected in (
+        "provider_connection_limit = 50 | provider_connection_limit = 50 and connection_limit = '1_000': the stricter one is used",
+        'provider_max_message_rate = "500/m" | provider_max_message_rate = \'500/m\' and max_message_rate = \'10/m\': the stricter',
+    ):  # fmt: skip
+        assert any(each.startswith(expected) for each in said), said
+
+
+def test_rules_that_no_mail_could_match(tmp_path: Path) -> None:
+    """KumoMTA's name of a provider may be that of its domain; one that is in no table has no rules."""
+    rule = 'regex = "slow"\naction = "Suspend"\nduration = "1 hour"\n'
+    names = ('provider."gmail"', 'provider."nowhere"', '"own.example"', '"tool"')
+    text = "".join(f"[[{name}.automation]]\n{rule}" for name in names)
+    found = kumomta(tmp_path, text)
+    assert [each["provider"] for each in found.rules] == [["google"], ["own.example"]]
+    assert {each.text for each in found.left} == {
+        "provider gmail: no match; its name is taken for google",
+        "provider nowhere is in no table: its rules are left out",
+        "tool is not a domain of recipients",
+    }
+
+
+def test_thresholds_and_durations_that_the_relay_has_not(tmp_path: Path) -> None:
+    entry = '[["x.example".automation]]\nregex = "slow"\naction = "Suspend"\n'
+    text = (
+        f'{entry}trigger = {{Threshold="often"}}\nduration = "1h"\n'
+        f'{entry}trigger = {{Threshold="5/40d"}}\nduration = "1h"\n'
+        f'{entry}duration = "40 days"\n{entry}duration = 0\n{entry}trigger = {{Threshold="1/h"}}\nduration = "1h"\n'
+    )
+    found = kumomta(tmp_path, text)
+    assert [(each.get("threshold"), each["for"]) for each in found.rules] == [(None, "1h")]
+    assert [each.text for each in sorted(found.left)] == [
+        "trigger {'Threshold': 'often'}: not a threshold; its rules are left out",
+        "trigger {'Threshold': '5/40d'}: not a threshold; its rules are left out",
+        *["action Suspend: no duration that can be read, of up to 31d"] * 2,
+    ]
+
+
+def test_what_another_provider_has_stays_there(tmp_path: Path) -> None:
+    """Of two providers with the same hosts the relay would use one."""
+    table = '[provider."{}"]\nmatch = [{{MXSuffix=".a.example"}}, {{MXSuffix=".yahoodns.net"}}]\nconnection_limit = 1\n'
+    found = kumomta(
+        tmp_path, '[provider."g"]\nmatch=[{MXSuffix=".google.com"}, {MXSuffix=".yahoodns.net"}]\n'
+        + table.format("one").replace(".yahoodns.net", ".b.example") + table.format("two").replace(".yahoodns.net", ".c.example"),
+    )  # fmt: skip
+    assert {name: each["mx"] for name, each in found.providers.items()} == {
+        "google": ["*.google.com"], "one": ["*.a.example", "*.b.example"], "two": ["*.c.example"],
+    }  # fmt: skip
+    assert [each.text for each in found.left] == [
+        "*.yahoodns.net of google: it belongs to the provider yahoo",
+        "*.a.example of two: it belongs to the provider one",
+    ]
+
+
+BACKOFF = """\
+<domain x.example>
+smtp-pattern-list slow
+{}
+</domain>
+<smtp-pattern-list slow>
+reply /slow/ mode=backoff
+</smtp-pattern-list>
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "rules", "said"),
+    [
+        ("backoff-to-normal-after 1h30m\nbackoff-max-msg-rate 5/m", [("5/m", "1h30m")], []),
+        ("backoff-to-normal-after 1h 30m\nbackoff-max-msg-rate 5/m", [("5/m", "1h30m")], []),
+        ("backoff-to-normal-after never\nbackoff-max-msg-rate 5/m", [("5/m", "1h")],
+         ["backoff-to-normal-after never: cannot be read; the rule is for 1h"]),
+        ("backoff-to-normal-after 90d\nbackoff-max-msg-rate 5/m", [("5/m", "1h")],
+         ["backoff-to-normal-after 90d: cannot be read; the rule is for 1h"]),
+        ("backoff-to-normal-after 1h\nbackoff-max-msg-rate slow", [("25%", "1h")],
+         ["backoff-max-msg-rate slow: cannot be read; the rate is lowered to 25%"]),
+        ("backoff-to-normal-after 1h\nbackoff-max-smtp-out 0", [("25%", "1h")],
+         ["no backoff-max-msg-rate: the rate is lowered to 25%",
+          "backoff-max-smtp-out 0: cannot be read; sessions are not lowered"]),
+        ("backoff-to-normal-after 1h\nbackoff-max-smtp-out 2", [(2, "1h")], []),
+        ("backoff-to-normal-after 1h\nbackoff-max-msg-rate unlimited", [],
+         ["backoff-max-msg-rate unlimited: there is nothing to lower"]),
+    ],
+)  # fmt: skip
+def test_backoff(tmp_path: Path, lines: str, rules: list[tuple[object, str]], said: list[str]) -> None:
+    """What cannot be read has a default, which is said."""
+    found = powermta(tmp_path, BACKOFF.format(lines))
+    assert [(each["to"], each["for"]) for each in found.rules] == rules
+    assert [each.text for each in sorted(found.left)] == said
+
+
+def test_powermta_what_has_no_counterpart_is_said(tmp_path: Path) -> None:
+    """At the top, in blocks of other kinds, and numbers that are no limits; no passwords."""
+    text = """\
+http-access secret admin
+<smtp-user x>
+  password hunter2
+</smtp-user>
+domain-macro m a.example, not_a domain
+<mx-rollup-list>
+  mx /regex/ x.rollup
+  nonsense
+</mx-rollup-list>
+<domain a.example>
+  max-smtp-out 0
+  max-msg-rate 0/h
+  max-msg-per-connection unlimited
+</domain>
+<domain>
+  max-smtp-out 1
+</domain>
+"""
+    assert remarks(powermta(tmp_path, text), text) == [
+        "http-access secret admin | http-access: no counterpart",
+        "<smtp-user x> | <smtp-user x>: no counterpart; of its lines only <domain> is named",
+        "domain-macro m a.example, not_a domain | 'not_a domain' is not a domain of recipients",
+        "mx /regex/ x.rollup | 'mx /regex/ x.rollup' is not mx PATTERN NAME",
+        "nonsense | 'nonsense' is not mx PATTERN NAME",
+        "max-smtp-out 0 | max-smtp-out 0: not a number from 1 to 100000",
+        "max-msg-rate 0/h | max-msg-rate 0/h: not a rate",
+        "<domain> | <domain >: nothing in this file says whose it is",
+    ]
+
+
+def test_remarks_name_keys_of_the_configuration() -> None:
+    """Each is in docs/configuration.md, or a section of what is."""
+    page = (Path(__file__).parents[3] / "docs/configuration.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", page))
+    documented |= {key.rpartition(".")[0] for key in documented}
+    remarks = [*kumomta_module._INSTEAD.values(), *powermta_module._INSTEAD.values()]
+    named = {key for text in remarks for key in re.findall(r"\b[a-z_A-Z]+(?:[._][a-z_A-Z]+)+\b", text)}
+    assert {"zones.timeouts.idle", "allow_private_destinations", "dkim.keys"} <= named
+    assert named - documented == set()
+
+
+@pytest.mark.parametrize("kind", ["kumomta", "powermta"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "# A project\n\nIt <b>does</b> things.\n<p>\n", "[tool.x]\na = 1\n[package]\n", "a: 1\n"],
+)
+def test_a_file_with_nothing_of_the_format_is_refused(tmp_path: Path, kind: str, text: str) -> None:
+    source = tmp_path / "README.md"
+    source.write_text(text)
+    refused = zonemta("import-shaping", source, "--format", kind, "-o", tmp_path / "out")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: {source}: ")
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -228,11 +401,11 @@ def test_a_domain_of_a_known_provider_is_that_provider(tmp_path: Path) -> None:
 
 
 def test_rates_and_durations() -> None:
-    assert [rate_of(each) for each in ("100/min", "1,000/hr", "5/day", "2/s", "7/5m", "0/s", "5", None)] == [
-        "100/m", "1000/h", "5/d", "2/s", "7/5m", None, None, None,
+    assert [rate_of(each) for each in ("100/min", "1,000/hr", "5/day", "2/s", "7/5m", "0/s", "1/0h", "5", None)] == [
+        "100/m", "1000/h", "5/d", "2/s", "7/5m", None, None, None, None,
     ]  # fmt: skip
-    assert [duration_of(each) for each in ("2 hours", "90m", "1h 30 min", "5s", 60, "soon", "", None)] == [
-        "2h", "90m", "1h30m", "5s", "60s", None, None, None,
+    assert [duration_of(each) for each in ("2 hours", "90m", "1h 30 min", "1h30m", "1d2h3m4s", "5s", 60, "0s", 0, "32d", "soon", "", None)] == [
+        "2h", "90m", "1h30m", "1h30m", "1d2h3m4s", "5s", "60s", None, None, None, None, None, None,
     ]  # fmt: skip
 
 

@@ -9,14 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zonemta_py.config.imports.model import Imported, duration_of, rate_of
-from zonemta_py.config.providers import ProviderTable
+from zonemta_py.config.imports.model import (
+    MESSAGES_MAX,
+    Imported,
+    count_of,
+    duration_of,
+    rate_of,
+    stricter,
+    threshold_of,
+)
+from zonemta_py.config.providers import ProviderTable, is_domain, is_mx_pattern
+from zonemta_py.config.shaping import SESSIONS_MAX
 from zonemta_py.core.errors import ConfigError
 
 _HEADER = re.compile(r"\s*(\[\[?.+\]\]?)\s*(?:#.*)?\Z")
 _KEY = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([\w-]+))\s*=")
 _SILENT = {"match", "mx_rollup", "automation", "replace_base", "sources"}
-# Limits of each source address, in the order in which a later one wins.
+# Limits of each source address. Those of a provider hold there beside those of each of its sites; here a provider has one.
 _LIMITS = {
     "connection_limit": "sessions_per_address",
     "provider_connection_limit": "sessions_per_address",
@@ -27,10 +36,10 @@ _LIMITS = {
     "provider_max_message_rate": "rate",
 }
 _INSTEAD = {
-    "enable_tls": "zones.NAME.tls says it",
-    "idle_timeout": "zones.NAME.idle_timeout is for all providers",
-    "mx_list": "zones.NAME.destinations has smarthosts for a domain",
-    "smtp_port": "zones.NAME.port says it",
+    "enable_tls": "zones.tls says it",
+    "idle_timeout": "zones.timeouts.idle is for all providers",
+    "mx_list": "zones.destinations has smarthosts for a domain",
+    "smtp_port": "zones.port says it",
     "prohibited_hosts": "private addresses are refused anyway, see allow_private_destinations",
 }
 
@@ -42,7 +51,14 @@ def import_kumomta(path: Path, known: ProviderTable) -> Imported:
         document = tomllib.loads(text)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
-    return _Import(Imported(known), _lines(text)).run(document)
+    run = _Import(Imported(known), _lines(text))
+    found = run.run(document)
+    if not run.is_shaping:
+        raise ConfigError(
+            f'{path}: nothing of KumoMTA\'s shaping is in it: expected tables such as [provider."x"], ["example.com"] or '
+            '["default"]'
+        )
+    return found
 
 
 def _lines(text: str) -> dict[tuple[str, ...], list[int]]:
@@ -80,12 +96,17 @@ class _Import:
     def __init__(self, found: Imported, lines: Mapping[tuple[str, ...], list[int]]) -> None:
         self._found = found
         self._lines = lines
+        self.is_shaping = False  # whether a table of KumoMTA was met
 
     def run(self, document: Mapping[str, Any]) -> Imported:
         for name, table in document.items():
             if name == "provider" and isinstance(table, dict):
                 for provider, settings in table.items():
-                    self._provider(("provider", provider), settings)
+                    if isinstance(settings, dict):
+                        self.is_shaping = True
+                        self._provider(("provider", provider), settings)
+                    else:
+                        self._leave(("provider", provider), f"{provider}: not a provider")
             elif isinstance(table, dict):
                 self._domain(name, table)
             else:
@@ -102,15 +123,20 @@ class _Import:
     def _provider(self, path: tuple[str, ...], settings: Mapping[str, Any]) -> None:
         mx, domains = self._matches(path, settings)
         name = self._found.name_of(path[1], mx, domains)
+        other = self._found.known.of_domain(f"{path[1].lower()}.com")
+        if other and not mx and name not in self._found.known.providers:
+            self._leave(path, f"provider {path[1]}: no match; its name is taken for {other}")
+            name = other
         limits = self._limits(path, settings)
         is_known = name in self._found.known.providers or name in self._found.providers
         if mx or domains or (limits and is_known):
-            self._found.add_provider(name, mx, domains, limits)
+            self._found.add_provider(name, mx, domains, limits, self._line(path))
         elif limits:
             self._leave(path, f"provider {path[1]}: no match, and no provider of this name is known")
-        if "automation" in settings and not (mx or domains or is_known):
-            self._leave(path, f"provider {path[1]} is in no table: its rules match nothing until it is")
-        self._rules(path, settings, [name])
+        if name in self._found.known.providers or name in self._found.providers:
+            self._rules(path, settings, [name])
+        elif "automation" in settings:
+            self._leave(path, f"provider {path[1]} is in no table: its rules are left out")
 
     def _matches(
         self, path: tuple[str, ...], settings: Mapping[str, Any]
@@ -119,10 +145,11 @@ class _Import:
         mx: list[str] = []
         for each in settings.get("match", ()):
             for kind, value in each.items():
-                if kind == "MXSuffix" and isinstance(value, str):
-                    mx.append(("*" if value.startswith(".") else "*.") + value.lower().rstrip("."))
-                elif kind == "HostName" and isinstance(value, str):
-                    mx.append(value.lower().rstrip("."))
+                pattern = str(value).lower().rstrip(".")
+                if kind == "MXSuffix":
+                    pattern = ("*" if pattern.startswith(".") else "*.") + pattern
+                if kind in ("MXSuffix", "HostName") and is_mx_pattern(pattern):
+                    mx.append(pattern)
                 else:
                     self._leave(
                         (*path, "match"), f"match {kind} '{value}': only names of hosts are matched"
@@ -132,19 +159,21 @@ class _Import:
     def _domain(self, domain: str, settings: Mapping[str, Any]) -> None:
         path = (domain,)
         if domain == "default":
+            self.is_shaping = True
             limits = self._limits(path, settings)
             if limits:
-                self._found.add_provider("default", [], [], limits)
+                self._found.add_provider("default", [], [], limits, self._line(path))
             self._rules(path, settings, [])
             return
-        if not re.fullmatch(r"[A-Za-z0-9.-]+", domain) or domain.endswith(".internal"):
+        if "." not in domain or not is_domain(domain.lower()) or domain.endswith(".internal"):
             self._leave(path, f"{domain} is not a domain of recipients")
             return
+        self.is_shaping = True
         limits = self._limits(path, settings)
         name = self._found.name_of(domain, [], [domain.lower()])
         if limits:
             own = name in self._found.known.providers
-            self._found.add_provider(name, [], [] if own else [domain.lower()], limits)
+            self._found.add_provider(name, [], [] if own else [domain.lower()], limits, self._line(path))
             if settings.get("mx_rollup", True) and not own:
                 self._leave(path, f"{domain}: other domains with its exchangers need mx, its hosts")
         self._rules(
@@ -166,8 +195,15 @@ class _Import:
                 self._leave((*path, key), f"{key} = {value!r}: {_INSTEAD.get(key, 'no counterpart')}")
         for key, counterpart in _LIMITS.items():
             limit = _limit(counterpart, settings[key]) if key in settings else None
-            if limit is not None:
-                found[counterpart] = limit
+            if limit is None:
+                continue
+            if counterpart in found:
+                first = next(each for each in _LIMITS if _LIMITS[each] == counterpart)
+                self._leave(
+                    (*path, key),
+                    f"{key} = {settings[key]!r} and {first} = {settings[first]!r}: the stricter one is used",
+                )
+            found = stricter(found, {counterpart: limit})
         return found
 
     def _rules(self, path: tuple[str, ...], settings: Mapping[str, Any], providers: list[str]) -> None:
@@ -181,10 +217,13 @@ class _Import:
             common["pattern"] = patterns
             trigger = entry.get("trigger", "Immediate")
             if isinstance(trigger, dict):
-                threshold = rate_of(trigger.get("Threshold"))
+                threshold = threshold_of(trigger.get("Threshold"))
                 if threshold is None:
-                    self._found.leave(line, f"trigger {trigger}: not a rate")
-                elif not threshold.startswith("1/"):
+                    self._found.leave(
+                        line, f"trigger {trigger}: not a threshold; its rules are left out"
+                    )
+                    continue
+                if threshold:
                     common["threshold"] = threshold
             actions = entry.get("action", "Suspend")
             for action in actions if isinstance(actions, list) else [actions]:
@@ -199,15 +238,16 @@ class _Import:
             self._found.leave(line, "action Bounce: only the recipient of the reply bounces")
             return {"action": "bounce"}
         if for_ is None:
-            self._found.leave(line, f"action {action}: no duration, or one that cannot be read")
+            self._found.leave(line, f"action {action}: no duration that can be read, of up to 31d")
             return None
         if action == "Suspend":
             return {"action": "suspend", "for": for_}
         config = action.get("SetConfig") if isinstance(action, dict) else None
         if isinstance(config, dict):
             name, value = config.get("name"), config.get("value")
-            if name in ("max_message_rate", "provider_max_message_rate") and rate_of(value):
-                return {"action": "lower_rate", "to": rate_of(value), "for": for_}
+            rates = _limit("rate", value) if _LIMITS.get(str(name)) == "rate" else None
+            if rates:
+                return {"action": "lower_rate", "to": rates[0], "for": for_}
             sessions = name in ("connection_limit", "provider_connection_limit")
             if sessions and _limit("sessions_per_address", value):
                 return {
@@ -225,4 +265,4 @@ def _limit(counterpart: str, value: Any) -> Any:
     if counterpart in ("rate", "connect_rate"):
         found = rate_of(text)
         return [found] if found else None
-    return int(text) if text.isascii() and text.isdigit() and int(text) else None
+    return count_of(text, MESSAGES_MAX if counterpart == "messages_per_session" else SESSIONS_MAX)

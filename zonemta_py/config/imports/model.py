@@ -6,14 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zonemta_py.config.providers import ProviderTable
+from zonemta_py.config.shaping import LONGEST_S, MATCHES_MAX, SESSIONS_MAX
+from zonemta_py.config.units import duration, rate
 from zonemta_py.core.patterns import problem_of
+
+MESSAGES_MAX = 1_000_000  # of a session
 
 _NAME = re.compile(r"[^a-z0-9]+")
 _RATE = re.compile(
     r"\s*([\d,_]+)\s*/\s*(\d*)\s*(s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days)\s*\Z"
 )
 _DURATION = re.compile(
-    r"(\d+)\s*(ms|s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days|w|weeks?)\b,?\s*"
+    r"(\d+)\s*(ms|s|sec|secs|second|seconds|m|min|mins|minute|minutes|h|hr|hrs|hour|hours|d|day|days|w|weeks?)(?![a-z]),?\s*"
 )
 
 
@@ -38,8 +42,9 @@ class Imported:
     left: list[LeftOut] = field(default_factory=list)
 
     def leave(self, line: int, text: str) -> None:
-        """Remember what is not imported."""
-        self.left.append(LeftOut(line, text))
+        """Remember what is not imported, once."""
+        if LeftOut(line, text) not in self.left:
+            self.left.append(LeftOut(line, text))
 
     def name_of(self, name: str, mx: list[str], domains: list[str]) -> str:
         """The name of a provider with these hosts and domains."""
@@ -50,18 +55,40 @@ class Imported:
         return _NAME.sub("_", name.lower()).strip("_") or "provider"
 
     def add_provider(
-        self, name: str, mx: list[str], domains: list[str], limits: Mapping[str, Any]
+        self, name: str, mx: list[str], domains: list[str], limits: Mapping[str, Any], line: int
     ) -> None:
-        """Add a provider, or the hosts and the lower limits of a second one of this name."""
+        """Add a provider, or the hosts and the lower limits of a second one of this name.
+
+        What is another provider's already stays there.
+        """
+        mx, domains = self._free(name, mx, line), self._free(name, domains, line)
         if not mx and not domains and name in self.known.providers:
             known = self.known.providers[name]
             mx, domains = list(known.mx), list(known.domains)
-        entry = self.providers.setdefault(name, {})
+        entry = self.providers.get(name, {})
         for key, values in (("mx", mx), ("domains", domains)):
             if values:
                 entry[key] = list(dict.fromkeys([*entry.get(key, []), *values]))
         if limits:
-            entry["limits"] = _lower(entry.get("limits", {}), limits)
+            entry["limits"] = stricter(entry.get("limits", {}), limits)
+        if entry:
+            self.providers[name] = entry
+
+    def _free(self, name: str, wanted: list[str], line: int) -> list[str]:
+        owners = {
+            each: owner
+            for owner, found in self.known.providers.items()
+            for each in (*found.mx, *found.domains)
+            if owner not in self.providers
+        } | {
+            each: owner
+            for owner, found in self.providers.items()
+            for each in (*found.get("mx", ()), *found.get("domains", ()))
+        }
+        for each in wanted:
+            if owners.get(each, name) != name:
+                self.leave(line, f"{each} of {name}: it belongs to the provider {owners[each]}")
+        return [each for each in wanted if owners.get(each, name) == name]
 
     def add_rule(self, name: str, rule: dict[str, Any]) -> None:
         """Add a rule under ``name``, with a number if it is taken."""
@@ -84,32 +111,66 @@ class Imported:
         return found
 
 
-def _lower(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def stricter(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Both limits at once: of two numbers the lower one, of several rates those that are not implied by another one of their period."""
     found = dict(old)
     for key, value in new.items():
         if key not in found:
             found[key] = value
         elif isinstance(value, list):
-            found[key] = list(dict.fromkeys([*found[key], *value]))
+            found[key] = _stricter_rates([*found[key], *value])
         else:
             found[key] = min(found[key], value)
     return found
+
+
+def _stricter_rates(texts: list[str]) -> list[str]:
+    lowest: dict[float, str] = {}
+    for text in texts:
+        events, per_s = rate(text)
+        if per_s not in lowest or events < rate(lowest[per_s]).events:
+            lowest[per_s] = text
+    return list(lowest.values())
 
 
 def rate_of(text: object) -> str | None:
     """``100/min``, ``1,000/hr``, ``5/day`` as a rate of this relay; None for anything else."""
     match = _RATE.match(text.lower()) if isinstance(text, str) else None
     count = int(re.sub(r"[,_]", "", match[1]) or 0) if match is not None else 0
-    return f"{count}/{match[2]}{match[3][0]}" if match is not None and count else None
+    if match is None or not count or (match[2] and not int(match[2])):
+        return None
+    return f"{count}/{match[2]}{match[3][0]}"
+
+
+def count_of(text: object, most: int = SESSIONS_MAX) -> int | None:
+    """``20``, ``1,000`` as a number from 1 to ``most``; None for anything else."""
+    plain = re.sub(r"[,_]", "", str(text).strip())
+    return int(plain) if re.fullmatch(r"[0-9]{1,9}", plain) and 1 <= int(plain) <= most else None
+
+
+def threshold_of(text: object) -> str | None:
+    """``5/hr`` as a threshold of this relay; empty for one match, which needs none; None for anything else."""
+    found = rate_of(text)
+    if found is None:
+        return None
+    count, per_s = rate(found)
+    if count == 1:
+        return ""
+    return found if count <= MATCHES_MAX and per_s <= LONGEST_S else None
 
 
 def duration_of(text: object) -> str | None:
-    """``2 hours``, ``90m``, ``1h 30 min`` as a duration of this relay; None for anything else."""
+    """``2 hours``, ``90m``, ``1h30m`` as a duration of this relay, of up to 31 days; None for anything else."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return f"{int(text)}s"
+        text = f"{int(text)}s"
     if not isinstance(text, str):
         return None
-    parts = _DURATION.findall(text.lower().strip())
-    if not parts or _DURATION.sub("", text.lower().strip()):
+    text = text.lower().strip()
+    parts = _DURATION.findall(text)
+    if not parts or _DURATION.sub("", text):
         return None
-    return "".join(number + (unit if unit == "ms" else unit[0]) for number, unit in parts)
+    found = "".join(number + (unit if unit == "ms" else unit[0]) for number, unit in parts)
+    try:
+        return found if 0 < duration(found) <= LONGEST_S else None
+    except ValueError:
+        return None

@@ -4,13 +4,20 @@ Source: the PowerMTA user's guide, "Configuration directives" and "Backoff mode"
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from zonemta_py.config.imports.model import Imported, duration_of, rate_of
-from zonemta_py.config.providers import ProviderTable
+from zonemta_py.config.imports.model import (
+    MESSAGES_MAX,
+    Imported,
+    count_of,
+    duration_of,
+    rate_of,
+)
+from zonemta_py.config.providers import ProviderTable, is_domain, is_mx_pattern
+from zonemta_py.config.shaping import SESSIONS_MAX
 from zonemta_py.core.errors import ConfigError
 
 _OPEN = re.compile(r"<\s*([a-z-]+)\s*([^<>]*?)\s*>\Z", re.IGNORECASE)
@@ -26,17 +33,25 @@ _OF_BACKOFF = {
     "smtp-pattern-list", "backoff-max-msg-rate", "backoff-max-smtp-out", "backoff-to-normal-after",
 }  # fmt: skip
 _INSTEAD = {
-    "retry-after": "zones.NAME.retry.delays is for all providers",
-    "backoff-retry-after": "zones.NAME.retry.delays is for all providers",
-    "bounce-after": "zones.NAME.retry.give_up_after is for all providers",
+    "retry-after": "zones.retry.delays is for all providers",
+    "backoff-retry-after": "zones.retry.delays is for all providers",
+    "bounce-after": "zones.retry.give_up_after is for all providers",
     "backoff-to-normal-after-delivery": "a rule ends after its time, and not by a delivery",
-    "use-starttls": "zones.NAME.tls says it",
-    "require-starttls": "zones.NAME.tls says it",
-    "smtp-hosts": "zones.NAME.destinations has smarthosts for a domain",
+    "use-starttls": "zones.tls says it",
+    "require-starttls": "zones.tls says it",
+    "smtp-hosts": "zones.destinations has smarthosts for a domain",
     "dkim-sign": "dkim.keys says it",
 }
+_IMPORTED = {"domain", "mx-rollup-list", "smtp-pattern-list"}
+# Blocks that only a configuration of PowerMTA has.
+_BLOCKS = _IMPORTED | {
+    "acct-file", "bounce-category-patterns", "smtp-user", "source", "spool", "virtual-mta", "virtual-mta-pool",
+}  # fmt: skip
+UNLIMITED = "unlimited"
 DEFAULT_FOR = "1h"
 DEFAULT_TO = "25%"
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -56,7 +71,16 @@ def import_powermta(path: Path, known: ProviderTable) -> Imported:
     except OSError as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     run = _Import(Imported(known))
-    run.read(text, str(path))
+    try:
+        run.read(text, str(path))
+    except ConfigError:
+        if run.is_powermta:
+            raise
+    if not run.is_powermta:
+        raise ConfigError(
+            f"{path}: nothing of PowerMTA's configuration is in it: expected blocks such as <domain example.com> or "
+            "<smtp-pattern-list x>, or domain-macro. --format kumomta reads TOML"
+        )
     return run.finish()
 
 
@@ -72,6 +96,7 @@ class _Import:
 
     def __init__(self, found: Imported) -> None:
         self._found = found
+        self.is_powermta = False  # whether a block or a macro of PowerMTA was met
         self._macros: dict[str, list[str]] = {}
         self._rollups: dict[str, list[str]] = {}
         self._domains: list[_Domain] = []
@@ -83,6 +108,7 @@ class _Import:
         for number, words in _logical_lines(text):
             plain = words if "/" in words.partition("<")[0] else words.partition(" #")[0].rstrip()
             if close := _CLOSE.match(plain):
+                self.is_powermta |= close[1].lower() in _BLOCKS
                 if not blocks or blocks[-1][0] != close[1].lower():
                     raise ConfigError(f"{where}:{number}: </{close[1]}> without <{close[1]}>")
                 blocks.pop()
@@ -97,6 +123,10 @@ class _Import:
 
     def _open(self, blocks: list[tuple[str, str, int]], number: int) -> None:
         kind, name, _ = blocks[-1]
+        self.is_powermta |= kind in _BLOCKS
+        if kind not in _IMPORTED:
+            shown = f"{kind} {name}".strip()
+            self._found.leave(number, f"<{shown}>: no counterpart; of its lines only <domain> is named")
         if kind == "domain" and len(blocks) == 1:
             self._domains.append(_Domain(name.lower(), number))
         elif kind == "domain":
@@ -119,15 +149,27 @@ class _Import:
                 domain.lists.append((value.lower(), number))
             else:
                 domain.values[key] = (value, number)
-        elif kind == "mx-rollup-list" and key == "mx" and len(value.split()) == 2:
-            pattern, name = value.lower().split()
-            self._rollups.setdefault(name, []).append(pattern)
+        elif kind == "mx-rollup-list":
+            pattern, _, name = value.lower().partition(" ")
+            if key == "mx" and is_mx_pattern(pattern) and len(name.split()) == 1:
+                self._rollups.setdefault(name.strip(), []).append(pattern)
+            else:
+                self._found.leave(number, f"'{words}' is not mx PATTERN NAME")
         elif key == "domain-macro":
+            self.is_powermta = True
             name, _, domains = value.partition(" ")
-            listed = [each.strip().lower() for each in domains.split(",") if each.strip()]
-            self._macros.setdefault(name.lower(), []).extend(listed)
+            self._macros.setdefault(name.lower(), []).extend(self._domains_of(domains, number))
         elif key == "include":
             self._found.leave(number, f"include {value}: import it on its own, or put it here")
+        elif not blocks:  # without its value, which may be a password
+            self._found.leave(number, f"{key}: no counterpart")
+
+    def _domains_of(self, text: str, number: int) -> list[str]:
+        found = [each.strip().lower() for each in text.split(",") if each.strip()]
+        for each in found:
+            if not is_domain(each):
+                self._found.leave(number, f"'{each}' is not a domain of recipients")
+        return [each for each in found if is_domain(each)]
 
     def _pattern(self, name: str, number: int, words: str) -> None:
         match = _REPLY.match(words)
@@ -159,16 +201,13 @@ class _Import:
         limits = self._limits(domain)
         if domain.name == "*":
             if limits:
-                self._found.add_provider("default", [], [], limits)
+                self._found.add_provider("default", [], [], limits, domain.line)
             return []
         mx = self._rollups.get(domain.name, [])
-        domains = self._macros.get(domain.name.removeprefix("$"), []) if domain.name[0] == "$" else []
+        is_macro = domain.name.startswith("$")
+        domains = self._macros.get(domain.name.removeprefix("$"), []) if is_macro else []
         if not mx and not domains:
-            if (
-                domain.name[0] == "$"
-                or "/" in domain.name
-                or domain.name.endswith((".rollup", ".queue"))
-            ):
+            if not is_domain(domain.name) or domain.name.endswith((".rollup", ".queue")):
                 self._found.leave(
                     domain.line, f"<domain {domain.name}>: nothing in this file says whose it is"
                 )
@@ -177,7 +216,7 @@ class _Import:
         short = domain.name.removeprefix("$").removesuffix(".rollup")
         name = self._found.name_of(short, mx, domains)
         if limits or domain.lists:
-            self._found.add_provider(name, mx, domains, limits)
+            self._found.add_provider(name, mx, domains, limits, domain.line)
         return [name]
 
     def _limits(self, domain: _Domain) -> dict[str, Any]:
@@ -191,12 +230,15 @@ class _Import:
                 rate = rate_of(value)
                 if rate is not None:
                     found[counterpart] = [rate]
-                elif value.lower() != "unlimited":
+                elif value.lower() != UNLIMITED:
                     self._found.leave(number, f"{key} {value}: not a rate")
-            elif value.isascii() and value.isdigit() and int(value):
-                found[counterpart] = int(value)
-            elif value.lower() not in ("unlimited", "0"):
-                self._found.leave(number, f"{key} {value}: not a number")
+            else:
+                most = MESSAGES_MAX if counterpart == "messages_per_session" else SESSIONS_MAX
+                count = count_of(value, most)
+                if count is not None:
+                    found[counterpart] = count
+                elif value.lower() != UNLIMITED:
+                    self._found.leave(number, f"{key} {value}: not a number from 1 to {most}")
         return found
 
     def _rules(self, name: str, domain: _Domain, providers: list[str]) -> None:
@@ -222,16 +264,36 @@ class _Import:
 
     def _backoff(self, domain: _Domain) -> Iterator[dict[str, Any]]:
         """What backoff mode means for a domain."""
-        value, number = domain.values.get("backoff-to-normal-after", ("", domain.line))
-        for_ = duration_of(value) or DEFAULT_FOR
-        rate = rate_of(domain.values.get("backoff-max-msg-rate", ("", 0))[0])
-        sessions = domain.values.get("backoff-max-smtp-out", ("", 0))[0]
-        if not value:
-            self._found.leave(number, f"no backoff-to-normal-after: the rule is for {for_}")
-        if rate is None and not sessions.isdigit():
-            self._found.leave(number, f"no backoff-max-msg-rate: the rate is lowered to {DEFAULT_TO}")
+        for_ = self._read(
+            domain, "backoff-to-normal-after", duration_of, f"the rule is for {DEFAULT_FOR}"
+        )
+        sessions = self._read(domain, "backoff-max-smtp-out", count_of, "sessions are not lowered")
+        rate = self._read(
+            domain, "backoff-max-msg-rate", rate_of, f"the rate is lowered to {DEFAULT_TO}"
+        )
+        given, number = domain.values.get("backoff-max-msg-rate", ("", domain.line))
+        if "backoff-to-normal-after" not in domain.values:
+            self._found.leave(domain.line, f"no backoff-to-normal-after: the rule is for {DEFAULT_FOR}")
+        if not given and sessions is None:
+            self._found.leave(
+                domain.line, f"no backoff-max-msg-rate: the rate is lowered to {DEFAULT_TO}"
+            )
+        if given.lower() == UNLIMITED:
+            if sessions is None:
+                self._found.leave(number, f"backoff-max-msg-rate {given}: there is nothing to lower")
+        elif rate is None and (given or sessions is None):
             rate = DEFAULT_TO
         if rate is not None:
-            yield {"action": "lower_rate", "to": rate, "for": for_}
-        if sessions.isdigit() and int(sessions):
-            yield {"action": "lower_sessions", "to": int(sessions), "for": for_}
+            yield {"action": "lower_rate", "to": rate, "for": for_ or DEFAULT_FOR}
+        if sessions is not None:
+            yield {"action": "lower_sessions", "to": sessions, "for": for_ or DEFAULT_FOR}
+
+    def _read(
+        self, domain: _Domain, key: str, read: Callable[[str], _T | None], instead: str
+    ) -> _T | None:
+        """The value of a directive; None without one. One that cannot be read is left out, with what is done ``instead``."""
+        value, number = domain.values.get(key, ("", 0))
+        found = read(value)
+        if found is None and value.lower() not in ("", UNLIMITED):
+            self._found.leave(number, f"{key} {value}: cannot be read; {instead}")
+        return found
