@@ -300,6 +300,16 @@ async def test_hold_and_release(queue: Queue) -> None:
     await defer(queue, leased)
 
 
+async def test_a_release_that_was_interrupted_goes_on(queue: Queue) -> None:
+    """The suspension of the tenant is over, some of its mail is still held; then there is nothing to resume."""
+    message = await accept(queue, "x@a.example", tenant="acme")
+    await queue.operator.hold(message)
+    resume = ResumeRequest(tenant="acme")
+    assert (await rows(queue, resume))[-1] == {"released": 1, "resumed": "acme"}
+    with pytest.raises(LocalError, match="tenant acme is not suspended; suspended: nothing"):
+        await rows(queue, resume)
+
+
 async def test_delete(queue: Queue) -> None:
     message = await put(queue)
     answer = await rows(queue, DeleteRequest(message, "y@b.example"))

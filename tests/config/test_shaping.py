@@ -105,7 +105,7 @@ ACTION = ", action: suspend, for: 1h}"
         (
             "{name: a, class: policy, threshold: often" + ACTION,
             "threshold",
-            "expected a number of matches in a time such as 5/10m, of at least 1",
+            "expected a number of matches in a time such as 5/10m, of at least 2",
         ),
         (
             "{name: a, class: policy, threshold: 5" + ACTION,
@@ -115,7 +115,7 @@ ACTION = ", action: suspend, for: 1h}"
         (
             "{name: a, class: policy, threshold: 0/10m" + ACTION,
             "threshold",
-            "such as 5/10m, of at least 1",
+            "such as 5/10m, of at least 2",
         ),
         (
             "{name: a, class: policy, threshold: 9/40d" + ACTION,

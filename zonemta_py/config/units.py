@@ -192,7 +192,7 @@ def threshold(value: object) -> Threshold:
     try:
         return Threshold(rate(value))
     except ValueError as exc:
-        raise ValueError("a number of matches in a time such as 5/10m, of at least 1") from exc
+        raise ValueError("a number of matches in a time such as 5/10m, of at least 2") from exc
 
 
 def day(value: object) -> date:
@@ -216,7 +216,7 @@ def byte_rate(value: object) -> ByteRate:
     except ValueError:
         events = Size(0)
     if not slash or not events:
-        raise ValueError("a size for a time, such as 500MiB/h or 10GB/d")
+        raise ValueError("a size for a time, such as 500MiB/h or 10GB/d, of at least 1 byte")
     return ByteRate(Rate(events, per_s))
 
 

@@ -117,8 +117,12 @@ class _Import:
         self._found.leave(self._line(path), text)
 
     def _line(self, path: tuple[str, ...], number: int = 0) -> int:
-        lines = self._lines.get(path) or self._lines.get(path[:-1]) or [1]
+        lines = self._lines.get(path) or self._below(path) or self._lines.get(path[:-1]) or [1]
         return lines[min(number, len(lines) - 1)]
+
+    def _below(self, path: tuple[str, ...]) -> list[int]:
+        """The lines of what is under ``path``, for a table that has no header of its own."""
+        return next((lines for each, lines in self._lines.items() if each[: len(path)] == path), [])
 
     def _provider(self, path: tuple[str, ...], settings: Mapping[str, Any]) -> None:
         mx, domains = self._matches(path, settings)

@@ -98,6 +98,7 @@ class _Import:
         self._found = found
         self.is_powermta = False  # whether a block or a macro of PowerMTA was met
         self._macros: dict[str, list[str]] = {}
+        self._unfinished: str | None = None  # the macro whose last line ends with a comma
         self._rollups: dict[str, list[str]] = {}
         self._domains: list[_Domain] = []
         self._lists: dict[str, list[tuple[int, str, str]]] = {}  # line, pattern, what to do
@@ -123,10 +124,11 @@ class _Import:
 
     def _open(self, blocks: list[tuple[str, str, int]], number: int) -> None:
         kind, name, _ = blocks[-1]
+        self._unfinished = None
         self.is_powermta |= kind in _BLOCKS
         if kind not in _IMPORTED:
             shown = f"{kind} {name}".strip()
-            self._found.leave(number, f"<{shown}>: no counterpart; of its lines only <domain> is named")
+            self._found.leave(number, f"<{shown}>: no counterpart, nor for what is in it")
         if kind == "domain" and len(blocks) == 1:
             self._domains.append(_Domain(name.lower(), number))
         elif kind == "domain":
@@ -138,6 +140,14 @@ class _Import:
     def _directive(self, blocks: list[tuple[str, str, int]], number: int, words: str) -> None:
         key, _, value = words.partition(" ")
         key, value = key.lower(), value.strip()
+        if key == "domain-macro":
+            self.is_powermta = True
+            name, _, domains = value.partition(" ")
+            self._macro(name.lower(), domains, number)
+            return
+        if self._unfinished is not None and not blocks:
+            self._macro(self._unfinished, words, number)
+            return
         kind = blocks[-1][0] if blocks else ""
         if kind == "smtp-pattern-list":
             self._pattern(blocks[-1][1].lower(), number, words)
@@ -155,21 +165,21 @@ class _Import:
                 self._rollups.setdefault(name.strip(), []).append(pattern)
             else:
                 self._found.leave(number, f"'{words}' is not mx PATTERN NAME")
-        elif key == "domain-macro":
-            self.is_powermta = True
-            name, _, domains = value.partition(" ")
-            self._macros.setdefault(name.lower(), []).extend(self._domains_of(domains, number))
         elif key == "include":
             self._found.leave(number, f"include {value}: import it on its own, or put it here")
         elif not blocks:  # without its value, which may be a password
             self._found.leave(number, f"{key}: no counterpart")
 
-    def _domains_of(self, text: str, number: int) -> list[str]:
-        found = [each.strip().lower() for each in text.split(",") if each.strip()]
-        for each in found:
-            if not is_domain(each):
+    def _macro(self, name: str, text: str, number: int) -> None:
+        """Add the domains of a line; after a comma at its end the next line has more of them."""
+        text = text.partition("#")[0].strip()
+        self._unfinished = name if text.endswith(",") else None
+        listed = self._macros.setdefault(name, [])
+        for each in (each.strip().lower() for each in text.split(",")):
+            if is_domain(each):
+                listed.append(each)
+            elif each:
                 self._found.leave(number, f"'{each}' is not a domain of recipients")
-        return [each for each in found if is_domain(each)]
 
     def _pattern(self, name: str, number: int, words: str) -> None:
         match = _REPLY.match(words)
