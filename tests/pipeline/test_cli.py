@@ -170,4 +170,4 @@ def test_simulate_reads_the_files_of_the_configuration(tmp_path: Path) -> None:
     command = ["simulate", str(tmp_path), "-c", str(tmp_path / "relay.yaml")]
     found = CliRunner().invoke(pipeline, command)
     assert found.exit_code == 2, found.output
-    assert "providers.big: expected mx" in found.output
+    assert "providers.big: mx, names of hosts, or domains are needed" in found.output
