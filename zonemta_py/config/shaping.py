@@ -169,7 +169,7 @@ def check_rule_providers(rules: ShapingRules, table: ProviderTable) -> None:
     for rule in rules.rules:
         for name in rule.providers if not rule.where.startswith(shipped) else ():
             if problem := table.problem_of(name):
-                raise ConfigError(f"{rule.where}.provider: {problem}; absent: every provider")
+                raise ConfigError(f"{rule.where}.provider: {problem}")
 
 
 def _rule(entry: ShapingEntry, key: str, reader: Reader) -> ShapingRule:

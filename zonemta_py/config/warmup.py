@@ -104,7 +104,7 @@ def check_warmups(
             )
         problem = table.problem_of(schedule.provider) if schedule.provider else ""
         if problem:
-            raise ConfigError(f"{schedule.where}.provider: {problem}; absent: all mail of the address")
+            raise ConfigError(f"{schedule.where}.provider: {problem}")
 
 
 def falling(schedules: Iterable[WarmupSchedule]) -> Iterator[str]:
