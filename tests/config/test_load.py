@@ -95,6 +95,8 @@ def test_values() -> None:
         ("hostname: 5", "hostname: found '5', expected text"),
         ("a: [", "z.yaml:1: not YAML"),
         ("queue: {store: leveldb, store: leveldb}", "queue.store: appears twice"),
+        ("zones: {default: {fallback_pool: nope}}", "zones.default.fallback_pool: no pool 'nope'; pools: default"),
+        ("zones: {default: {fallback_pool: default}}", "zones.default.fallback_pool: 'default' is the pool that"),
         ("zones:\n  default:\n    pool: nope\n", "z.yaml:3: zones.default.pool: no pool 'nope'; pools: default"),
         ("routing: [{zone: default}]", "routing[0]: exactly one of"),
         ("routing: [{source: 10.0.0.0/8, zone: x}]", "routing[0].zone: no zone 'x'"),

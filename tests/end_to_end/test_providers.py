@@ -125,7 +125,9 @@ async def test_a_long_window_holds_over_a_restart(directory: Path, processes: tu
 
 
 @pytest.mark.parametrize("processes", PROCESSES)
-async def test_a_blocked_address_is_left_at_once(directory: Path, processes: tuple[int, int]) -> None:
+async def test_a_blocked_address_is_left_at_once(
+    directory: Path, processes: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing leaves from it to that provider from the next lease on; after the pause it comes back by steps."""
     domains = [f"d{n}.example" for n in range(4)]
     blocked = ADDRESSES[0]
@@ -161,6 +163,7 @@ async def test_a_blocked_address_is_left_at_once(directory: Path, processes: tup
         assert account.refused.total() == first
     changes = logged_events(directory, "shaped")
     assert [each["what"] for each in changes[:2]] == ["pace", "pause"]
+    assert f"mx.big.example from {blocked}: pause: paused until 20" in caplog.text
     assert {(each["provider"], each["address"]) for each in changes} == {("mx.big.example", blocked)}
     assert changes[-1]["to"] == "full"
     assert {each["provider"] for each in logged_events(directory, "delivered")} == {
@@ -288,3 +291,29 @@ async def test_a_provider_that_no_address_reaches(directory: Path) -> None:
             await empty(relay)
     [expired] = logged_events(directory, "expired")
     assert "can reach" in expired["reply"] or "can be reached" in expired["reply"]
+
+
+async def test_a_pool_without_a_usable_address(directory: Path) -> None:
+    """Its mail waits, says why, and leaves when a reload brings an address back; the keys of changed files are named."""
+    async with staged(directory) as stage:
+        big = await stage.provider("big", ["d.example"])
+
+        def config(*, disabled: bool) -> Any:
+            pool = [{"address": each, "disabled": disabled} for each in ADDRESSES]
+            return shaped(stage, (0, 0), {"big": {"sessions": 1 + disabled}}, pools={"default": pool})
+
+        async with relaying(config(disabled=True)) as relay:
+            await relay.enqueue("", ["x@d.example"], TEXT)
+            workers = relay._delivery.zones["default"]
+            await until(
+                lambda: (why := workers.why("d.example")) and why.name == "no_source", "a reason"
+            )
+            why = workers.why("d.example")
+            assert why is not None
+            assert why.reason == "every address of the pool 'default' is disabled"
+            changed = relay.reload(config(disabled=False))
+            assert {"providers.file", "pools.default[0].disabled"} <= set(changed)
+            await empty(relay)
+        assert len(big.accepted) == 1
+    [delivered] = logged_events(directory, "delivered")
+    assert delivered["attempt"] == 1

@@ -2,9 +2,10 @@
 
 import pytest
 
+from tests.kit.deadlines import scaled
 from tests.kit.process_counts import run_with_processes
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(scaled(600))]
 
 
 async def test_everything_in_several_processes(request: pytest.FixtureRequest) -> None:

@@ -83,6 +83,7 @@ def test_a_pause_ends_at_the_floor() -> None:
     change = made.pause(KEY, until_ms, BEGIN_MS, "rule blocked")
     assert change is not None
     assert made.pause(KEY, until_ms, BEGIN_MS, "rule blocked") is None
+    assert made.pause(KEY, until_ms + 500, BEGIN_MS + 500, "rule blocked") is None, "of the same block"
     assert replies(made, ["blocked"] * 5, BEGIN_MS + 1) == [], "it is paused already"
     assert made.advance(KEY, until_ms) == []
     assert (made.paces[KEY].sessions, made.paces[KEY].rate) == (1, 60)

@@ -58,6 +58,7 @@ def test_another_pool_for_a_time(directory: Path) -> None:
     [change] = made.reply(reply("blocked"), BEGIN_MS)
     assert (change.before, change.after) == ("default", "second")
     assert made.pool_of("big", "default", BEGIN_MS + 1) == "second"
+    assert made.reply(reply("blocked"), BEGIN_MS + HOUR_MS // 2) == [], "it has moved already"
     assert made.pool_of("big", "default", BEGIN_MS + HOUR_MS) == "default"
     assert made.pool_of("other", "default", BEGIN_MS + 1) == "default"
     assert made.forget_old(BEGIN_MS + HOUR_MS) == [("big", "default")]

@@ -76,6 +76,8 @@ def test_schedules_by_address_and_provider() -> None:
     assert warmup.room("192.0.2.2", "google", at(0)) is None
     warmup.configure([SCHEDULE], {})
     assert warmup.room("192.0.2.1", "x", at(0)) == 0
+    warmup.configure([SCHEDULE, own], {})
+    assert warmup.room("192.0.2.1", "google", at(0)) == 0, "it was away for a moment"
 
 
 def test_a_plan_grows_to_its_target() -> None:

@@ -140,6 +140,10 @@ async def test_tokens_roles_and_their_end(directory: Path) -> None:
             _, text = await do(client, "suspend", csrf=csrf, tenant="gone", back="/holds")
             assert "suspend failed: the configuration has no tenant" in text
             assert relay.queue.suspended.names() == ["acme"]
+            await do(client, "suspend", csrf=csrf, zone="bulk", reason="moves", back="/holds")
+            text = await text_of(client, "/holds")
+            assert 'data-key="zone/bulk"' in text
+            assert "moves" in text
 
 
 async def test_what_is_no_form(directory: Path, caplog: pytest.LogCaptureFixture) -> None:

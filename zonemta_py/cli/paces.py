@@ -65,7 +65,8 @@ def status(config_path: Path, provider: str, address: str, as_json: bool) -> Non
             print_json(row)
         return
     if not rows:
-        echo("nothing is limited or under way")
+        to = f" to '{provider}'" if provider else ""
+        echo(f"nothing{to} is limited or under way")
         return
     from rich.table import Table
 
@@ -96,7 +97,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     paused = row["paused_until_ms"]
     return [
         row["provider"], row["address"], sessions, _used(rates), f"{pace} ({row['cause']})" if pace else "",
-        f"next in {time_left(paused)}" if paused else "", " ".join(dict.fromkeys(row["last_classes"])),
+        row["suspended"] or (f"next in {time_left(paused)}" if paused else ""), " ".join(dict.fromkeys(row["last_classes"])),
         f"{row['refused']} of {row['attempts']}", str(row["waiting"]),
     ]  # fmt: skip
 

@@ -1,12 +1,9 @@
 """Reasons and changes of shaping in words, as all commands print them."""
 
-import re
 from typing import Any
 
 from zonemta_py.core import clock
 from zonemta_py.core.durations import ago, time_left
-
-_MS = re.compile(r"\b\d{13}\b")
 
 
 def reason_text(why: dict[str, Any]) -> str:
@@ -23,9 +20,4 @@ def reason_text(why: dict[str, Any]) -> str:
 def shaped_text(row: dict[str, Any]) -> str:
     """``google from 192.0.2.1: pace: full -> 5 sessions, 300/m (cause)``, of an event ``shaped``; ``any`` for an empty name."""
     where = f"{row['provider'] or 'any'} from {row['address'] or 'any'}"
-    return f"{where}: {row['what']}: {_times(row['from'])} -> {_times(row['to'])} ({row['cause']})"
-
-
-def _times(words: str) -> str:
-    """``words`` with unix ms as times."""
-    return _MS.sub(lambda found: f"{clock.utc(int(found[0])):%Y-%m-%d %H:%M:%S} UTC", words)
+    return f"{where}: {row['what']}: {clock.with_times(row['from'])} -> {clock.with_times(row['to'])} ({row['cause']})"

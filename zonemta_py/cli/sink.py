@@ -12,8 +12,10 @@ from zonemta_py.cli.options import DIRECTORY, FILE, HOST_PORT
 from zonemta_py.config.units import HostPort
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.core.loop import loop_factory
+from zonemta_py.sink.nameserver import NameServer
 from zonemta_py.sink.script import Script, load_script
 from zonemta_py.sink.server import Sink
+from zonemta_py.sink.sink_limits import name_records
 from zonemta_py.sink.tally import Received
 
 
@@ -31,12 +33,22 @@ from zonemta_py.sink.tally import Received
     type=FILE,
     help="Rules that defer, refuse, stall or drop, and providers with limits, in YAML.",
 )
+@click.option(
+    "--dns",
+    type=HOST_PORT,
+    help="Answer DNS here too: the `domains` of the script's providers, and their hosts.",
+)
 @click.option("--store", type=DIRECTORY, help="Write every message to a file in this directory.")
 @click.option("--count", type=click.IntRange(1), help="Exit after this number of messages.")
 @json_option
 @reports_errors
 def sink(
-    listen: HostPort, script_path: Path | None, store: Path | None, count: int | None, as_json: bool
+    listen: HostPort,
+    script_path: Path | None,
+    dns: HostPort | None,
+    store: Path | None,
+    count: int | None,
+    as_json: bool,
 ) -> None:
     """Run an SMTP server that receives mail, for tests and benchmarks.
 
@@ -51,6 +63,8 @@ def sink(
       providers:
         - name: bigmail
           local: [127.0.0.21, 127.0.0.22]
+          mx: [mx1.bigmail.example, mx2.bigmail.example]
+          domains: [a.example, b.example]
           sessions: 20
           sessions_per_address: 5
           messages_per_session: 50
@@ -62,13 +76,13 @@ def sink(
 
     \b
     Example:
-      zonemta sink --listen 0.0.0.0:2526 --script providers.yaml --json
+      zonemta sink --listen 0.0.0.0:2526 --script providers.yaml --dns 127.0.0.1:5300 --json
     """
     script = load_script(script_path) if script_path else Script(())
     if store is not None:
         store.mkdir(parents=True, exist_ok=True)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        server = runner.run(_run(script, store, listen, count))
+        server = runner.run(_run(script, store, listen, dns, count))
     if as_json:
         print_json(server.as_row())
         return
@@ -79,8 +93,10 @@ def sink(
             click.echo(f"{name:<18} {line}")
 
 
-async def _run(script: Script, store: Path | None, listen: HostPort, count: int | None) -> Sink:
-    """Receive until a signal or ``count`` messages. Raises ConfigError when the address is in use."""
+async def _run(
+    script: Script, store: Path | None, listen: HostPort, dns: HostPort | None, count: int | None
+) -> Sink:
+    """Receive until a signal or ``count`` messages. Raises ConfigError when an address is in use."""
     stop = asyncio.Event()
 
     def on_message(message: Received) -> None:
@@ -95,8 +111,17 @@ async def _run(script: Script, store: Path | None, listen: HostPort, count: int 
         port = await server.start(listen.host, listen.port)
     except OSError as exc:
         raise ConfigError(f"cannot listen on {listen}: {exc}") from exc
+    names = NameServer(name_records(script.providers))
+    if dns is not None:
+        try:
+            await names.start(dns.host, dns.port)
+        except OSError as exc:
+            await server.close()
+            raise ConfigError(f"cannot answer DNS on {dns}: {exc}") from exc
     click.echo(f"ready {HostPort(listen.host, port)}", err=True)
     sys.stderr.flush()
     await stop.wait()
     await server.close()
+    if dns is not None:
+        names.close()
     return server

@@ -57,6 +57,13 @@ def _delivery(
     """Check what a zone and its ``destinations`` may both set. ``prefix``: in front of its keys."""
     if settings.pool not in config.pools:
         complain(f"{prefix}pool", f"no pool '{settings.pool}'; pools: {', '.join(sorted(config.pools))}")
+    fallback = settings.fallback_pool
+    if fallback is not None and fallback not in config.pools:
+        complain(
+            f"{prefix}fallback_pool", f"no pool '{fallback}'; pools: {', '.join(sorted(config.pools))}"
+        )
+    elif fallback == settings.pool:
+        complain(f"{prefix}fallback_pool", f"'{fallback}' is the pool that it would replace")
     for step in ("connect", "command", "data", "dot"):
         if getattr(settings.timeouts, step) <= 0:
             complain(f"{prefix}timeouts.{step}", "must be longer than 0s")

@@ -4,6 +4,7 @@ Lower layers take ``now_ms`` or ``now_s`` as an argument; higher layers call thi
 replace the clock.
 """
 
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,6 +27,14 @@ monotonic_s = time.monotonic
 def utc(ms: int) -> datetime:
     """Unix milliseconds as an aware UTC time."""
     return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+_MS = re.compile(r"\b\d{13}\b")
+
+
+def with_times(words: str) -> str:
+    """``words`` with the unix milliseconds in them as times."""
+    return _MS.sub(lambda found: f"{utc(int(found[0])):%Y-%m-%d %H:%M:%S} UTC", words)
 
 
 _mail_date: tuple[int, str] = (0, "")

@@ -91,6 +91,7 @@ class Egress(Allowance):
         self, config: Config, files: EgressFiles, stored: dict[Key, WarmupState] | None = None
     ) -> None:
         """Use another configuration; what is under way, and what was used, counts on."""
+        self.files = files
         self.pools = config.pools
         self.tenant_pools = {
             name: each.pool for name, each in config.tenants.items() if each.pool is not None
@@ -121,7 +122,8 @@ class Egress(Allowance):
         if free is None:
             settings = self.providers.table.settings(provider)
             free = (
-                settings.limits == NO_LIMITS
+                not self.is_disabled(pool)
+                and settings.limits == NO_LIMITS
                 and settings.family == "both"
                 and not any(self.is_limited(provider, entry) for entry in self.pools[pool])
             )
@@ -129,6 +131,10 @@ class Egress(Allowance):
                 self._free.clear()
             self._free[pool, provider] = free
         return free
+
+    def is_disabled(self, pool: str) -> bool:
+        """Whether no address of ``pool`` may be used, for whatever provider."""
+        return all(each.disabled or not each.weight for each in self.pools[pool])
 
     def pool_of(self, provider: str, pool: str) -> str:
         """The pool of mail to ``provider``: ``pool``, or what a rule says instead."""

@@ -14,6 +14,7 @@ from zonemta_py.events.schema import Event
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.outcome import classify_attempts
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.submitter_queues import QueuedRecipient
 from zonemta_py.schedule.constraint import Limit
 from zonemta_py.schedule.controller import OF_SENDER
 from zonemta_py.schedule.paths import Refusal
@@ -55,6 +56,8 @@ class MessageEgress:
             return None
         now_ms = egress.now_ms()
         usable = self._ways.sources(way._replace(pool=pool), lease.destination)
+        if not usable and egress.is_disabled(pool):
+            return Refusal(Limit.NO_SOURCE, UNKNOWN, f"every address of the pool '{pool}' is disabled")
         if not usable:  # the agent says of the attempt what is missing
             is_own = family != "both" and pool == way.own_pool
             return self._order(way.provider, PoolAddress(), FREE, (-1, -1)) if is_own else None
@@ -102,6 +105,15 @@ class MessageEgress:
         record = lease.recipients[0].record
         classifier = self._egress.queue.classifier
         return classifier.classify("", record.code, record.status, record.text)
+
+    def not_sent(self, lease: Lease, recipient: QueuedRecipient, reason: str) -> Attempt:
+        """What is said of a recipient to which nothing may be sent for ``reason``, with its last reply and the class of that."""
+        record, provider = recipient.record, self._ways.provider(lease.destination)
+        if not record.text:
+            return Attempt("", 0, "4.3.0", reason, reply_class=ReplyClass.EXPIRED, provider=provider)
+        about = self._egress.queue.classifier.classify("", record.code, record.status, record.text)
+        text = f"{reason}; last: {record.text}"
+        return Attempt("", 0, "4.3.0", text, reply_class=about, provider=provider)
 
     def _choose(
         self, slot: WorkerSlot, lease: Lease, provider: str, sources: list[PoolAddress], now_ms: int

@@ -3,6 +3,7 @@
 Decisions are those of ``schedule.controller``. Here they become limits of the permits, events ``shaped``, and what is stored.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
@@ -12,6 +13,7 @@ from zonemta_py.config.providers import ProviderTable
 from zonemta_py.config.sending import ControllerSettings
 from zonemta_py.config.shaping import ShapingRules
 from zonemta_py.config.warmup import WarmupSchedule
+from zonemta_py.core import clock
 from zonemta_py.delivery.egress_store import Puts, pace_put, reroute_put, warmup_put
 from zonemta_py.events.schema import Event, Shaped
 from zonemta_py.queue.batch import WriteBatch
@@ -22,6 +24,8 @@ from zonemta_py.schedule.shaping import POOL, ReplyAbout, Reroute, ShapingEngine
 from zonemta_py.schedule.warmup import WarmUp
 
 LAST_CLASSES = 5  # of refusals and deferrals, that are shown
+
+log = logging.getLogger(__name__)
 
 
 class EgressFiles(NamedTuple):
@@ -122,6 +126,7 @@ class Shaper:
             self._follow(key)
             puts.append(pace_put(key, self.controller.paces.get(key)))
         for change in changes:
+            _log(change)
             if change.is_raise:
                 continue
             for each in self._warmup.of(change.address, change.provider):
@@ -147,6 +152,20 @@ class Shaper:
         for event in events:
             batch.record(event)
         self._queue.commits.submit(batch)
+
+
+def _log(change: ShapingChange) -> None:
+    level = logging.INFO if change.is_raise else logging.WARNING
+    after = clock.with_times(change.after)
+    log.log(
+        level,
+        "%s from %s: %s: %s (%s)",
+        change.provider,
+        change.address,
+        change.what,
+        after,
+        change.cause,
+    )
 
 
 def event_of(change: ShapingChange) -> Shaped:

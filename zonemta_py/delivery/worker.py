@@ -37,7 +37,6 @@ from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 from zonemta_py.schedule.shaping import Handling
 from zonemta_py.smtp import verp
-from zonemta_py.smtp.classification import ReplyClass
 from zonemta_py.smtp.classify import Phase
 from zonemta_py.smtp.dsn_params import write_notify
 from zonemta_py.transports.pipelining import DsnOptions
@@ -158,13 +157,12 @@ class Worker:
         """
         context, active, number = self._context, lease.active, self._table.number(lease.destination)
         settings = self._table.zones[number]
-        kind, reply_class = OutcomeKind.DEFERRED, ReplyClass.OTHER
+        kind = OutcomeKind.DEFERRED
         if is_given_up(active.meta, active.id, settings.retry, clock.now_ms()):
-            kind, reply_class, due_ms = OutcomeKind.EXPIRED, ReplyClass.EXPIRED, 0
+            kind, due_ms = OutcomeKind.EXPIRED, 0
         outcomes = []
         for each in lease.recipients:
-            last = f"; last: {each.record.text}" if each.record.text and due_ms == 0 else ""
-            attempt = Attempt("", 0, "4.3.0", reason + last, reply_class=reply_class)
+            attempt = self._egress.not_sent(lease, each, reason)
             outcomes.append(Outcome(each, kind, attempt, due_ms, attempted=False))
         effects = await settle_effects(context, settings, active, outcomes)
         return context.queue.settle(lease, outcomes, effects)

@@ -9,6 +9,7 @@ from zonemta_py.delivery.ways import Ways
 from zonemta_py.schedule.constraint import Binding, Limit
 from zonemta_py.schedule.paths import Refusal
 from zonemta_py.schedule.permits import FREE, Permit
+from zonemta_py.schedule.rate_windows import UNKNOWN
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.sources import ranked
 
@@ -65,6 +66,10 @@ class ZoneEgress:
             if egress.gates.join(key, way.provider, destination):
                 return None
         sources = self.ways.sources(way, destination)
+        if not sources and egress.is_disabled(way.pool):
+            reason = f"every address of the pool '{way.pool}' is disabled"
+            self._wait(destination, way.provider, Refusal(Limit.NO_SOURCE, UNKNOWN, reason), way.pool)
+            return None
         if not sources:  # the attempt fails, so that the sender hears of it in time
             self._granted(destination)
             return FREE
@@ -130,7 +135,8 @@ class ZoneEgress:
         ):
             return False
         if permit is FREE:
-            return egress.is_free(way.pool, way.provider) or not self.ways.sources(way, name)
+            may_fail = not self.ways.sources(way, name) and not egress.is_disabled(way.pool)
+            return egress.is_free(way.pool, way.provider) or may_fail
         if way.provider != permit.provider:
             return False
         return egress.renew(permit, self.ways.entry(way.pool, permit.address), egress.now_ms()) is None

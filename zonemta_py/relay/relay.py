@@ -42,7 +42,7 @@ from zonemta_py.relay.domain_verifier import DomainVerifier
 from zonemta_py.relay.intake_service import IntakeService
 from zonemta_py.relay.parts import Part, Parts
 from zonemta_py.relay.preflight import verify, warnings
-from zonemta_py.relay.reload import changed_keys, check_reloadable, weights_of
+from zonemta_py.relay.reload import changed_files, changed_keys, check_reloadable, weights_of
 from zonemta_py.relay.takeover import OrphanRecovery
 from zonemta_py.relay.traces import OtherProcesses, Traces
 from zonemta_py.routing import DEFAULT_ZONE, DEQUEUE_TRANSPORT, Destinations, make_router, one_zone
@@ -316,7 +316,8 @@ class Relay:
             raise
         except Exception as exc:  # of a function that the configuration names
             raise ConfigError(f"the configuration cannot be used: {exc!r}") from exc
-        changed = list(changed_keys(self._config, config))
+        files = changed_files(self._delivery.egress.files, egress_files)
+        changed = list(dict.fromkeys([*changed_keys(self._config, config), *files]))
         self._config = config
         self._reporter.configure(config, hostname, router)
         self._destinations.configure(config.zones)

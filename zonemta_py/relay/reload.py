@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from zonemta_py.config.schema import Config
 from zonemta_py.config.zones import Zone
 from zonemta_py.core.errors import ConfigError
+from zonemta_py.delivery.shaper import EgressFiles
 from zonemta_py.queue.format.records import TENANT_LANE
 from zonemta_py.routing import DEQUEUE_TRANSPORT
 
@@ -67,6 +68,16 @@ def changed_keys(old: object, new: object, key: str = "") -> Iterator[str]:
             yield from changed_keys(was, will, f"{key}[{number}]")
     elif old != new:
         yield key
+
+
+def changed_files(old: EgressFiles, new: EgressFiles) -> Iterator[str]:
+    """The keys of files in which something else is written now."""
+    parts = {
+        "providers.file": (old.table.providers, new.table.providers),
+        "warmup.file": (tuple(old.schedules), tuple(new.schedules)),
+        "shaping.file": (old.rules.rules, new.rules.rules),
+    }
+    yield from (key for key, (was, will) in parts.items() if was != will)
 
 
 def weights_of(config: Config) -> dict[str, int]:

@@ -19,6 +19,7 @@ OF_SENDER = frozenset(
 )  # fmt: skip
 BLOCKED = "blocked"
 APART = 10  # a decrease is not repeated within this part of an interval: its replies were under way
+SAME_PAUSE = 100  # a pause that is longer by this part of it is the same
 MINUTE_S = 60.0
 
 
@@ -160,8 +161,8 @@ class Controller:
     def pause(self, key: Key, until_ms: int, now_ms: int, cause: str) -> ShapingChange | None:
         """Send nothing until ``until_ms``, then come up from the floor; None: that is so already."""
         pace = self.paces.get(key) or self._top(key, now_ms)
-        if pace.paused_ms >= until_ms:
-            return None
+        if pace.paused_ms + (until_ms - now_ms) // SAME_PAUSE >= until_ms:
+            return None  # of replies that follow at once
         before = "sending" if pace.paused_ms <= now_ms else f"paused until {pace.paused_ms}"
         self.paces[key] = pace._replace(
             sessions=1, rate=max(1, pace.top_rate * self._settings.step // 100),

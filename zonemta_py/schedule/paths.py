@@ -120,7 +120,7 @@ class Path:
 
     def __str__(self) -> str:
         if not self.provider:
-            return f"others from {self.address}"
+            return f"all providers from {self.address}"
         return f"{self.provider} from {self.address}" if self.address else self.provider
 
 

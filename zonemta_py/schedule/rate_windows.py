@@ -8,10 +8,11 @@ and a tenth of the shortest period counts as given by then: a slow peer must not
 from collections import deque
 from collections.abc import Sequence
 
-from zonemta_py.config.units import HOUR, Rate
+from zonemta_py.config.units import Rate
 from zonemta_py.core.sliding_window import SlidingWindow
 
 ANSWER_MIN_MS = 500
+STORED_S = 60
 UNKNOWN = -1  # an event opens it, not a time
 
 
@@ -26,7 +27,7 @@ class RateUse:
 
 
 class RateWindows:
-    """The windows of ``rates``. ``stored`` are those whose use holds over a restart: of an hour and more."""
+    """The windows of ``rates``. ``stored`` are those whose use holds over a restart: of STORED_S and more."""
 
     __slots__ = ("_answer_ms", "_granted", "_sent", "_underway", "rates", "windows")
 
@@ -84,7 +85,7 @@ class RateWindows:
         self._expire(now_ms)
         stored = []
         for rate, window in zip(self.rates, self.windows, strict=True):
-            if rate.per_s >= HOUR and (last := window.last()) is not None:
+            if rate.per_s >= STORED_S and (last := window.last()) is not None:
                 stored.append((round(rate.per_s * 1000), *last))
         return stored
 

@@ -153,6 +153,8 @@ class ShapingEngine:
         if rule.pool == about.pool or about.pool in {each.pool for each in self.reroutes.values()}:
             return None  # it is that pool already
         before = self.pool_of(about.provider, about.pool, now_ms)
+        if before == rule.pool:
+            return None  # after its time the own pool is tried again
         self.reroutes[about.provider, about.pool] = Reroute(1, rule.pool, until_ms)
         return ShapingChange(
             now_ms, about.provider, about.address, POOL, before, rule.pool, f"rule {rule.name}"

@@ -103,15 +103,19 @@ class WarmUp:
 
     def __init__(self) -> None:
         self._warming: dict[tuple[str, str], Warming] = {}
+        self._left: dict[
+            tuple[str, str], Warming
+        ] = {}  # that a reload has removed: it may bring them back
 
     def configure(
         self, schedules: Iterable[WarmupSchedule], stored: dict[tuple[str, str], WarmupState]
     ) -> None:
         """Use these schedules; ``stored``: states of an earlier life, for those that have none here."""
-        before, self._warming = self._warming, {}
+        self._left |= self._warming
+        self._warming = {}
         for schedule in schedules:
             key = schedule.address, schedule.provider
-            known = before.get(key)
+            known = self._left.pop(key, None)
             if known is not None:
                 known.schedule = schedule
             self._warming[key] = known or Warming(schedule, stored.get(key, WarmupState()))

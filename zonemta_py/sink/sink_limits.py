@@ -3,6 +3,8 @@
 providers:
   - name: bigmail
     local: [127.0.0.21, 127.0.0.22]   # the addresses of its hosts; without it: all that no other provider has
+    mx: [mx1.bigmail.example]         # the names of its hosts, for --dns; default: mx.NAME.example
+    domains: [a.example, b.example]   # whose mail it receives, for --dns
     sessions: 20                      # open at the same time, of all clients
     sessions_per_address: 5           # of one client address
     messages_per_session: 50          # then the next MAIL is refused, and the session closed
@@ -63,10 +65,15 @@ class SinkBlock:
 
 @dataclass(frozen=True, slots=True)
 class SinkLimits:
-    """What a provider allows; None or () allows everything."""
+    """What a provider allows; None or () allows everything.
+
+    ``mx`` are the names of its hosts and ``domains`` those whose mail it receives, for the name server of the sink.
+    """
 
     name: str = ""
     local: tuple[Word, ...] = ()
+    mx: tuple[Word, ...] = ()
+    domains: tuple[Word, ...] = ()
     sessions: int | None = number(None)
     sessions_per_address: int | None = number(None)
     messages_per_session: int | None = number(None)
@@ -83,6 +90,20 @@ class SinkLimits:
         if limit in (LimitName.BLOCK, LimitName.BLOCKED):
             return self.block.reply
         return self.replies.get(limit, REPLIES[limit])
+
+
+def name_records(providers: Sequence[SinkLimits]) -> dict[str, dict[str, list[str]]]:
+    """What a name server says of the domains of ``providers``: MX, and the addresses of each host."""
+    records: dict[str, dict[str, list[str]]] = {}
+    for each in providers:
+        hosts = [host.lower() for host in each.mx] or [f"mx.{each.name}.example"]
+        for host in hosts:
+            kinds = records.setdefault(host, {})
+            for address in each.local or ("127.0.0.1",):
+                kinds.setdefault("AAAA" if ":" in address else "A", []).append(address)
+        for domain in each.domains:
+            records[domain.lower()] = {"MX": [f"10 {host}." for host in hosts]}
+    return records
 
 
 def check_limits(reader: Reader, providers: Sequence[SinkLimits]) -> tuple[SinkLimits, ...]:

@@ -38,6 +38,7 @@ WAYS_OF_PROVIDER = 500
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
 SUSPENSIONS = ("suspension", "probe")
+SUSPENDED_KINDS = ("tenant", "user", "zone", "provider", "address", "domain")
 NO_RATE: Row = {
     "attempts": 0,
     "delivered_per_s": 0.0,
@@ -138,8 +139,8 @@ class Views:
         }
 
     async def _suspended(self) -> dict[str, dict[str, Row]]:
-        """The suspensions of tenants and of users, by name."""
-        found: dict[str, dict[str, Row]] = {"tenant": {}, "user": {}}
+        """What operators have suspended, by kind and name."""
+        found: dict[str, dict[str, Row]] = {kind: {} for kind in SUSPENDED_KINDS}
         for row in await self._rows(SuspendedRequest()):
             for kind in found:
                 if kind in row:
@@ -170,7 +171,7 @@ class Views:
             "destinations": [
                 row for row in troubled if row["why"] and row["why"]["name"] in SUSPENSIONS
             ],
-            "submitters": [*suspended["tenant"].values(), *suspended["user"].values()],
+            "stopped": [(kind, row) for kind in SUSPENDED_KINDS for row in suspended[kind].values()],
             "held": held[:HELD_MAX],
             "more_held": len(held) > HELD_MAX,
             "unreachable": await self._rows(UnreachableRequest()),
