@@ -77,7 +77,9 @@ def report(
 
     request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
     keeps_state = update or every_s is not None
-    with spark.job(None if keeps_state else request.events) as (session, progress):
+    unopened = None if keeps_state else request.events
+    # With plans Spark joins their campaigns.
+    with spark.job(unopened, in_python=not request.plans) as (session, progress):
         if keeps_state:
             sums, spark.log = update_report(session, request, every_s, progress)
         else:
@@ -122,7 +124,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.spark.event_log import damage_counts
 
     request = CompactRequest(**options)
-    with spark.job() as (session, progress):
+    with spark.job(in_python=True) as (session, progress):
         result = run(session, request, progress)
         spark.log = result.log
     if as_json:

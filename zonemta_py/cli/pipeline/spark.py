@@ -82,17 +82,19 @@ class SparkOptions:
         return self._log.damage if self._log else ()
 
     @contextmanager
-    def job(self, events: str | None = None) -> "Iterator[tuple[SparkSession, Progress]]":
+    def job(
+        self, events: str | None = None, *, in_python: bool = False
+    ) -> "Iterator[tuple[SparkSession, Progress]]":
         """Yields a Spark session and a function that shows the current step; stops the session at the end.
 
-        The event log ``events`` is verified first. Raises LocalError when Spark does not start.
+        The event log ``events`` is verified first. ``in_python``: of ``open_session``. Raises LocalError when Spark does not start.
         """
         from zonemta_py.pipeline.spark.event_log import open_log
         from zonemta_py.pipeline.spark.session import open_session
 
         with step_shower() as progress:
             progress("starting Spark")
-            session = open_session(self.master, self.heap, **self.settings)
+            session = open_session(self.master, self.heap, in_python=in_python, **self.settings)
             try:
                 if events is not None:
                     progress("verifying the event log")
