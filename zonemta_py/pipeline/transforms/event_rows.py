@@ -28,7 +28,8 @@ class EventDecoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        fields = {field.encode_name for event in EVENTS if event.name in ATTEMPTS for field in fields_of(event)}  # fmt: skip
+        events = [event for event in EVENTS if event.name in ATTEMPTS]  # type: ignore[attr-defined]
+        fields = {field.encode_name for event in events for field in fields_of(event)}
         self._of_attempts = pa.schema(
             [
                 pa.field(each.name, pa.list_(pa.string())) if each.name == TAGS else each
