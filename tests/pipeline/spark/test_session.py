@@ -97,7 +97,7 @@ def test_a_session_with_an_archive(tmp_path: Path) -> None:
     """The second session makes it, the third uses it; a directory with settings is in the class path, and cannot be archived."""
     code = (
         "from zonemta_py.pipeline.spark.session import open_session\n"
-        "s = open_session('local[1]', '512m', in_python=True)\n"
+        "s = open_session('local[1]', '512m', light=True)\n"
         "print(s.range(3).count(), s.conf.get('spark.driver.extraJavaOptions'))\ns.stop()\n"
     )
 

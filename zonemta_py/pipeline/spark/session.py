@@ -69,11 +69,11 @@ LOCAL = {
 
 
 def open_session(
-    master: str | None = None, heap: str | None = None, *, in_python: bool = False, **settings: str
+    master: str | None = None, heap: str | None = None, *, light: bool = False, **settings: str
 ) -> SparkSession:
     """A session on ``master`` (``local[*]``, ``spark://…``, ``sc://…``); ``heap``: memory of the driver's Java.
 
-    ``in_python``: the tasks of the job do their work in Python, so that Java's code need not be optimised.
+    ``light``: Java has little to do, because the list is short or tasks work in Python: then its code is not worth optimising.
 
     What is not given is that of spark-defaults.conf, else of DEFAULTS. Raises LocalError when there is no suitable Java or
     Spark does not start.
@@ -95,7 +95,7 @@ def open_session(
         # Arrow's other allocators give memory back and take it again: a third of a report's time.
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
         if JAVA_OPTIONS not in {**of_user, **settings}:
-            parts = (GARBAGE, NEVER if in_python else LATE, _archive_options(java, chosen))
+            parts = (GARBAGE, NEVER if light else LATE, _archive_options(java, chosen))
             chosen[JAVA_OPTIONS] = " ".join(parts)
     for name, value in chosen.items():
         builder = builder.config(name, value)

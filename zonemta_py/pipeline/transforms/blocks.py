@@ -80,7 +80,8 @@ def _as_block(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
-    return sink.getvalue().to_pybytes()
+    block: bytes = sink.getvalue().to_pybytes()
+    return block
 
 
 def _arranged(blocks: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
