@@ -41,7 +41,7 @@ def measured(command: list[str], log: Path, tree: Path | None = None) -> Measure
     ticks: dict[int, int] = {}
     environment = {**os.environ, "PYTHONPATH": str(tree)} if tree else None
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=tree)
         while True:
             try:
                 process.wait(POLL_S)
