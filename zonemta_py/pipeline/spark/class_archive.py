@@ -40,7 +40,7 @@ def archive_options(within: Path, *parts: str) -> str:
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     archive = within / f"{digest}{SUFFIX}"
     try:
-        # A path with a space would be two options; an archive of somebody else could contain any code.
+        # A path with a space would be two options; an archive of another user could contain any code.
         if any(character.isspace() for character in str(archive)) or not _is_private(within):
             return ""
         if _is_usable(archive):
