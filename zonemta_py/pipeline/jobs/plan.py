@@ -202,11 +202,12 @@ def _pack(
     )
     classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
     blocks = _blocks(request, listed, suppression)
+    arrange = arrange_rows(suppression, selection, request.case_sensitive)
     with spark_errors(request.source):
         packed = (
             listed.rows.observe(read, F.count(F.lit(1)).alias("rows"))
             .transform(normalise_rows(listed.email, listed.merge_fields, request.send_at_column, blocks))
-            .transform(arrange_rows(suppression, selection, request.case_sensitive))
+            .transform(blocks.distribute if blocks else arrange)
             .transform(pack_rows(classifier, packing, selection.caps, blocks))
             .persist(StorageLevel.DISK_ONLY)
         )
@@ -228,8 +229,7 @@ def _blocks(
     selection = request.selection or Selection(request.campaign)
     if (suppression and suppression.held is None) or selection.variant or selection.sample < 1:
         return None
-    size_bytes = local_size_bytes(listed.rows.sparkSession, request.source)
-    if size_bytes is None:
+    if (size_bytes := local_size_bytes(listed.rows.sparkSession, request.source)) is None:
         return None
     extra = [*(["fields"] if listed.merge_fields else []), *(["send_at_ms"] if request.send_at_column else [])]  # fmt: skip
     buckets = max(BUCKETS_MIN, size_bytes // BUCKET_BYTES)

@@ -31,7 +31,7 @@ _REFUSED = re.compile(r"Failed to set (\S+) to ")  # a warning of pyspark
 TIME_ZONE = {"spark.sql.session.timeZone": "UTC"}  # of every session: sums are by UTC hours and days
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-GARBAGE = "-XX:+UseParallelGC"
+GARBAGE = "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC"
 # Code is optimised after four times as many calls: in jobs of a minute much of it is not worth that.
 LATE = (
     "-XX:Tier4InvocationThreshold=20000 -XX:Tier4MinInvocationThreshold=2400"

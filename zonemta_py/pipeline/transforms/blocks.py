@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from zonemta_py.pipeline.transforms.xxhash import xxhash64
@@ -17,6 +18,7 @@ from zonemta_py.pipeline.transforms.xxhash import xxhash64
 BLOCK = StructType([StructField("bucket", IntegerType()), StructField("block", BinaryType())])
 DIVIDED_ROWS = 200_000  # that are divided together
 BATCH_ROWS = 100_000
+BUCKETS_OF_TASK, PARTITIONS = 8, 32
 ABSENT = ("suppressed", "apart", "apart_why")  # columns of ``arrange_rows`` that are null here
 
 Numbers = npt.NDArray[np.int64]
@@ -60,7 +62,18 @@ class Blocks:
         address, folded = (table.column(name).combine_chunks() for name in ("address", "folded"))
         key = address if self.case_sensitive else pc.coalesce(folded, pc.ascii_lower(address))
         is_missing = key.is_null().to_numpy(zero_copy_only=False)
-        return np.where(is_missing, table.column("position").to_numpy(), xxhash64(key))
+        return np.where(is_missing, table.column("position").to_numpy(), xxhash64(key.cast(pa.string())))
+
+    def distribute(self, rows: DataFrame) -> DataFrame:
+        """Rows of BLOCK, those of a bucket together."""
+        partitions = self.buckets // BUCKETS_OF_TASK
+        # Spark joins small partitions of a number that it has chosen.
+        by_bucket = (
+            rows.repartition("bucket")
+            if partitions < PARTITIONS
+            else rows.repartition(partitions, "bucket")
+        )
+        return by_bucket.sortWithinPartitions("bucket")
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of blocks that are sorted by their bucket, as ``arrange_rows`` gives them."""

@@ -34,12 +34,10 @@ def arrange_rows(
     """The rows of ``normalise_rows`` as ``classify_blocks`` needs them: equal addresses together, in the order of the list.
 
     Adds ``digest`` (of the address, without regard to case unless ``case_sensitive``), ``suppressed`` (the reason, or null), and
-    ``apart`` with ``apart_why`` (the kind of a row that ``selection`` leaves out, or null). Rows of ``BLOCK`` remain so.
+    ``apart`` with ``apart_why`` (the kind of a row that ``selection`` leaves out, or null).
     """
 
     def transform(rows: DataFrame) -> DataFrame:
-        if "block" in rows.columns:
-            return rows.repartition("bucket").sortWithinPartitions("bucket")
         folded = F.coalesce("folded", F.lower("address"))
         key = F.col("address") if case_sensitive else folded
         # Rejected rows have no address: each has a digest of its own, or one task would get them all.

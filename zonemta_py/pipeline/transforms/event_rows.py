@@ -15,6 +15,7 @@ from zonemta_py.events.schema import EVENTS
 from zonemta_py.pipeline.transforms.attempt_sums import ATTEMPTS
 
 BLOCK_BYTES = 4 << 20  # of JSON that is decoded at once
+OTHER_LINES = 5000  # that are decoded at once
 TAGS = "tags"
 NUL = "\0"  # between tags, which rarely contain one
 INT_MAX = (1 << 63) - 1
@@ -41,11 +42,14 @@ class EventDecoder:
     def tables(self, frames: Iterable[bytes]) -> Iterator[pa.Table]:
         """The events in whole lines; their order is not kept."""
         attempts: list[bytes] = []
+        others: list[bytes] = []
         size = 0
         for frame in frames:
-            flat, others = _divided(frame)
-            if others:
+            flat, more = _divided(frame)
+            others += more
+            if len(others) >= OTHER_LINES:
                 yield self._decoded_one_by_one(others)
+                others = []
             attempts.append(flat)
             size += len(flat)
             if size >= BLOCK_BYTES:
@@ -53,6 +57,8 @@ class EventDecoder:
                 attempts, size = [], 0
         if size:
             yield self._decoded(b"".join(attempts))
+        if others:
+            yield self._decoded_one_by_one(others)
 
     def _decoded(self, lines: bytes) -> pa.Table:
         reading = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
@@ -75,8 +81,11 @@ class EventDecoder:
 
     def _decoded_one_by_one(self, lines: Iterable[bytes]) -> pa.Table:
         records: list[Mapping[str, Any]] = list(map(from_json, lines))
+        present = set[str]().union(*records)
         columns = [
-            pa.array([_value(record.get(each.name), each.type) for record in records], each.type)
+            pa.array(_values((record.get(each.name) for record in records), each.type), each.type)
+            if each.name in present
+            else pa.nulls(len(records), each.type)
             for each in self.schema
         ]
         return pa.table(columns, schema=self.schema)
@@ -105,13 +114,10 @@ def _as_json(tags: pa.ListArray) -> pa.StringArray | None:
     return pc.if_else(pc.equal(pc.list_value_length(tags), 0), "[]", texts.take(joined.indices))
 
 
-def _value(value: Any, kind: pa.DataType) -> Any:
-    """A value as Spark reads it: null where it does not fit; the JSON of what is no text."""
-    if value is None:
-        return None
+def _values(found: Iterable[Any], kind: pa.DataType) -> list[Any]:
+    """Values as Spark reads them: null where one does not fit; the JSON of what is no text."""
     if pa.types.is_string(kind):
-        return value if isinstance(value, str) else to_json(value).decode()
+        return [each if each is None or type(each) is str else to_json(each).decode() for each in found]
     if pa.types.is_boolean(kind):
-        return value if isinstance(value, bool) else None
-    fits = isinstance(value, int) and not isinstance(value, bool) and -INT_MAX - 1 <= value <= INT_MAX
-    return value if fits else None
+        return [each if type(each) is bool else None for each in found]
+    return [each if type(each) is int and -INT_MAX - 1 <= each <= INT_MAX else None for each in found]
