@@ -1,6 +1,7 @@
 """Compares ``zonemta pipeline plan``, ``compact`` and ``report`` with other tools: complete processes, with their start.
 
     python -m benchmarks.pipeline.compare --rows 5000000 --events 5000000 --runs 3 --json results.json
+    python -m benchmarks.pipeline.compare --before ../earlier        # this version and another one in turns
 
 The tools take turns, so that a slow minute affects all of them. Memory is the peak of all processes of a tool, CPU their sum,
 but for the last POLL_S of each.
@@ -34,12 +35,13 @@ class Measured(NamedTuple):
     peak_mb: float
 
 
-def measured(command: list[str], log: Path) -> Measured:
-    """Run a command. Exits with the end of its log when it fails."""
+def measured(command: list[str], log: Path, tree: Path | None = None) -> Measured:
+    """Run a command, by the version in ``tree``. Exits with the end of its log when it fails."""
     began_s, peak = monotonic_s(), 0
     ticks: dict[int, int] = {}
+    environment = {**os.environ, "PYTHONPATH": str(tree)} if tree else None
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=tree)
         while True:
             try:
                 process.wait(POLL_S)
@@ -102,6 +104,26 @@ def commands(directory: Path, run: int) -> dict[str, dict[str, list[str]]]:
     }  # fmt: skip
 
 
+def _turns(
+    directory: Path, run: int, before: Path | None
+) -> dict[str, dict[str, tuple[list[str], Path | None]]]:
+    """The commands of a run with the tree of each, by task and tool; with ``before`` only ours, every other time in reverse."""
+    if before is None:
+        return {
+            work: {tool: (command, None) for tool, command in tools.items()}
+            for work, tools in commands(directory, run).items()
+        }
+    found: dict[str, dict[str, tuple[list[str], Path | None]]] = {}
+    versions = {"": (run, None), ", before": (run + 1000, before)}
+    for suffix, (number, tree) in list(versions.items())[:: -1 if run % 2 else 1]:
+        for work, tools in commands(directory, number).items():
+            ours = {tool: command for tool, command in tools.items() if tool.startswith("zonemta")}
+            found.setdefault(work, {}).update(
+                {f"{tool}{suffix}": (command, tree) for tool, command in ours.items()}
+            )
+    return found
+
+
 def _line(one: Measured) -> str:
     return f"{one.seconds:.1f} s, {one.cpu_s:.1f} CPU s, {one.peak_mb:,.0f} MB"
 
@@ -113,6 +135,11 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--work", choices=list(WORKS), help="only this")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        help="a work tree of another version, compared with this one instead of other tools",
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[Measured]]] = {}
@@ -124,14 +151,14 @@ def main() -> None:
         if arguments.work != "plan":
             write_events(directory / "events", arguments.events)
         for run in range(arguments.runs):
-            for work, tools in commands(directory, run).items():
+            for work, tools in _turns(directory, run, arguments.before).items():
                 if arguments.work and work not in WORKS[arguments.work]:
                     continue
-                for tool, command in tools.items():
+                for tool, (command, tree) in tools.items():
                     if tool in ("duckdb", "polars") and find_spec(tool) is None:
                         print(f"{tool} is left out: pip install {tool}")
                         continue
-                    one = measured(command, directory / "log")
+                    one = measured(command, directory / "log", tree)
                     found.setdefault(work, {}).setdefault(tool, []).append(one)
                     print(f"run {run + 1}: {work} by {tool}: {_line(one)}", flush=True)  # fmt: skip
     rows = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.campaigns import no_progress, open_log
-from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, delivered, write_segment
+from tests.pipeline.segments import HOUR_BEGINS_MS, HOUR_MS, accepted, delivered, write_segment
 from zonemta_py.core.errors import LocalError
 
 if TYPE_CHECKING:
@@ -113,3 +113,56 @@ def test_sigint_stops_it_after_the_batch(spark: "SparkSession", tmp_path: Path) 
     assert written == 10
     assert signal.getsignal(signal.SIGINT) is before
     assert spark.read.parquet(request.lake).count() == 10
+
+
+ODD = [
+    delivered(1, tags=[], campaign="june"),
+    delivered(2, tags=["a", 'b "c"', "é", "\n\\"]),
+    delivered(3, tags=["with\0nul", "x"]),
+    delivered(4, tags=["a", None], code="250", tls="yes", quantum={"a": [1]}),
+    delivered(5, tags={"a": [1, 2.5]}, code=2.5, reply=17, status=True, index=1 << 70),
+    delivered(6, tags=None, reply=["x"], mx={}),
+    {"node": "n", "seq": 7, "position": 0, "event": "teleported"},
+    accepted(8, ["r@x.example", 'q"@x.example'], note='"event":"delivered"'),
+    {**delivered(9), "event": "expired", "reason": "too old", "tags": [""]},
+    {"node": "n", "seq": 10, "position": 0, "event": "repeated", "time_ms": 5, "recipients": 3},
+]
+
+
+def test_events_are_those_that_spark_reads(spark: "SparkSession", tmp_path: Path) -> None:
+    """Tasks decode and write events to a local directory; Spark does to others: the same rows in the same hours."""
+    from pyspark.testing import assertDataFrameEqual
+
+    from zonemta_py.pipeline.jobs.compact import CompactRequest, compact
+
+    events = tmp_path / "events"
+    write_segment(events, "a", ODD)
+    write_segment(
+        events, "b", [delivered(n, time_ms=HOUR_BEGINS_MS + n * HOUR_MS) for n in range(20, 60)]
+    )
+    found = []
+    for output in (str(tmp_path / "lake"), f"file://{tmp_path}/spark"):
+        request = CompactRequest(str(events), output)
+        assert compact(spark, request, no_progress).records == 50
+        found.append(spark.read.parquet(request.lake))
+    assert found[0].schema == found[1].schema
+    assertDataFrameEqual(found[0], found[1])
+
+
+def test_files_of_a_task_that_failed(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not those that the task which ran again has named."""
+    from zonemta_py.pipeline.jobs import compact as module
+
+    events, output = tmp_path / "events", tmp_path / "lake"
+    write_segment(events, "a", [delivered(n) for n in range(5)])
+
+    def leave_a_file(path: str) -> bool:
+        stray = Path(path) / "date=2026-11-21" / "hour=1" / "part-0.parquet"
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(b"half")
+        return False
+
+    monkeypatch.setattr(module, "is_url", leave_a_file)
+    assert compacted(spark, events, output) == (5, list(range(5)))

@@ -323,3 +323,30 @@ def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:
     assert found[("d@x.example",)] == 1_800_000_060_000
     with pytest.raises(LocalError, match="no column when"):
         plan(spark, listed, tmp_path / "other", send_at_column="when")
+
+
+@pytest.mark.parametrize("changes", [{}, {"case_sensitive": True}, {"caps": {"gmail.com": 30}}])
+def test_blocks_change_nothing(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Rows that Spark distributes one by one have the same kinds and reasons as those that come in blocks."""
+    from zonemta_py.pipeline.jobs import plan as module
+
+    rows = [[f"{'R' if n % 5 else 'r'}{n % 700}@{('gmail.com', 'x.example', 'é.example')[n % 3]}", f"{n}"] for n in range(2000)]  # fmt: skip
+    rows += [["É@x.example", ""], ["é@x.example", ""], ["nothing", ""], *rows[:50]]
+    listed = write_list(tmp_path / "list.csv", rows)
+    (tmp_path / "s.txt").write_text("r6@gmail.com\n@xn--9ca.example\n")
+    if "caps" in changes:
+        changes = {"selection": Selection("june", caps=changes["caps"])}
+    found = []
+    for name in ("blocks", "rows"):
+        if name == "rows":
+            monkeypatch.setattr(module, "_blocks", lambda *_: None)
+        plan(spark, listed, tmp_path / name, suppress=[str(tmp_path / "s.txt")], **changes)
+        planned = sorted(
+            r["address"] for e in envelopes(spark, tmp_path / name) for r in e["recipients"]
+        )
+        out = {kind: sorted(each) for kind, each in left_out(spark, tmp_path / name).items()}
+        found.append((planned, out))
+    assert found[0] == found[1]
+    assert {"rejected", "duplicate", "suppressed"} <= set(found[0][1])

@@ -91,3 +91,28 @@ def test_the_users_files(tmp_path: Path) -> None:
     assert "WARN" not in done.stderr.replace(
         "WARNING: Using incubator modules: jdk.incubator.vector", ""
     )
+
+
+def test_a_session_with_an_archive(tmp_path: Path) -> None:
+    """The second session makes it, the third uses it; a directory with settings is in the class path, and cannot be archived."""
+    code = (
+        "from zonemta_py.pipeline.spark.session import open_session\n"
+        "s = open_session('local[1]', '512m', light=True)\n"
+        "print(s.range(3).count(), s.conf.get('spark.driver.extraJavaOptions'))\ns.stop()\n"
+    )
+
+    def options(**names: str) -> str:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **names}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)  # fmt: skip
+        assert done.stdout.startswith("3 ") and done.stdout.count("\n") == 1, done.stdout
+        assert "cds" not in done.stderr and "rchive" not in done.stderr, done.stderr[-2000:]
+        return done.stdout
+
+    assert "Archive" not in options()
+    assert "ArchiveClassesAtExit" in options()
+    archives = list((tmp_path / "cache" / "zonemta" / "spark").glob("*.jsa"))
+    assert "SharedArchiveFile" in options() and len(archives) == 1
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "hive-site.xml").write_text("<configuration/>")
+    assert "Archive" not in options(SPARK_CONF_DIR=str(conf))

@@ -7,7 +7,7 @@ import click
 
 from zonemta_py.cli.common import json_option, print_json, reports_errors
 from zonemta_py.cli.options import DURATION, EXISTING_FILE
-from zonemta_py.cli.pipeline.spark import SparkOptions, overwrite_option, spark_options
+from zonemta_py.cli.pipeline.spark import SparkOptions, is_local, overwrite_option, spark_options
 
 
 @click.command()
@@ -77,7 +77,9 @@ def report(
 
     request = ReportRequest(**options, warmups=read_warmups(warmup) if warmup else ())
     keeps_state = update or every_s is not None
-    with spark.job(None if keeps_state else request.events) as (session, progress):
+    unopened = None if keeps_state else request.events
+    # With plans Spark joins their campaigns.
+    with spark.job(unopened, light=not request.plans) as (session, progress):
         if keeps_state:
             sums, spark.log = update_report(session, request, every_s, progress)
         else:
@@ -122,7 +124,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.spark.event_log import damage_counts
 
     request = CompactRequest(**options)
-    with spark.job() as (session, progress):
+    with spark.job(light=is_local(request.output)) as (session, progress):
         result = run(session, request, progress)
         spark.log = result.log
     if as_json:

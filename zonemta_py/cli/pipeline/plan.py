@@ -14,7 +14,7 @@ from zonemta_py.cli.options import (
     message_option,
     per_message_option,
 )
-from zonemta_py.cli.pipeline.spark import SparkOptions, named_values, spark_options
+from zonemta_py.cli.pipeline.spark import SparkOptions, are_short, named_values, spark_options
 from zonemta_py.config.load import parse_config
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.pipeline.rules.selection import Selection, parse_share, parse_variants
@@ -157,7 +157,7 @@ def plan(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     from zonemta_py.pipeline.jobs.plan import make_plan
 
     request = _request(**options)
-    with spark.job() as (session, progress):
+    with spark.job(light=are_short((request.source, *request.suppress))) as (session, progress):
         result = make_plan(session, request, progress)
     found = result.suppression
     if as_json:

@@ -3,7 +3,7 @@
 pyspark is imported only when a job runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -30,6 +30,9 @@ R = TypeVar("R")
 PATHS = (
     "source", "suppress", "engagement", "events", "plan", "plan_path", "plans", "output", "reports", "mail",
 )  # fmt: skip
+SHORT_BYTES = (
+    64 << 20
+)  # of a list and its suppression lists: more is worth the optimisation of Java's code
 EXIT_DAMAGED = 3  # done, with what can be read of a damaged event log
 MISSING_SPARK = "the pipeline needs Spark: pip install 'zonemta_py[pipeline]', and Java 17 or newer"
 
@@ -82,17 +85,19 @@ class SparkOptions:
         return self._log.damage if self._log else ()
 
     @contextmanager
-    def job(self, events: str | None = None) -> "Iterator[tuple[SparkSession, Progress]]":
+    def job(
+        self, events: str | None = None, *, light: bool = False
+    ) -> "Iterator[tuple[SparkSession, Progress]]":
         """Yields a Spark session and a function that shows the current step; stops the session at the end.
 
-        The event log ``events`` is verified first. Raises LocalError when Spark does not start.
+        The event log ``events`` is verified first. ``light``: of ``open_session``. Raises LocalError when Spark does not start.
         """
         from zonemta_py.pipeline.spark.event_log import open_log
         from zonemta_py.pipeline.spark.session import open_session
 
         with step_shower() as progress:
             progress("starting Spark")
-            session = open_session(self.master, self.heap, **self.settings)
+            session = open_session(self.master, self.heap, light=light, **self.settings)
             try:
                 if events is not None:
                     progress("verifying the event log")
@@ -118,16 +123,23 @@ def _with_absolute_paths(master: str | None, values: dict[str, Any]) -> dict[str
 
 
 def _absolute(path: str) -> str:
-    return str(Path.cwd() / path) if _is_local(path) else path
+    return str(Path.cwd() / path) if is_local(path) else path
 
 
-def _is_local(path: str) -> bool:
+def is_local(path: str) -> bool:
+    """Whether a parameter of PATHS names something that this process could open."""
     return "://" not in path and not path.startswith(("file:", "jdbc:", "table:"))
+
+
+def are_short(paths: Iterable[str]) -> bool:
+    """Whether these are files of this machine, with less than SHORT_BYTES together."""
+    files = list(map(Path, paths))
+    return all(map(Path.is_file, files)) and sum(file.stat().st_size for file in files) < SHORT_BYTES
 
 
 def require_list(path: str) -> None:
     """Raise ConfigError for a local file that is not there: wrong usage is found before Spark starts."""
-    if _is_local(path) and not Path(path).exists():
+    if is_local(path) and not Path(path).exists():
         raise ConfigError(f"{path}: no such file")
 
 

@@ -10,14 +10,20 @@ finished by the next. So a file of the table is never of half a run, and none is
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from zonemta_py.pipeline.spark.event_log import EventLog
-from zonemta_py.pipeline.spark.events import read_events
+from zonemta_py.pipeline.rules.coverage import Range
+from zonemta_py.pipeline.spark.event_log import EventLog, lines_of
+from zonemta_py.pipeline.spark.events import event_schema, read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
 from zonemta_py.pipeline.spark.progress import Progress
@@ -29,6 +35,7 @@ from zonemta_py.pipeline.spark.read_state import (
     write_state,
 )
 from zonemta_py.pipeline.spark.storage import (
+    is_url,
     make_directory,
     move,
     names_in,
@@ -36,8 +43,14 @@ from zonemta_py.pipeline.spark.storage import (
     remove,
     write_text,
 )
+from zonemta_py.pipeline.spark.tables import record_batch
+from zonemta_py.pipeline.transforms.event_rows import EventDecoder
+from zonemta_py.pipeline.transforms.hour_files import HourFiles
 
 READ, MOVING, STAGING = "read", "moving.json", "staging"
+CODECS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}  # of Spark, in Arrow
+
+_FILE = StructType([StructField("path", StringType()), StructField("rows", LongType())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +113,52 @@ def _run(spark: SparkSession, request: CompactRequest, result: CompactResult, pr
     remove(spark, f"{output}/{STAGING}")  # of a run that was killed
     progress(f"converting {len(log.segments):,} new segments")
     with spark_errors(request.events):
-        rows = read_events(spark, log).transform(with_hour_of_event)
-        rows.write.partitionBy("date", "hour").parquet(staged)
-        written = spark.read.parquet(staged).count()
+        written = _write_by_spark(spark, log, staged) if is_url(staged) else _write(spark, log, staged)
     write_names(spark, f"{output}/{READ}", run, log)
     write_state(spark, f"{output}/{STAGING}/{STATE}", state)
     write_text(spark, f"{output}/{MOVING}", json.dumps({"run": run}) + "\n")
     _finish_moving(spark, output)
     return written
+
+
+def _write_by_spark(spark: SparkSession, log: EventLog, staged: str) -> int:
+    """Write the events to any file system; returns their number."""
+    rows = read_events(spark, log).transform(with_hour_of_event)
+    rows.write.partitionBy("date", "hour").parquet(staged)
+    return spark.read.parquet(staged).count()
+
+
+def _write(spark: SparkSession, log: EventLog, staged: str) -> int:
+    """As ``_write_by_spark``, for a directory that tasks write to themselves: at a third of the cost."""
+    directory = Path(staged).absolute()
+    codec = str(spark.conf.get("spark.sql.parquet.compression.codec")).lower()
+    convert = partial(_convert, log.parts or {}, directory, CODECS.get(codec, codec))
+    files = {row["path"]: row["rows"] for row in log.contents(spark).mapInArrow(convert, _FILE).collect()}  # fmt: skip
+    for path in directory.rglob("*.parquet"):
+        if str(path.relative_to(directory)) not in files:  # of a task that failed, and ran again
+            path.unlink()
+    return sum(files.values())
+
+
+def _convert(
+    parts: Mapping[str, Sequence[Range]],
+    directory: Path,
+    codec: str,
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    own = [each for each in event_schema() if each.name not in ("date", "hour")]
+    decoder = EventDecoder(to_arrow_schema(StructType(own)))
+    files = HourFiles(directory, decoder.schema, codec)
+    lines = (
+        block
+        for batch in batches
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True)
+        for block in lines_of(content.as_py(), path.as_py(), parts)
+    )
+    for events in decoder.tables(lines):
+        files.add(events)
+    files.close()
+    yield record_batch(list(files.written.items()), _FILE)
 
 
 def _finish_moving(spark: SparkSession, output: str) -> None:

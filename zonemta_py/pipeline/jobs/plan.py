@@ -21,10 +21,12 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.selection import Selection
 from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
+from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
+from zonemta_py.pipeline.transforms.blocks import Blocks
 from zonemta_py.pipeline.transforms.classify import (
     KINDS,
     PLANNED,
@@ -44,6 +46,7 @@ READ_VERSIONS = (1, 2, VERSION)  # a plan of version 1 has no id; its keys are i
 ID_BYTES = 16
 PLAN, CAMPAIGN = "plan", "campaign"  # what a recipient gets the message once per
 SLOT_ROWS_MIN = 1000  # recipients; a smaller list has fewer slots
+BUCKETS_MIN, BUCKET_BYTES = 32, 4 << 20  # of the list, which may be compressed
 PARTS = frozenset(("_judged", "envelopes", "left_out", "postponed", "message", "manifest", "ledger"))
 
 
@@ -198,12 +201,14 @@ def _pack(
         None if alone else request.recipients_per_message,
     )
     classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
+    blocks = _blocks(request, listed, suppression)
+    arrange = arrange_rows(suppression, selection, request.case_sensitive)
     with spark_errors(request.source):
         packed = (
             listed.rows.observe(read, F.count(F.lit(1)).alias("rows"))
-            .transform(normalise_rows(listed.email, listed.merge_fields, request.send_at_column))
-            .transform(arrange_rows(suppression, selection, request.case_sensitive))
-            .transform(pack_rows(classifier, packing, selection.caps))
+            .transform(normalise_rows(listed.email, listed.merge_fields, request.send_at_column, blocks))
+            .transform(blocks.distribute if blocks else arrange)
+            .transform(pack_rows(classifier, packing, selection.caps, blocks))
             .persist(StorageLevel.DISK_ONLY)
         )
         rows = packed.groupBy("kind").agg(
@@ -215,6 +220,20 @@ def _pack(
         if rows_read != sum(counts.values()):
             rows_read = listed.rows.count()  # a stage that ran twice was counted twice
     return packed, counts, rows_read
+
+
+def _blocks(
+    request: PlanRequest, listed: _RecipientList, suppression: Suppression | None
+) -> Blocks | None:
+    """How the rows are distributed; None where Spark has to look at single ones, or the size of the list is not known."""
+    selection = request.selection or Selection(request.campaign)
+    if (suppression and suppression.held is None) or selection.variant or selection.sample < 1:
+        return None
+    if (size_bytes := local_size_bytes(listed.rows.sparkSession, request.source)) is None:
+        return None
+    extra = [*(["fields"] if listed.merge_fields else []), *(["send_at_ms"] if request.send_at_column else [])]  # fmt: skip
+    buckets = max(BUCKETS_MIN, size_bytes // BUCKET_BYTES)
+    return Blocks(request.case_sensitive, buckets, tuple(extra))
 
 
 def _write_parts(

@@ -27,3 +27,11 @@ def local_files(spark: SparkSession, path: str) -> dict[str, int] | None:
                 with suppress(FileNotFoundError):  # the relay has removed it meanwhile
                     found[f"file:{file}"] = file.stat().st_size
     return found
+
+
+def local_size_bytes(spark: SparkSession, path: str) -> int | None:
+    """The size of a file, or of the files below a directory; None when it is not on this machine."""
+    if not is_url(path) and hasattr(spark, "_jvm") and Path(path).is_file():
+        return Path(path).stat().st_size
+    files = local_files(spark, path)
+    return None if files is None else sum(files.values())

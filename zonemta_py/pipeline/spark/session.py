@@ -15,6 +15,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from zonemta_py.core.errors import LocalError
+from zonemta_py.pipeline.spark.class_archive import archive_options, directory
 from zonemta_py.pipeline.spark.exceptions import error_line
 from zonemta_py.pipeline.spark.source import ZonemtaSource
 
@@ -28,6 +29,17 @@ REACH_S = 10.0  # to open a TCP connection to a server
 _REFUSED = re.compile(r"Failed to set (\S+) to ")  # a warning of pyspark
 
 TIME_ZONE = {"spark.sql.session.timeZone": "UTC"}  # of every session: sums are by UTC hours and days
+
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+GARBAGE = "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC"
+# Code is optimised after four times as many calls: in jobs of a minute much of it is not worth that.
+LATE = (
+    "-XX:Tier4InvocationThreshold=20000 -XX:Tier4MinInvocationThreshold=2400"
+    " -XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=160000"
+)
+NEVER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+# Directories of the class path, which Java cannot archive.
+CLASS_DIRECTORIES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -50,20 +62,25 @@ DEFAULTS = {
 LOCAL = {
     # The default of 200 is for a cluster: on one machine its overhead is a quarter of a plan's time.
     "spark.sql.shuffle.partitions": "32",
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    JAVA_OPTIONS: GARBAGE,
     # What is shuffled goes to the page cache, and from there to the same process.
     "spark.shuffle.compress": "false",
 }
 
 
-def open_session(master: str | None = None, heap: str | None = None, **settings: str) -> SparkSession:
+def open_session(
+    master: str | None = None, heap: str | None = None, *, light: bool = False, **settings: str
+) -> SparkSession:
     """A session on ``master`` (``local[*]``, ``spark://…``, ``sc://…``); ``heap``: memory of the driver's Java.
+
+    ``light``: Java has little to do, because the list is short or tasks work in Python: then its code is not worth optimising.
 
     What is not given is that of spark-defaults.conf, else of DEFAULTS. Raises LocalError when there is no suitable Java or
     Spark does not start.
     """
     given = {"spark.master": master, "spark.driver.memory": heap, **settings}
-    chosen = session_settings({name: value for name, value in given.items() if value}, _user_defaults())
+    of_user = _user_defaults()
+    chosen = session_settings({name: value for name, value in given.items() if value}, of_user)
     master = chosen["spark.master"]
     if is_connect(master):
         return _connect(master, {**settings, **TIME_ZONE})
@@ -75,6 +92,11 @@ def open_session(master: str | None = None, heap: str | None = None, **settings:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Workers must run this interpreter, not the first one in PATH.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        # Arrow's other allocators give memory back and take it again: a third of a report's time.
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+        if JAVA_OPTIONS not in {**of_user, **settings}:
+            parts = (GARBAGE, NEVER if light else LATE, _archive_options(java, chosen))
+            chosen[JAVA_OPTIONS] = " ".join(parts)
     for name, value in chosen.items():
         builder = builder.config(name, value)
     try:
@@ -128,6 +150,20 @@ def session_settings(given: Mapping[str, str], of_user: Mapping[str, str]) -> di
     if found["spark.master"].startswith("local"):
         found = {**LOCAL, **found}
     return {**found, **TIME_ZONE}
+
+
+def _archive_options(java: Path, settings: Mapping[str, str]) -> str:
+    """Options for the archive of classes; empty where it cannot be used."""
+    within = directory()
+    conf = _conf_dir()
+    has_directories = any(os.environ.get(name) for name in CLASS_DIRECTORIES)
+    has_classes = "spark.driver.extraClassPath" in settings
+    if within is None or has_directories or has_classes or (conf.is_dir() and any(conf.iterdir())):
+        return ""
+    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    binary, jars = java.resolve(), spark / "jars"
+    dates = (str(each.stat().st_mtime_ns) for each in (binary, jars) if each.exists())
+    return archive_options(within, str(binary), str(jars), pyspark.__version__, *dates)
 
 
 def _user_defaults() -> dict[str, str]:

@@ -22,7 +22,10 @@ DIMENSIONS = ("zone", "provider", "domain", "address", "campaign", "tenant")
 TAG = "tag"  # a dimension, too: an attempt counts for each of its tags
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 KIND_MAX = 200  # characters of a masked reply
-BLOCK_BYTES = 32 << 20  # of JSON that is decoded at once
+BLOCK_BYTES = 4 << 20  # of JSON that is decoded at once
+COUNT_ROWS = (
+    400_000  # that are counted at once: fewer have as many different values, and so almost as many sums
+)
 MERGE_ROWS = 2_000_000  # of sums that a task keeps before it adds them
 BITS = 7  # of an age that are exact: buckets are at most 1/128 wide
 
@@ -84,13 +87,22 @@ class TaskSums:
     """The sums of what one task reads."""
 
     def __init__(self) -> None:
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
         self._parts: list[pa.Table] = []
         self._rows = 0
 
     def add(self, attempts: pa.Table) -> None:
         """Count ``attempts``, a table of FIELDS."""
-        if attempts.num_rows:
-            self._keep(sums_of(attempts))
+        self._waiting.append(attempts)
+        self._waiting_rows += attempts.num_rows
+        if self._waiting_rows >= COUNT_ROWS:
+            self._count()
+
+    def _count(self) -> None:
+        if self._waiting_rows:
+            self._keep(sums_of(pa.concat_tables(self._waiting)))
+        self._waiting, self._waiting_rows = [], 0
 
     def _keep(self, sums: pa.Table) -> None:
         self._parts.append(sums)
@@ -101,6 +113,7 @@ class TaskSums:
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """All sums as tables of SUMS, each of ``rows`` rows at most."""
+        self._count()
         found = add_sums(pa.concat_tables(self._parts)) if self._parts else SUMS.empty_table()
         for begin in range(0, found.num_rows, rows):
             yield found.slice(begin, rows).combine_chunks()

@@ -15,6 +15,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from zonemta_py.pipeline.rules.addresses import PLAIN, PLAIN_MAX, address_or_reason
 from zonemta_py.pipeline.spark.lists import POSITION
+from zonemta_py.pipeline.transforms.blocks import BLOCK, Blocks
 from zonemta_py.pipeline.transforms.times import quoted, time_ms
 from zonemta_py.submit.recipients import BLANKS
 
@@ -30,9 +31,13 @@ NORMALISED = StructType(
 
 
 def normalise_rows(
-    email: str, merge_fields: Sequence[str] = (), send_at: str | None = None
+    email: str,
+    merge_fields: Sequence[str] = (),
+    send_at: str | None = None,
+    blocks: Blocks | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
     """Rows of NORMALISED, with FIELDS if there are ``merge_fields`` and SEND_AT with ``send_at``, from a list with POSITION.
+    With ``blocks`` they are in rows of ``BLOCK``.
 
     ``email``: the column of the address. ``merge_fields``: the columns that the message needs; a row without a
     value in one of them is rejected. ``send_at``: the column of the time from which the recipient's message is sent; a
@@ -66,6 +71,8 @@ def normalise_rows(
             problems.append(F.when(is_given & at_ms.isNull(), F.lit(f"no time in '{send_at}'")))
         if needs:
             columns.append(F.coalesce(*problems).alias("problem"))
+        if blocks is not None:
+            return rows.select(*columns).mapInArrow(lambda each: blocks.write(check(each)), BLOCK)
         return rows.select(*columns).mapInArrow(check, schema)
 
     return transform

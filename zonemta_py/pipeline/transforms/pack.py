@@ -15,6 +15,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 from zonemta_py.pipeline.rules.provider import provider_of
 from zonemta_py.pipeline.rules.submission_keys import KEY_DIGITS
 from zonemta_py.pipeline.spark.tables import RECIPIENT
+from zonemta_py.pipeline.transforms.blocks import Blocks
 from zonemta_py.pipeline.transforms.classify import PLANNED, POSTPONED, Classifier, blocks_of, domains_of
 from zonemta_py.pipeline.transforms.envelopes import BATCH_ROWS, BlockPacker, Packing
 from zonemta_py.pipeline.transforms.normalise import FIELDS, SEND_AT
@@ -38,22 +39,29 @@ CLASSIFIED = StructType(
 
 
 def pack_rows(
-    classifier: Classifier, packing: Packing, caps: Mapping[str, int] | None = None
+    classifier: Classifier,
+    packing: Packing,
+    caps: Mapping[str, int] | None = None,
+    blocks: Blocks | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
     """Rows of PACKED, with FIELDS and SEND_AT where they are in the rows of ``arrange_rows``.
 
     A planned row has the ``recipients`` of an envelope; any other row the ``address`` as it is in the list, and the ``reason``.
-    ``caps``: the most recipients of a provider; the others, by their digest, are postponed.
+    ``caps``: the most recipients of a provider; the others, by their digest, are postponed. ``blocks``: what has written the rows.
     """
 
     def transform(rows: DataFrame) -> DataFrame:
-        extra = [each for each in (FIELDS, SEND_AT) if each.name in rows.columns]
+        names = blocks.columns if blocks else rows.columns
+        extra = [each for each in (FIELDS, SEND_AT) if each.name in names]
         schema = StructType([*PACKED, *extra])
+        read = blocks.read if blocks else iter
         if not caps:
-            return rows.mapInArrow(partial(_classified_and_packed, classifier, packing, schema), schema)
+            packed = partial(_classified_and_packed, classifier, packing, schema)
+            return rows.mapInArrow(lambda each: packed(read(each)), schema)
         classified = StructType([*CLASSIFIED, *extra])
+        marked = partial(_classified, classifier, classified)
         return (
-            rows.mapInArrow(partial(_classified, classifier, classified), classified)
+            rows.mapInArrow(lambda each: marked(read(each)), classified)
             .transform(_postpone(caps))
             .mapInArrow(partial(_packed, packing, schema), schema)
         )
