@@ -138,7 +138,7 @@ async def test_tokens_roles_and_their_end(directory: Path) -> None:
             assert "&lt;i&gt;x&lt;/i&gt;" in text
             assert "<i>x" not in text
             _, text = await do(client, "suspend", csrf=csrf, tenant="gone", back="/holds")
-            assert "suspend failed: the configuration has no tenant" in text
+            assert "suspend failed: no tenant &#39;gone&#39;" in text
             assert relay.queue.suspended.names() == ["acme"]
             await do(client, "suspend", csrf=csrf, zone="bulk", reason="moves", back="/holds")
             text = await text_of(client, "/holds")

@@ -80,6 +80,9 @@ class _Node:
         return True
 
 
+LATE_MS = 2000
+
+
 class ShapingReplay:
     """Takes the records of an event log in their order. ``changes`` are computed, ``recorded`` those of the log."""
 
@@ -124,8 +127,13 @@ class ShapingReplay:
             engine.controller.end((change.provider, change.address), change.time_ms, OPERATOR)
 
     def end(self, now_ms: int | None = None) -> None:
-        """Let the paces come up until the last record, or until ``now_ms``; no record follows."""
-        until_ms = self._newest_ms if now_ms is None else now_ms
+        """Let the paces come up until the last record, or until ``now_ms``; no record follows.
+
+        A step that was due just before the end may not have been recorded any more: those of the last LATE_MS count only
+        as far as the log has changes.
+        """
+        last_ms = max((each.time_ms for each in self.recorded), default=0)
+        until_ms = max(self._newest_ms - LATE_MS, last_ms) if now_ms is None else now_ms
         for node in self._nodes.values():
             for key in list(node.engine.controller.paces):
                 self._keep(node.engine.controller.advance(key, until_ms))
