@@ -120,7 +120,7 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "text"),
     [
-        ("suspend", {"tenant": "acme", "until_ms": 9_999_999_999_999}, "until it is resumed"),
+        ("suspend", {"tenant": "acme", "address": NEW}, "one of zone, provider and domain is expected"),
         ("suspend", {"zone": "default", "until_ms": 1}, "until_ms: that time is over"),
         ("suspend", {"zone": "default", "reason": "a\nb"}, "reason: expected at most 255 printable"),
         ("suspend", {"zone": "defualt"}, "no zone 'defualt'; did you mean 'default'?"),

@@ -164,6 +164,57 @@ async def test_all_at_once_when_the_relay_is_down(directory: Path) -> None:
         assert await done("resume", "-c", config.path, "--all") == "nothing was suspended\n"
 
 
+@pytest.mark.parametrize("processes", [(0, 0), (2, 2)])
+async def test_a_campaign_at_a_provider(directory: Path, processes: tuple[int, int]) -> None:
+    """Its mail is held there, with the reason, over a restart; all other mail leaves; at its end it is sent."""
+    june = b"X-Campaign: june\r\n" + TEXT
+    async with staged(directory) as stage:
+        config = await sending(stage, processes)
+        chosen = ("-c", config.path, "--campaign", "june", "--provider", "big")
+        async with relaying(config) as relay:
+            said = await done("suspend", *chosen, "--reason", "wrong list")
+            assert said == "suspended mail of campaign june to provider big\n"
+            await relay.enqueue("s@sender.example", sorted(ALL), june)
+            await relay.enqueue("s@sender.example", ["y@a.example"], TEXT)
+            held = ALL - {"x@bulk.example"}
+
+            async def are_held() -> bool:
+                found = {name: why["name"] for name, why in (await reasons(relay)).items()}
+                return found == dict.fromkeys(held, "mail_suspension")
+
+            await eventually(are_held, "its mail to be held, and the other to leave")
+        async with relaying(config) as relay:
+            assert {why["reason"] for why in (await reasons(relay)).values()} == {
+                "mail of campaign june to provider big is suspended: wrong list"
+            }
+            assert "suspended mail of campaign june to provider big" in await done(
+                "status", "-c", config.path
+            )
+            listed = await done("suspend", "-c", config.path, "--list", "--json")
+            assert json.loads(listed)["mail"] == {"campaign": "june", "provider": "big"}
+            assert "mail  campaign june, provider big" in await done(
+                "suspend", "-c", config.path, "--list"
+            )
+            said = await done("resume", *chosen)
+            assert said == "resumed mail of campaign june to provider big, released 2 recipients\n"
+            await empty(relay)
+            assert sound(relay)
+            assert (await zonemta("resume", *chosen)).exit_code == 1
+            await done("suspend", "-c", config.path, "--campaign", "june", "--for", "1s")
+            await relay.enqueue("s@sender.example", sorted(ALL), june)
+            await empty(relay)
+            assert await done("suspend", "-c", config.path, "--list") == "nothing is suspended\n"
+    events = [
+        (each["what"], each["provider"], each["from"], each["to"], each["cause"])
+        for each in logged_events(directory, "shaped")
+    ]
+    what = "an operator: mail of campaign june to provider big"
+    assert events[:2] == [
+        ("suspended", "big", "sending", "suspended", f"{what}: wrong list"),
+        ("resumed", "big", "suspended", "sending", what),
+    ]
+
+
 @pytest.mark.parametrize("running", [True, False])
 async def test_names_that_are_not_there(directory: Path, running: bool) -> None:
     """The error suggests what may be meant."""
@@ -186,8 +237,12 @@ async def refused(config: Config) -> None:
         (("--address", "300.1.1.1"), 2, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address"),
         (("--domain", "a..example"), 2, "domain 'a..example': "),
         (("--tenant", "acme"), 2, "no tenant 'acme'; there is none"),
-        (("--zone", "bulk", "--domain", "a.example"), 2, "exactly one of --zone, --provider,"),
-        ((), 2, "exactly one of --zone, --provider, --address, --domain and --tenant is needed"),
+        (("--zone", "bulk", "--domain", "a.example"), 2, "one of --zone, --provider,"),
+        (("--campaign", "june", "--address", FIRST), 2, "--campaign may have each other, and one of"),
+        (("--campaign", "june", "--provider", "bgi"), 2, "no provider 'bgi'; did you mean 'big'?"),
+        (("--campaign", "june", "--zone", "bluk"), 2, "no zone 'bluk'; did you mean 'bulk'?"),
+        (("--campaign", "june", "--domain", "a..example"), 2, "domain 'a..example': "),
+        ((), 2, "one of --zone, --provider, --address, --domain, --tenant and --campaign is needed"),
         (("--zone", "bulk", "--for", "soon"), 2, "'soon' is not a duration"),
         (("--zone", "bulk", "--for", "0s"), 2, "'0s' is not a duration of more than 0s"),
     ]:

@@ -119,6 +119,7 @@ async def accept(
     tenant: str = "",
     options: DeliveryOptions = NO_OPTIONS,
     hold: str = "",
+    campaign: str = "",
 ) -> str:
     """Accept a message to ``addresses``; ``zone`` for all, or ``address|zone`` for one."""
     recipients = []
@@ -127,7 +128,9 @@ async def accept(
         recipients.append(NewRecipient(address, address.rpartition("@")[2], own or zone))
     writer, origin = queue.open_message(), ORIGIN._replace(user=user, tenant=tenant)
     await write(writer, body)
-    new = NewMessage(sender, HEADER, recipients, origin, "<id@here>", options=options, hold=hold)
+    new = NewMessage(
+        sender, HEADER, recipients, origin, "<id@here>", options=options, hold=hold, campaign=campaign
+    )
     await queue.accept(writer, new)
     return writer.id
 

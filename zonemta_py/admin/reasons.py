@@ -11,7 +11,7 @@ from zonemta_py.core.errors import QueueCorrupt
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.format.records import Meta, RecipientState, Waiting, read_meta
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import USER, suspended_part
+from zonemta_py.queue.suspensions import USER, part_of_key, suspended_part
 from zonemta_py.schedule.constraint import Constraint, Limit
 from zonemta_py.schedule.unreachable import UnreachableHosts
 from zonemta_py.smtp.classify import NO_ADDRESS
@@ -111,7 +111,7 @@ class Reasons:
             return Constraint("queue_not_writable", str(failure), key="queue")
         match record.state:
             case RecipientState.HELD:
-                return self._held(message, record)
+                return self._held(keys.deferred_key(zone, message, address), message, record)
             case RecipientState.NOT_BEFORE:
                 return Constraint(
                     "not_before", "its submitter wants it sent later", until_ms=record.due_ms
@@ -121,13 +121,15 @@ class Reasons:
             case RecipientState.WAITING:
                 return self._waiting(zone, message, address, record)
 
-    def _held(self, message: str, record: Waiting) -> Constraint:
+    def _held(self, key: bytes, message: str, record: Waiting) -> Constraint:
         meta = self._meta_of(message)
         if meta is not None and meta.options.quarantined:
             reason = "the scanner had it held; `zonemta queue release` or `delete` decides"
             return Constraint("hold", reason, key="intake.scan")
         if meta is not None and (suspended := self._suspended(meta)) is not None:
             return suspended
+        if name := self._queue.held_mail.suspension_of(key):
+            return self._suspended_part(name)
         if record.uncertain >= self._queue.poison_after:
             return Constraint("hold", record.text, record.last_ms, key="queue.poison_after")
         return Constraint("hold", "it is held; `zonemta queue release` ends that")
@@ -139,9 +141,19 @@ class Reasons:
             return None
         is_tenant = origin.tenant in suspended
         found = suspended.get(origin.tenant if is_tenant else USER + origin.user)
-        reason, since_ms = (found.reason, found.since_ms) if found is not None else ("", 0)
+        since_ms, until_ms, reason = (
+            (found.since_ms, found.until_ms, found.reason) if found else (0, 0, "")
+        )
         name = "tenant_suspension" if is_tenant else "user_suspension"
-        return Constraint(name, f"{who} is suspended: {reason}", since_ms)
+        return Constraint(name, f"{who} is suspended: {reason}", since_ms, until_ms)
+
+    def _suspended_part(self, name: str) -> Constraint:
+        found = self._queue.suspended.get(name)
+        since_ms, until_ms, reason = (
+            (found.since_ms, found.until_ms, found.reason) if found else (0, 0, "")
+        )
+        text = f"mail of {part_of_key(name)} is suspended: {reason}"
+        return Constraint("mail_suspension", text, since_ms, until_ms)
 
     def _meta_of(self, message: str) -> Meta | None:
         if self._meta[0] != message:
@@ -176,6 +188,8 @@ class Reasons:
         suspended = self._suspended(meta)
         if suspended is not None:
             return suspended
+        if name := queue.suspended.of_recipient(meta, zone, "", record.domain):
+            return self._suspended_part(name)
         destination = queue.windows.destination_of(zone, record.domain)
         found = self.destination(zone, destination)
         if found is not None:

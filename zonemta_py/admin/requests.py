@@ -149,13 +149,15 @@ class TenantsRequest(Request, frozen=True):
 
 
 class SuspendedRequest(Request, frozen=True):
-    """List what is suspended: tenants, users, zones, providers, addresses and domains."""
+    """List what is suspended: tenants, users, zones, providers, addresses, domains, and parts of the mail."""
 
 
 class SuspendRequest(ChangeRequest, frozen=True):
-    """Suspend a tenant or a user, or the sending of a zone, to a provider, from an address, or to a domain: one of them.
+    """Suspend one of these, or a part of the mail.
 
-    ``until_ms`` (unix ms; 0: until it is resumed) not for tenants and users, whose mail is held.
+    The mail of a tenant or a user; the sending of a zone, to a provider, from an address, or to a domain. A part of the mail: that
+    of a campaign, or of a tenant, or of both, in a zone, to a provider, or to a domain. ``until_ms`` is unix ms; 0: until
+    it is resumed.
     """
 
     tenant: str = ""
@@ -166,10 +168,14 @@ class SuspendRequest(ChangeRequest, frozen=True):
     address: str = ""
     domain: str = ""
     until_ms: int = 0
+    campaign: str = ""
 
 
 class ResumeRequest(ChangeRequest, frozen=True):
-    """End a suspension, and release the held mail of a tenant or user; ``all``: everything but tenants and users."""
+    """End a suspension, named as in ``SuspendRequest``, and release the mail that is held for it.
+
+    ``all``: everything but tenants, users and parts of the mail.
+    """
 
     tenant: str = ""
     user: str = ""
@@ -178,6 +184,7 @@ class ResumeRequest(ChangeRequest, frozen=True):
     address: str = ""
     domain: str = ""
     all: bool = False
+    campaign: str = ""
 
 
 class WarmupRequest(Request, frozen=True):

@@ -1,10 +1,8 @@
-"""The operations that suspend and resume: tenants and users, and the sending of zones, to providers, from addresses, to domains."""
+"""The operations that suspend and resume: tenants and users, the sending of zones, to providers, from addresses, to domains, and parts of the mail."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from ipaddress import ip_address
-from itertools import islice
 from typing import NamedTuple
 
 from zonemta_py.admin.reasons import EgressView
@@ -14,32 +12,47 @@ from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.similar import no_such
 from zonemta_py.events.schema import Shaped
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import SENDING, USER, Suspension
-from zonemta_py.queue.upkeep.inspect import held_messages
+from zonemta_py.queue.suspensions import MAIL, SENDING, USER, MailPart, Suspension, part_of_key
 from zonemta_py.schedule.sources import BY_SYSTEM
 from zonemta_py.smtp.address import AddressError, normalise_domain
 
 NAME_MAX = 255
-RELEASED_AT_ONCE = 100  # messages
 SUBMITTERS = ("tenant", "user")
-KINDS = (*SUBMITTERS, *(each.removesuffix(":") for each in SENDING))
+SENDING_KINDS = tuple(each.removesuffix(":") for each in SENDING)
+KINDS = (*SUBMITTERS, *SENDING_KINDS)
+PART = "mail"  # the kind of a part of the mail
 
 log = logging.getLogger(__name__)
 
 
 class Suspendable(NamedTuple):
-    """What is suspended or resumed: its kind, and its name in normal form."""
+    """What is suspended or resumed: its kind, and its name in normal form. ``part``: of the mail, without a name."""
 
     kind: str
     name: str
+    part: MailPart | None = None
 
     @property
     def key(self) -> str:
         """Its name in ``Suspensions``."""
+        if self.part is not None:
+            return self.part.key
         return self.name if self.kind == "tenant" else f"{self.kind}:{self.name}"
 
+    @property
+    def holds(self) -> bool:
+        """Whether its mail is held, and released when it is resumed."""
+        return self.part is not None or self.kind in SUBMITTERS
+
+    @property
+    def fields(self) -> Row:
+        """What a row says of it: the name by its kind; of a part of the mail, its names by theirs."""
+        if self.part is not None:
+            return {PART: {kind: name for kind, name in self.part._asdict().items() if name}}
+        return {self.kind: self.name}
+
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
+        return f"{self.kind} {self.name}" if self.part is None else f"mail of {self.part}"
 
 
 class SuspensionOperations:
@@ -56,23 +69,20 @@ class SuspensionOperations:
         self._tenants = tenants
 
     async def suspended(self, request: SuspendedRequest) -> AsyncIterator[Row]:
-        """A row for each, with its name under its kind, ``since_ms``, ``until_ms`` (0: until it is resumed) and ``reason``."""
+        """A row for each, with its ``fields``, ``since_ms``, ``until_ms`` (0: until it is resumed) and ``reason``."""
         for key in self._queue.suspended.names():
-            found, what = self._queue.suspended.get(key), _of_key(key)
+            found = self._queue.suspended.get(key)
             if found is not None:
-                row = {what.kind: what.name, "since_ms": found.since_ms, "until_ms": found.until_ms}
-                yield row | {"reason": found.reason}
+                row = {"since_ms": found.since_ms, "until_ms": found.until_ms, "reason": found.reason}
+                yield _of_key(key).fields | row
 
     async def suspend(self, request: SuspendRequest) -> AsyncIterator[Row]:
         """One row with ``suspended``, its name in normal form; of a domain also ``not_in``, the zones with a smarthost.
 
         Raises LocalError for a name that the relay does not know.
         """
-        what = _selected(request)
-        what = self._known(what)
+        what = self._known(_selected(request))
         until_ms = request.until_ms
-        if until_ms and what.kind in SUBMITTERS:
-            raise LocalError(f"a {what.kind} is suspended until it is resumed: its mail is held")
         if until_ms and until_ms <= clock.now_ms():
             raise LocalError("until_ms: that time is over")
         if not request.reason.isprintable() or len(request.reason) > NAME_MAX:
@@ -82,7 +92,7 @@ class SuspensionOperations:
         await self._queue.suspended.suspend(what.key, request.reason, until_ms, event)
         self._changed()
         log.warning("%s is %s: %s", what, _in_words(until_ms), request.reason)
-        row: Row = {"suspended": what.name}
+        row: Row = {"suspended": what.name or str(what)}
         if what.kind == "domain" and self._egress is not None:
             row["not_in"] = self._egress.smarthost_zones()
         yield row
@@ -91,63 +101,56 @@ class SuspensionOperations:
         """Rows with ``released``, the number of recipients so far; the last of each has ``resumed``.
 
         All held mail of a tenant or user is released, also what an operator held. Raises LocalError when what is named is not
-        suspended; a tenant or user may have held mail instead, of a release that was interrupted.
+        suspended; a tenant, a user or a part may have held mail instead, of a release that was interrupted.
         """
         if request.all:
-            if any(getattr(request, kind) for kind in KINDS):
+            if any(getattr(request, kind) for kind in (*KINDS, "campaign")):
                 raise LocalError("all resumes everything that sends: expected no name")
             for key in self._queue.suspended.sending():
                 yield await self._resume(_of_key(key))
             return
         what = _selected(request)
-        may_hold = what.kind in SUBMITTERS
-        if what.key not in self._queue.suspended and not (may_hold and any(self._held(what))):
-            others = ", ".join(str(_of_key(key)) for key in self._queue.suspended.names())
+        queue = self._queue
+        if what.key not in queue.suspended and not (what.holds and queue.held_mail.is_any(what.key)):
+            others = ", ".join(str(_of_key(key)) for key in queue.suspended.names())
             raise LocalError(f"{what} is not suspended; suspended: {others or 'nothing'}")
-        if not may_hold:
-            yield await self._resume(what)
-            return
-        async for row in self._release(what):
-            yield row
+        row = await self._resume(what)
+        if what.holds:
+            async for released in queue.held_mail.release(what.key):
+                row["released"] = released
+                yield {"released": released}
+        yield row
 
     async def _resume(self, what: Suspendable) -> Row:
         event = _event(what, "resumed", self._queue.suspended.get(what.key), None)
         await self._queue.suspended.resume(what.key, event)
         self._changed()
         log.warning("%s is resumed", what)
-        return {"released": 0, "resumed": what.name}
-
-    async def _release(self, what: Suspendable) -> AsyncIterator[Row]:
-        queue, released = self._queue, 0
-        await queue.suspended.resume(what.key)
-        log.warning("%s is resumed", what)
-        held = self._held(what)
-        while step := list(islice(held, RELEASED_AT_ONCE)):
-            counts = await asyncio.gather(*map(queue.operator.release, step))
-            released += sum(counts)
-            yield {"released": released}
-        yield {"released": released, "resumed": what.name}
-
-    def _held(self, what: Suspendable) -> Iterator[str]:
-        """The messages of a tenant or user with held recipients."""
-        tenant, user = (what.name, "") if what.kind == "tenant" else ("", what.name)
-        return held_messages(self._queue.store, tenant, user)
+        return {"released": 0, "resumed": what.name or str(what)}
 
     def _known(self, what: Suspendable) -> Suspendable:
         """``what`` as the relay names it. Raises UnknownName if it does not know it."""
-        kind, name = what
+        if what.part is None:
+            return Suspendable(what.kind, self._known_name(what.kind, what.name))
+        named = {
+            kind: self._known_name(kind, name) if name else ""
+            for kind, name in what.part._asdict().items()
+        }
+        return Suspendable(PART, "", MailPart(**named))
+
+    def _known_name(self, kind: str, name: str) -> str:
         if kind == "tenant" and self._tenants is not None and name not in self._tenants():
             raise UnknownName(no_such(kind, name, self._tenants()))
         if self._egress is None or kind not in ("zone", "provider", "address"):
-            return what
+            return name
         known = self._egress.names(kind)
         if kind == "provider" and "." in name:
-            return what  # hosts that are a provider of their own, which may not have been met yet
+            return name  # hosts that are a provider of their own, which may not have been met yet
         if kind == "address":
             name = next((each for each in known if _same_address(each, name)), name)
         if name not in known:
             raise UnknownName(no_such(kind, name, known))
-        return Suspendable(kind, name)
+        return name
 
     def _changed(self) -> None:
         if self._egress is not None:
@@ -156,21 +159,35 @@ class SuspensionOperations:
 
 def _selected(request: SuspendRequest | ResumeRequest) -> Suspendable:
     """What a request is about. Raises LocalError."""
-    found = [Suspendable(kind, getattr(request, kind)) for kind in KINDS if getattr(request, kind)]
+    found = {kind: getattr(request, kind) for kind in (*KINDS, "campaign") if getattr(request, kind)}
+    if "campaign" in found or (len(found) == 2 and "tenant" in found):
+        others = found.keys() - {"tenant", "campaign"}
+        if len(others) > 1 or not others <= {"zone", "provider", "domain"}:
+            raise LocalError(
+                "beside a tenant or a campaign one of zone, provider and domain is expected, or none"
+            )
+        return Suspendable(PART, "", MailPart(**{k: _normal(k, name) for k, name in found.items()}))
     if len(found) != 1:
-        raise LocalError(f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is expected")
-    kind, name = found[0]
+        raise LocalError(
+            f"one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is expected, or campaign or tenant with one of them"
+        )
+    ((kind, name),) = found.items()
+    return Suspendable(kind, _normal(kind, name))
+
+
+def _normal(kind: str, name: str) -> str:
+    """``name`` in normal form. Raises LocalError."""
     if not name.isprintable() or len(name) > NAME_MAX:
         raise LocalError(f"that is no name of a {kind}")
     if kind == "domain":
         try:
-            return Suspendable(kind, normalise_domain(name.removesuffix(".")))
+            return normalise_domain(name.removesuffix("."))
         except AddressError as exc:
             raise UnknownName(f"domain '{name}': {exc}") from exc
     if kind == "address":
-        return Suspendable(kind, address_of(name))
+        return address_of(name)
     is_host = kind == "provider" and "." in name
-    return Suspendable(kind, name.lower() if is_host else name)
+    return name.lower() if is_host else name
 
 
 def address_of(text: str) -> str:
@@ -188,12 +205,12 @@ def _same_address(own: str, wanted: str) -> bool:
 
 
 def _of_key(key: str) -> Suspendable:
+    if key.startswith(MAIL):
+        return Suspendable(PART, "", part_of_key(key))
     kind, colon, name = key.partition(":")
-    return (
-        Suspendable(kind, name)
-        if colon and f"{kind}:" in (USER, *SENDING)
-        else Suspendable("tenant", key)
-    )
+    if colon and f"{kind}:" in (USER, *SENDING):
+        return Suspendable(kind, name)
+    return Suspendable("tenant", key)
 
 
 def _event(
@@ -205,9 +222,10 @@ def _event(
     cause = f"an operator: {what}"
     if after is not None and after.reason:
         cause += f": {after.reason}"
+    provider = what.part.provider if what.part is not None else ""
     return Shaped(
         time_ms=clock.now_ms(),
-        provider=what.name if what.kind == "provider" else "",
+        provider=what.name if what.kind == "provider" else provider,
         address=what.name if what.kind == "address" else "",
         what=name,
         before=_in_words(before.until_ms) if before is not None else "sending",

@@ -27,6 +27,7 @@ from zonemta_py.queue.depths import Depths
 from zonemta_py.queue.format.keys import mark_key, meta_key, waiting_key
 from zonemta_py.queue.format.records import RecipientState, read_meta
 from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import part_of_key
 from zonemta_py.queue.traffic import COUNTED, WINDOWS_MIN, TrafficRate
 from zonemta_py.queue.upkeep.inspect import MessageLabels, message_row, recipient_rows
 from zonemta_py.queue.upkeep.state import state_of_message
@@ -252,6 +253,7 @@ class ViewOperations:
             ],
             "suspended_submitters": queue.suspended.submitters(),
             "suspended_sending": queue.suspended.sending(),
+            "suspended_mail": [str(part_of_key(name)) for name in queue.suspended.parts()],
         }
 
     async def rates(self, request: RatesRequest) -> AsyncIterator[Row]:

@@ -72,6 +72,8 @@ def status(config_path: Path, as_json: bool) -> None:
         if row["suspended_sending"]:
             names = ", ".join(each.replace(":", " ", 1) for each in row["suspended_sending"])
             echo(f"suspended by an operator: {names}")
+        if row["suspended_mail"]:
+            echo(f"suspended mail of {'; '.join(row['suspended_mail'])}")
 
 
 def _limited(config_path: Path) -> Iterator[dict[str, Any]]:

@@ -20,15 +20,26 @@ from zonemta_py.cli.options import POSITIVE_DURATION
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.core import clock
 
-KINDS = ("zone", "provider", "address", "domain", "tenant")
+KINDS = ("zone", "provider", "address", "domain", "tenant", "campaign")
 
 Command = Callable[..., None]
+
+for_option = click.option("--for", "for_s", type=POSITIVE_DURATION, help="How long, such as 30m or 2h.")
+reason_option = click.option(
+    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
+)
+
+
+def end_ms(for_s: float | None) -> int:
+    """The end of a suspension of ``for_s`` from now on (unix ms); 0 for none."""
+    return clock.now_ms() + round(for_s * 1000) if for_s else 0
 
 
 def selectors(command: Command) -> Command:
     """The options that say what is suspended or resumed."""
     for option in (
-        click.option("--tenant", metavar="NAME", help="A tenant: its mail is not accepted, and held."),
+        click.option("--campaign", metavar="NAME", help="The mail of a campaign; with --zone, --provider or --domain only that."),
+        click.option("--tenant", metavar="NAME", help="A tenant: its mail is not accepted, and held; with a second option only that part of it."),
         click.option("--domain", metavar="NAME", help="The mail for a domain of recipients."),
         click.option("--address", metavar="IP", help="An address of a pool, or system: the one that the system chooses."),
         click.option("--provider", metavar="NAME", help="A mailbox provider, as `zonemta shaping status` names it."),
@@ -39,51 +50,54 @@ def selectors(command: Command) -> Command:
 
 
 def _chosen(named: dict[str, str | None]) -> dict[str, Any]:
-    """The one that is named. Raises UsageError."""
+    """What is named. Raises UsageError."""
     found = {kind: name for kind in KINDS if (name := named[kind]) is not None}
-    if len(found) != 1:
-        options = ", ".join(f"--{kind}" for kind in KINDS[:-1])
-        raise click.UsageError(f"exactly one of {options} and --{KINDS[-1]} is needed")
+    of_mail = found.keys() & {"tenant", "campaign"}
+    places = found.keys() - of_mail
+    if not found or len(places) > 1 or (of_mail and "address" in places):
+        raise click.UsageError(
+            "one of --zone, --provider, --address, --domain, --tenant and --campaign is needed; "
+            "--tenant and --campaign may have each other, and one of --zone, --provider and --domain, beside them"
+        )
     return found
 
 
 @click.command()
 @config_option
 @selectors
-@click.option(
-    "--for", "for_s", type=POSITIVE_DURATION, help="How long, such as 30m or 2h; not for a tenant."
-)
-@click.option(
-    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
-)
+@for_option
+@reason_option
 @click.option("--list", "lists", is_flag=True, help="List what is suspended, and do nothing.")
 @json_option
 @reports_errors
 def suspend(
     config_path: Path, for_s: float | None, reason: str, lists: bool, as_json: bool, **named: str | None
 ) -> None:
-    """Send nothing from a zone, to a provider, from an address or to a domain, until it is resumed.
+    """Send nothing from a zone, to a provider, from an address, to a domain, or of a campaign, until it is resumed.
 
     Its mail is accepted and waits; messages in a transaction are finished. It applies at once, and over restarts, also when the
-    relay is down. A tenant is suspended as by `zonemta tenant suspend`. Mail that goes to a smarthost is of the provider
-    smarthost, whatever its domain. Zones whose mail a program dequeues are not affected.
+    relay is down. Mail that goes to a smarthost is of the provider smarthost, whatever its domain. A tenant is suspended as by
+    `zonemta tenant suspend`. With --provider, --domain or --zone only that part of the mail of a tenant or a campaign is
+    held, when it is its turn, and released at the end.
 
     \b
     Examples:
       zonemta suspend -c config/zonemta.yaml --provider google --for 2h --reason "blocked, ticket 4711"
+      zonemta suspend -c config/zonemta.yaml --campaign june --provider google --reason "wrong list"
       zonemta suspend -c config/zonemta.yaml --list
     """
     if lists:
         _list(config_path, as_json=as_json)
         return
     chosen = _chosen(named)
-    until_ms = clock.now_ms() + round(for_s * 1000) if for_s else 0
+    until_ms = end_ms(for_s)
     request = SuspendRequest(reason=reason, until_ms=until_ms, **chosen)
     for row in rows_of(config_path, request):
         if as_json:
             print_json(row)
             continue
-        echo(f"suspended {next(iter(chosen))} {row['suspended']}{_until(until_ms)}")
+        kind = f"{next(iter(chosen))} " if len(chosen) == 1 and "campaign" not in chosen else ""
+        echo(f"suspended {kind}{row['suspended']}{_until(until_ms)}")
         if row.get("not_in"):
             echo(
                 f"not in {', '.join(row['not_in'])}, where mail goes to a smarthost whatever its domain"
@@ -109,11 +123,11 @@ def _list(config_path: Path, *, as_json: bool) -> None:
 
     table = Table("what", "name", "since (UTC)", "until (UTC)", "reason", box=None, pad_edge=False)
     for row in rows:
-        kind = next(iter(row))
+        kind, name = next(iter(row.items()))
+        if kind == "mail":
+            name = ", ".join(" ".join(each) for each in name.items())
         until = f"{clock.utc(row['until_ms']):%Y-%m-%d %H:%M}" if row["until_ms"] else "resumed"
-        table.add_row(
-            kind, row[kind], f"{clock.utc(row['since_ms']):%Y-%m-%d %H:%M}", until, row["reason"]
-        )
+        table.add_row(kind, name, f"{clock.utc(row['since_ms']):%Y-%m-%d %H:%M}", until, row["reason"])
     print_table(table)
 
 
@@ -124,7 +138,7 @@ def _list(config_path: Path, *, as_json: bool) -> None:
     "--all",
     "everything",
     is_flag=True,
-    help="All zones, providers, addresses and domains; tenants stay suspended.",
+    help="All zones, providers, addresses and domains; tenants and campaigns stay suspended.",
 )
 @json_option
 @reports_errors

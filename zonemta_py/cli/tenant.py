@@ -28,6 +28,7 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.suspend import end_ms, for_option, reason_option
 from zonemta_py.config.load import to_yaml
 from zonemta_py.config.plain import plain_values
 from zonemta_py.config.tenants import bases
@@ -171,22 +172,21 @@ def _print_domains(config_path: Path, name: str, *, ask: bool, as_json: bool = F
 @tenant.command()
 @click.argument("name")
 @config_option
-@click.option(
-    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
-)
+@for_option
+@reason_option
 @reports_errors
-def suspend(name: str, config_path: Path, reason: str) -> None:
+def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> None:
     """Accept no mail of the tenant NAME (454 4.7.0), and hold what is in the queue, until it is resumed.
 
     It applies at once, and over restarts. Messages in a transaction are finished; the others are held when it
-    is their turn. Zones whose mail a program dequeues are not affected.
+    is their turn.
 
     \b
     Example:
       zonemta tenant suspend acme -c config/zonemta.yaml --reason "invoice 4711"
     """
     _known(config_path, name)
-    for row in rows_of(config_path, SuspendRequest(name, reason=reason)):
+    for row in rows_of(config_path, SuspendRequest(name, reason=reason, until_ms=end_ms(for_s))):
         echo(f"suspended {row['suspended']}")
 
 

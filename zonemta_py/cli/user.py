@@ -17,6 +17,7 @@ from zonemta_py.cli.common import (
     reports_errors,
 )
 from zonemta_py.cli.queue.access import rows_of
+from zonemta_py.cli.suspend import end_ms, for_option, reason_option
 from zonemta_py.config.tenants import Tenants
 from zonemta_py.core.errors import ConfigError
 from zonemta_py.intake.users import hash_password, is_user_name
@@ -153,11 +154,10 @@ def enable(name: str, config_path: Path, path: Path | None) -> None:
 @user.command()
 @click.argument("name")
 @config_option
-@click.option(
-    "--reason", default="an operator", show_default=True, help="Why, for those who look later."
-)
+@for_option
+@reason_option
 @reports_errors
-def suspend(name: str, config_path: Path, reason: str) -> None:
+def suspend(name: str, config_path: Path, for_s: float | None, reason: str) -> None:
     """Accept no mail of the user NAME (454 4.7.0), and hold what is in the queue, until the user is resumed.
 
     It applies at once, to open sessions too, and over restarts.
@@ -166,7 +166,7 @@ def suspend(name: str, config_path: Path, reason: str) -> None:
     Example:
       zonemta user suspend newsletter -c config/zonemta.yaml --reason "a stolen password"
     """
-    for row in rows_of(config_path, SuspendRequest(user=name, reason=reason)):
+    for row in rows_of(config_path, SuspendRequest(user=name, reason=reason, until_ms=end_ms(for_s))):
         echo(f"suspended {row['suspended']}")
 
 

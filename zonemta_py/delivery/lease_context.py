@@ -10,7 +10,6 @@ from zonemta_py.queue.active import Lease
 from zonemta_py.queue.batch import CommitFuture, WriteBatch
 from zonemta_py.queue.format import keys
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.schedule.rings import WorkerSlot
 from zonemta_py.schedule.scheduler import Scheduler
 
@@ -19,16 +18,6 @@ def next_token_in_s(queue: Queue, zone: str) -> float:
     """Seconds until the next token of ``zone`` is due, by what an earlier life stored; 0 when nothing was."""
     due_ms = queue.store.get(keys.rate_key(zone))
     return max(0, int(due_ms) - clock.now_ms()) / 1000 if due_ms is not None else 0.0
-
-
-async def hold_if_suspended(queue: Queue, lease: Lease) -> bool:
-    """Whether the tenant or user of the message is suspended; the whole message is held then."""
-    origin = lease.active.meta.origin
-    who = suspended_part(queue.suspended, origin.tenant, origin.user)
-    if who:
-        queue.release(lease)
-        await queue.operator.hold(lease.active.id, None, f"{who[0].lower()}{who[1:]} is suspended")
-    return bool(who)
 
 
 class LeaseContext:

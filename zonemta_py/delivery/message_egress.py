@@ -45,6 +45,11 @@ class MessageEgress:
         """Whether the next request to ``destination`` is to find its exchangers again."""
         return self._ways.asks_hosts(destination)
 
+    def provider(self, lease: Lease) -> str:
+        """The provider of the destination, or the word for a smarthost; empty while it is not known."""
+        way = self._ways.of(lease.destination)
+        return way.provider if way is not None else ""
+
     def order(self, slot: WorkerSlot, lease: Lease) -> EgressOrder | Refusal | None:
         """From where ``lease`` is sent; None: as the agent chooses. A refusal: none of its addresses has room."""
         egress, way = self._egress, self._ways.of(lease.destination)

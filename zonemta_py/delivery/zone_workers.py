@@ -11,7 +11,7 @@ from zonemta_py.core.errors import QueueCorrupt, QueueUnavailable
 from zonemta_py.core.model import Attempt
 from zonemta_py.core.repeats import RepeatedLines
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.lease_context import hold_if_suspended, next_token_in_s
+from zonemta_py.delivery.lease_context import next_token_in_s
 from zonemta_py.delivery.message_egress import MessageEgress
 from zonemta_py.delivery.old_mail import fail_old, put_off_old
 from zonemta_py.delivery.request import DeliveryAgent
@@ -231,9 +231,9 @@ class ZoneWorkers:
         return True
 
     async def _is_unsent(self, lease: Lease) -> bool:
-        """Whether nothing may be sent now: its tenant is suspended, or its submitter wants it otherwise."""
+        """Whether nothing may be sent now: an operator has suspended it, or its submitter wants it otherwise."""
         queue = self._context.queue
-        if queue.suspended and await hold_if_suspended(queue, lease):
+        if queue.suspended and await queue.held_mail.hold(lease, self._messages.provider(lease)):
             return True
         return lease.active.meta.options != NO_OPTIONS and await self._worker.settle_unsent(lease)
 

@@ -17,14 +17,12 @@ from zonemta_py.core.codec import replace
 from zonemta_py.core.model import Attempt, OutcomeKind
 from zonemta_py.delivery.bounces import settle_effects
 from zonemta_py.delivery.context import DeliveryContext
-from zonemta_py.delivery.lease_context import hold_if_suspended
 from zonemta_py.delivery.outcome import before_attempt
 from zonemta_py.dequeue.disposition import RecipientVerdict, outcomes
 from zonemta_py.dequeue.errors import NoSuchZone
 from zonemta_py.queue.active import Lease
 from zonemta_py.queue.outcome import Outcome, SettleEffects
 from zonemta_py.queue.queue import Queue
-from zonemta_py.queue.suspensions import suspended_part
 from zonemta_py.queue.upkeep.requeue import copy_body, requeue
 from zonemta_py.routing import DEQUEUE_DESTINATION, DEQUEUE_TRANSPORT
 from zonemta_py.schedule.retry import RetryPolicy, guarded, make_policy
@@ -131,16 +129,16 @@ class Channel:
     def skip(self, lease: Lease) -> Coroutine[Any, Any, None] | None:
         """What settles ``lease`` if a program must not get it now; None if it may.
 
-        Its tenant or user is suspended, or see ``before_attempt``. The coroutine raises QueueUnavailable.
+        An operator has suspended it, or see ``before_attempt``. The coroutine raises QueueUnavailable.
         """
         meta = lease.active.meta
-        if suspended_part(self.queue.suspended, meta.origin.tenant, meta.origin.user):
+        if self.queue.suspended and self.queue.held_mail.must_hold(lease):
             return self._hold(lease)
         outcomes = before_attempt(meta, lease.recipients, self.queue.now())
         return self._settle_unsent(lease, outcomes) if outcomes else None
 
     async def _hold(self, lease: Lease) -> None:
-        if not await hold_if_suspended(self.queue, lease):
+        if not await self.queue.held_mail.hold(lease):
             self.queue.release(lease)  # resumed a moment ago
 
     async def _settle_unsent(self, lease: Lease, outcomes: Sequence[Outcome]) -> None:

@@ -60,9 +60,9 @@ class ReceiverPool:
     async def _share_suspended(self) -> None:
         """Tell the receivers of each change."""
         suspended = self._queue.suspended
+        version = suspended.version
         while True:
-            await suspended.changed.wait()
-            suspended.changed.clear()
+            version = await suspended.wait_for_change(version)
             for child in self._supervisor.children:
                 child.send_now(protocol.SuspendedTenants(suspended.submitters()))
 

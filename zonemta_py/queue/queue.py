@@ -38,6 +38,7 @@ from zonemta_py.queue.report_writer import ReportWriter
 from zonemta_py.queue.suspensions import Suspensions
 from zonemta_py.queue.traffic import Traffic
 from zonemta_py.queue.upkeep.cleanup import Cleanup
+from zonemta_py.queue.upkeep.held_mail import HeldMail
 from zonemta_py.queue.upkeep.operator import Operator
 from zonemta_py.queue.upkeep.recovery import begin_boot, recover
 from zonemta_py.queue.upkeep.startup_scan import scan_zone, zones_on_disk
@@ -95,6 +96,7 @@ class Queue:
         self.limits = IntakeLimiter(store, self.commits, now)
         self.reporting = ReportWriter(self, reports, self._acceptor)
         self.operator = Operator(self)
+        self.held_mail = HeldMail(self)
         self.uploads: WeakValueDictionary[str, Upload] = WeakValueDictionary()
         self._accepting: set[str] = set()  # messages of several chunks whose batch is not yet on disk
         self._transactions = 0
@@ -113,6 +115,7 @@ class Queue:
         self.background.start(self.cleanup.keep_moving(), "moves")
         self.background.start(self.idempotency_keys.run(), "submissions")
         self.background.start(self.limits.run(), "limits")
+        self.background.start(self.held_mail.run(), "held mail")
         self.background.start(CensusScan(self.store, self.commits, self.census).run(), "census")
         self.background.start(self.cleanup.keep_sweeping(self.is_open, self.now), "sweep")
         for zone in zones_on_disk(self.store):

@@ -1,23 +1,60 @@
 """What an operator has suspended. Stored under ``meta/suspended/``.
 
 The mail of a suspended tenant or user is neither accepted nor sent. Mail of a suspended zone, to a suspended provider or
-domain, or from a suspended address is accepted and waits. Mail that is leased for a tenant or user is held, message by message, so that a
-suspension costs nothing for mail that is not due.
+domain, or from a suspended address is accepted and waits. A part of the mail (``MailPart``: a campaign, what a tenant sends to a
+provider) is accepted and not sent. Mail that is leased for a tenant, a user or a part is held, so that a suspension costs nothing
+for mail that is not due; it is released when the suspension ends (``HeldMail``).
 """
 
 import asyncio
 from collections.abc import Callable, Container
 from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
 from zonemta_py.core.codec import pack, unpacker
 from zonemta_py.events.schema import Event
 from zonemta_py.queue.batch import GroupCommit, WriteBatch
 from zonemta_py.queue.format import keys
-from zonemta_py.queue.format.records import FORMAT
+from zonemta_py.queue.format.records import FORMAT, Meta
 from zonemta_py.storage.interface import Store
 
 USER = "user:"  # in front of the name of a user; tenants have no colon in theirs
 SENDING = ("zone:", "provider:", "address:", "domain:")  # in front of the names of what does not send
+MAIL = "mail:"  # in front of the name of a part of the mail
+
+
+class MailPart(NamedTuple):
+    """The mail of a tenant or a campaign, or of both, in a zone, to a provider, or to a domain. Empty: of all."""
+
+    tenant: str = ""
+    campaign: str = ""
+    zone: str = ""
+    provider: str = ""
+    domain: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in ``Suspensions``: MAIL and the fields as a query string."""
+        return MAIL + urlencode([each for each in self._asdict().items() if each[1]])
+
+    def __str__(self) -> str:
+        words = {"zone": "in zone", "provider": "to provider", "domain": "to domain"}
+        return " ".join(f"{words.get(k, k)} {name}" for k, name in self._asdict().items() if name)
+
+    def has(self, meta: Meta, zone: str, provider: str, domain: str) -> bool:
+        """Whether a recipient of the message ``meta`` belongs to it."""
+        return (
+            self.tenant in ("", meta.origin.tenant)
+            and self.campaign in ("", meta.campaign)
+            and self.zone in ("", zone)
+            and self.provider in ("", provider)
+            and self.domain in ("", domain)
+        )
+
+
+def part_of_key(name: str) -> MailPart:
+    """The part whose ``key`` is ``name``."""
+    return MailPart(**dict(parse_qsl(name.removeprefix(MAIL))))
 
 
 def suspended_part(suspended: Container[str], tenant: str, user: str) -> str:
@@ -48,9 +85,12 @@ class Suspensions(Container[str]):
         prefix = keys.META_SUSPENDED
         rows = store.scan(prefix, keys.end_of(prefix))
         self._by_name = {key[len(prefix) :].decode(): _read(value) for key, value in rows}
+        self._parts: tuple[tuple[MailPart, str], ...] = ()
         self._over: set[str] = set()  # still stored
-        self.changed = asyncio.Event()
+        self._ended: set[str] = set()  # of those whose mail is held; stored until it is released
+        self._change = asyncio.Event()
         self.version = 0  # greater after each change
+        self._list_parts()
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.get(name) is not None
@@ -58,17 +98,37 @@ class Suspensions(Container[str]):
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
+    async def wait_for_change(self, version: int) -> int:
+        """Wait until ``version`` is out of date; returns the present one."""
+        while self.version == version:
+            await self._change.wait()
+        return self.version
+
     def names(self) -> list[str]:
         """All that is suspended."""
         return sorted(name for name in list(self._by_name) if name in self)
 
     def submitters(self) -> list[str]:
         """The tenants and users that are suspended."""
-        return [name for name in self.names() if not name.startswith(SENDING)]
+        return [name for name in self.names() if not name.startswith((MAIL, *SENDING))]
 
     def sending(self) -> list[str]:
         """The zones, providers, addresses and domains that are suspended."""
         return [name for name in self.names() if name.startswith(SENDING)]
+
+    def parts(self) -> list[str]:
+        """The parts of the mail that are suspended."""
+        return [name for name in self.names() if name.startswith(MAIL)]
+
+    def ended(self) -> set[str]:
+        """The tenants, users and parts whose time is over, and whose held mail is to be released."""
+        self.names()
+        return set(self._ended)
+
+    def next_end_ms(self) -> int:
+        """When the next suspension is over whose mail is held (unix ms); 0 if none has an end."""
+        ends = [each.until_ms for name, each in self._by_name.items() if not name.startswith(SENDING)]
+        return min(filter(None, ends), default=0)
 
     def get(self, name: str) -> Suspension | None:
         """The suspension of ``name``, if it is not over."""
@@ -76,9 +136,16 @@ class Suspensions(Container[str]):
         if found is None or not 0 < found.until_ms <= self._now():
             return found
         del self._by_name[name]
-        self._over.add(name)
+        (self._over if name.startswith(SENDING) else self._ended).add(name)
         self._has_changed()
         return None
+
+    def of_recipient(self, meta: Meta, zone: str, provider: str, domain: str) -> str:
+        """The name of a suspended part to which a recipient belongs; empty for none."""
+        for part, name in self._parts:
+            if part.has(meta, zone, provider, domain) and name in self:
+                return name
+        return ""
 
     async def suspend(
         self, name: str, reason: str, until_ms: int = 0, event: Event | None = None
@@ -89,15 +156,17 @@ class Suspensions(Container[str]):
         batch = self._batch(event)
         batch.put(keys.META_SUSPENDED + name.encode(), pack(found))
         self._by_name[name] = found  # before it is on disk: it applies from the next lease on
+        self._ended.discard(name)
         self._has_changed()
         await self._commits.submit(batch)
 
     async def resume(self, name: str, event: Event | None = None) -> None:
-        """End a suspension; ``event`` is recorded. Raises QueueUnavailable."""
+        """End a suspension, or forget one that is over; ``event`` is recorded. Raises QueueUnavailable."""
         batch = self._batch(event)
         batch.delete(keys.META_SUSPENDED + name.encode())
         await self._commits.submit(batch)
         self._by_name.pop(name, None)
+        self._ended.discard(name)
         self._has_changed()
 
     def _batch(self, event: Event | None) -> WriteBatch:
@@ -109,6 +178,11 @@ class Suspensions(Container[str]):
             batch.record(event)
         return batch
 
+    def _list_parts(self) -> None:
+        self._parts = tuple((part_of_key(name), name) for name in self._by_name if name.startswith(MAIL))
+
     def _has_changed(self) -> None:
         self.version += 1
-        self.changed.set()
+        self._list_parts()
+        self._change.set()
+        self._change = asyncio.Event()

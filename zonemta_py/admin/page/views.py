@@ -38,7 +38,7 @@ WAYS_OF_PROVIDER = 500
 EVENTS_MAX = 500
 RECIPIENTS_MAX = 200  # of one message
 SUSPENSIONS = ("suspension", "probe")
-SUSPENDED_KINDS = ("tenant", "user", "zone", "provider", "address", "domain")
+SUSPENDED_KINDS = ("tenant", "user", "zone", "provider", "address", "domain", "mail")
 NO_RATE: Row = {
     "attempts": 0,
     "delivered_per_s": 0.0,
@@ -144,7 +144,9 @@ class Views:
         for row in await self._rows(SuspendedRequest()):
             for kind in found:
                 if kind in row:
-                    found[kind][row[kind]] = row
+                    fields: Row = row["mail"] if kind == "mail" else {kind: row[kind]}
+                    name = ", ".join(map(" ".join, fields.items())) if kind == "mail" else row[kind]
+                    found[kind][name] = {**row, "name": name, "fields": fields}
         return found
 
     async def tenant(self, name: str, tenant: str) -> Context:

@@ -20,11 +20,14 @@
     meta/limit/NAME/LENGTH/SLOT/KIND/SUBJECT  what was submitted in a slot of a window of LENGTH ms
     meta/sending/KIND/LENGTH/SLOT/ADDRESS/PROVIDER  what was sent in a slot of a window of LENGTH ms
     meta/sending-state/KIND/ADDRESS/PROVIDER  the pace (KIND pace) or the warm-up of an address at a provider
+    meta/held/NAME/deferred/ZONE/MSGID/RCPT  a recipient that is held for the suspension NAME, which is percent-encoded
     meta/rate/ZONE                    when the next message is due by the rate of the zone (unix ms)
 
 MSGID is 24 lower-case hex digits, DUE 13 decimal digits (ms), SEQ 16 hex digits. RCPT is the last
 part because it may contain any byte. A range ends at ``prefix + 0xff``: addresses may be UTF-8.
 """
+
+from urllib.parse import quote, unquote
 
 CHUNK_BYTES = 65_536
 CHUNKS_MAX = 999_999
@@ -48,6 +51,7 @@ META_NODE = b"meta/node"
 META_BOOT = b"meta/boot"
 META_IDS = b"meta/ids"
 META_EXPORTED = b"meta/exported"
+META_HELD = b"meta/held/"
 META_LIMIT = b"meta/limit/"
 META_RATE = b"meta/rate/"
 META_SENDING = b"meta/sending/"
@@ -207,6 +211,22 @@ def parse_digest(key: bytes) -> tuple[str, str]:
 def rate_key(zone: str) -> bytes:
     """When the next token of a zone's rate is due."""
     return META_RATE + zone.encode()
+
+
+def held_prefix(name: str) -> bytes:
+    """The prefix of the recipients that are held for the suspension ``name``."""
+    return META_HELD + quote(name, safe="").encode() + b"/"
+
+
+def held_key(name: str, recipient: bytes) -> bytes:
+    """``recipient``, a DEFERRED key, is held for the suspension ``name``."""
+    return held_prefix(name) + recipient
+
+
+def parse_held(key: bytes) -> tuple[str, bytes]:
+    """The arguments of ``held_key``."""
+    name, _, recipient = key[len(META_HELD) :].partition(b"/")
+    return unquote(name.decode()), recipient
 
 
 def limit_key(name: str, length_ms: int, slot: int, kind: str, subject: str) -> bytes:

@@ -103,11 +103,12 @@ class Return(Change):
 
 
 class Hold(Change):
-    """Recipients stay, unsent, until they are released."""
+    """Recipients stay, unsent, until they are released. ``suspension``: the name of that for which they are held."""
 
-    def __init__(self, queue: "Queue", reason: str) -> None:
+    def __init__(self, queue: "Queue", reason: str, suspension: str = "") -> None:
         self._now_ms = queue.now()
         self._reason = reason
+        self._suspension = suspension
 
     def skips(self, record: Waiting) -> bool:
         """Those that are held already."""
@@ -118,7 +119,10 @@ class Hold(Change):
         transitions.hold(
             withdrawal.batch, withdrawal.active.meta, key, record, self._reason, self._now_ms
         )
-        zone, message, _ = keys.parse_recipient(key)
+        zone, message, address = keys.parse_recipient(key)
+        if self._suspension:
+            held = keys.held_key(self._suspension, keys.deferred_key(zone, message, address))
+            withdrawal.batch.put(held, b"")
         due = keys.due_key(keys.HELD_MS, zone, message)
         if due not in withdrawal.due_keys:
             withdrawal.due_keys.append(due)

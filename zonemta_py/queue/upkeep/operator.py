@@ -7,7 +7,7 @@ the same last recipient.
 """
 
 import asyncio
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from zonemta_py.queue.queue import Queue
 
 STEP = 250  # recipients in one turn of the loop and one batch
+
+Selected = str | Sequence[bytes] | None  # of a message: an address, keys of recipients, or all
 
 _Step = list[tuple[bytes, Waiting]]
 
@@ -77,15 +79,21 @@ class Operator:
         """Hold a message's recipients, or one; returns (held, left because in flight)."""
         return await self._change(message, address, Hold(self._queue, reason))
 
-    async def release(self, message: str, address: str | None = None) -> int:
-        """Make held recipients of a message ready now; returns how many."""
+    async def hold_for(
+        self, suspension: str, message: str, waiting: Sequence[bytes], reason: str
+    ) -> None:
+        """Hold recipients of a message, by their keys, until ``suspension`` ends (``HeldMail``)."""
+        await self._change(message, waiting, Hold(self._queue, reason, suspension))
+
+    async def release(self, message: str, selected: Selected = None, suspension: str = "") -> int:
+        """Make held recipients of a message ready now; returns how many. ``suspension``: for which they were held."""
         queue, now_ms, count = self._queue, self._queue.now(), 0
         if not self._exists(message):
             return 0
         active = queue.acquire_message(message)
         try:
             gone = _Removed(queue, message)
-            for step, is_last in self._steps(active, address):
+            for step, is_last in self._steps(active, selected):
                 batch, woken, held = WriteBatch(), list[QueuedRecipient](), dict[bytes, int]()
                 for key, record in step:
                     if record.due_ms != keys.HELD_MS or key in queue.deferral.moving:
@@ -94,8 +102,10 @@ class Operator:
                     fresh = record._replace(uncertain=0)
                     woken.append(transitions.wake(batch, zone, message, found, fresh))
                     held[key] = record.due_ms
+                    if suspension:
+                        batch.delete(keys.held_key(suspension, key))
                     batch.record(Released(**transitions.event_fields(active.meta, key, record, now_ms)))
-                if woken and address is None and active.meta.options.quarantined:
+                if woken and selected is None and active.meta.options.quarantined:
                     options = active.meta.options._replace(quarantined=False)
                     active.meta = active.meta._replace(version=FORMAT, options=options)
                     batch.put(keys.meta_key(message), pack(active.meta))
@@ -112,18 +122,20 @@ class Operator:
     def _exists(self, message: str) -> bool:
         return self._queue.store.get(keys.meta_key(message)) is not None
 
-    def _steps(self, active: ActiveMessage, address: str | None) -> Iterator[tuple[_Step, bool]]:
+    def _steps(self, active: ActiveMessage, selected: Selected) -> Iterator[tuple[_Step, bool]]:
         """Recipients of a message by key, STEP at a time, and whether they are the last.
 
         Between two steps the loop may turn: what has moved since is found at its present place.
         """
         store, zones = self._queue.store, active.meta.zones
-        if address is None:
+        if selected is None:
             with store.frozen() as view:
                 found = list(recipient_keys(view, active.id, zones))
+        elif not isinstance(selected, str):
+            found = list(selected)
         else:
             places = [
-                place(zone, active.id, address)
+                place(zone, active.id, selected)
                 for zone in zones
                 for place in (keys.waiting_key, keys.deferred_key)
             ]
@@ -142,7 +154,7 @@ class Operator:
         record = readable(key, value) if value is not None else None
         return (key, record) if record is not None else None
 
-    async def _change(self, message: str, address: str | None, change: Change) -> tuple[int, int]:
+    async def _change(self, message: str, selected: Selected, change: Change) -> tuple[int, int]:
         """Take matching recipients out of window and timer, and ``change`` them."""
         if not self._exists(message):
             return 0, 0
@@ -150,7 +162,7 @@ class Operator:
         active = queue.acquire_message(message)
         try:
             gone = _Removed(queue, message)
-            for found, is_last in self._steps(active, address):
+            for found, is_last in self._steps(active, selected):
                 withdrawal = self._withdraw(active.id, found, change, gone, is_last=is_last)
                 await self._submit(withdrawal)
                 changed, busy = changed + withdrawal.count, busy + withdrawal.busy

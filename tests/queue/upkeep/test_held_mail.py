@@ -1,0 +1,183 @@
+"""Mail that is held for a suspension: what is held, over restarts and interruptions, and its release."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deadlines import until
+from tests.kit.queue import Clock, accept, lease, opened, problems, settle
+from zonemta_py.core.model import OutcomeKind
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.queue import Queue
+from zonemta_py.queue.suspensions import MailPart, part_of_key
+from zonemta_py.queue.upkeep.inspect import recipient_rows
+
+JUNE_AT_BIG = MailPart(campaign="june", provider="big")
+PARTS = [
+    MailPart(campaign="june"),
+    MailPart(tenant="acme", campaign="a/b&c=d %:?", provider="mx.own.example"),
+    MailPart(zone="bulk", tenant="acme"),
+    MailPart(domain="xn--bcher-kva.example", campaign="\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}"),
+]  # fmt: skip
+
+
+def states(queue: Queue) -> dict[str, str]:
+    return {row["recipient"]: row["state"] for row in recipient_rows(queue.store)}
+
+
+def listed(queue: Queue) -> list[bytes]:
+    return list(queue.store.keys(keys.META_HELD, keys.end_of(keys.META_HELD)))
+
+
+async def hold_next(queue: Queue, domain: str, provider: str, most: int = 100) -> bool:
+    """Lease for ``domain`` as a worker does; whether something was held."""
+    found = lease(queue, domain, most)
+    held = await queue.held_mail.hold(found, provider)
+    if not held:
+        queue.release(found)
+    return held
+
+
+async def release(queue: Queue, name: str) -> int:
+    count = 0
+    async for released in queue.held_mail.release(name):
+        count = released
+    return count
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_name_of_a_part(part: MailPart) -> None:
+    """It is read again as it was, also as a part of a key."""
+    assert part_of_key(part.key) == part
+    key = keys.held_key(part.key, keys.deferred_key("bulk", "0" * 24, "a/b@x.example"))
+    assert keys.parse_held(key) == (part.key, b"deferred/bulk/" + b"0" * 24 + b"/a/b@x.example")
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_only_the_part_is_held(directory: Path) -> None:
+    """Other campaigns, and the same one elsewhere, are sent; a restart finds what is held; its end releases that."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@big.example", "b@big.example", "c@small.example", campaign="june")
+        await accept(queue, "d@big.example", campaign="july")
+        by_hand = await accept(queue, "e@big.example", campaign="june")
+        await queue.operator.hold(by_hand)
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "wrong list")
+        assert await hold_next(queue, "big.example", "big")
+        assert not await hold_next(queue, "big.example", "big"), "that of July"
+        assert not await hold_next(queue, "small.example", "small")
+        held = {"a@big.example": "held", "b@big.example": "held"}
+        sent = {"c@small.example": "waiting", "d@big.example": "waiting"}
+        assert states(queue) == held | sent | {"e@big.example": "held"}
+        assert problems(queue.store) == []
+    async with opened(directory) as queue:
+        assert states(queue) == held | sent | {"e@big.example": "held"}
+        key = keys.deferred_key("default", by_hand, "e@big.example")
+        assert queue.held_mail.suspension_of(key) == ""
+        await queue.suspended.resume(JUNE_AT_BIG.key)
+        assert await release(queue, JUNE_AT_BIG.key) == 2
+        assert set(states(queue).items()) >= {("e@big.example", "held"), ("a@big.example", "waiting")}
+        assert listed(queue) == []
+        found = lease(queue, "big.example")
+        await settle(queue, found, OutcomeKind.DELIVERED)
+        assert problems(queue.store) == []
+
+
+async def test_a_part_of_a_large_message(directory: Path) -> None:
+    """Each lease is held by itself, without the recipients of the others."""
+    async with opened(directory) as queue:
+        addresses = [f"r{number}@big.example" for number in range(600)]
+        await accept(queue, *addresses, campaign="june")
+        await queue.suspended.suspend(MailPart(campaign="june", domain="big.example").key, "")
+        assert await hold_next(queue, "big.example", "", 50)
+        assert list(states(queue).values()).count("held") == 50
+        assert len(listed(queue)) == 50
+        while "waiting" in states(queue).values():
+            assert await hold_next(queue, "big.example", "", 50)
+        assert await release(queue, MailPart(campaign="june", domain="big.example").key) == 600
+        assert problems(queue.store) == []
+
+
+async def test_what_is_gone_or_elsewhere_meanwhile(directory: Path) -> None:
+    """Deleted and released recipients are no obstacle to the release of the others."""
+    part = MailPart(tenant="acme", zone="default")
+    async with opened(directory) as queue:
+        message = await accept(
+            queue, *(f"{name}@x.example" for name in "abc"), tenant="acme", campaign="june"
+        )
+        await queue.suspended.suspend(part.key, "")
+        assert await hold_next(queue, "x.example", "")
+        await queue.operator.delete(message, "a@x.example")
+        await queue.operator.release(message, "b@x.example")
+        assert states(queue) == {"b@x.example": "waiting", "c@x.example": "held"}
+        await queue.suspended.resume(part.key)
+        assert await release(queue, part.key) == 1
+        assert states(queue) == {"b@x.example": "waiting", "c@x.example": "waiting"}
+        assert listed(queue) == []
+        assert not queue.held_mail.is_any(part.key)
+
+
+async def test_an_interrupted_release_is_finished_at_the_start(directory: Path) -> None:
+    """The suspension has ended, and its mail is still held."""
+    async with opened(directory) as queue:
+        await accept(queue, "a@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "")
+        assert await hold_next(queue, "big.example", "big")
+        await queue.suspended.resume(JUNE_AT_BIG.key)
+        assert states(queue) == {"a@big.example": "held"}
+        assert queue.held_mail.is_any(JUNE_AT_BIG.key)
+    async with opened(directory) as queue:
+        await until(lambda: states(queue) == {"a@big.example": "waiting"}, "the release")
+        await until(lambda: listed(queue) == [], "the list")
+
+
+@pytest.mark.parametrize("name", ["acme", "user:ann", JUNE_AT_BIG.key])
+async def test_a_suspension_that_ends_releases_its_mail(directory: Path, name: str) -> None:
+    """At its time, by itself; what is stored of it is deleted after that."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, "a@big.example", tenant="acme", user="ann", campaign="june")
+        await queue.suspended.suspend("globex", "", clock() + 100_000)
+        await queue.suspended.suspend(name, "", clock() + 1000)
+        assert await hold_next(queue, "big.example", "big")
+        clock.ms += 999
+        assert name in queue.suspended
+        await asyncio.sleep(0)
+        assert states(queue) == {"a@big.example": "held"}
+        clock.ms += 1
+        assert name not in queue.suspended, "which wakes the release"
+        await until(lambda: states(queue) == {"a@big.example": "waiting"}, "the release")
+        stored = keys.META_SUSPENDED + name.encode()
+        await until(lambda: queue.store.get(stored) is None, "the stored suspension to go")
+        assert queue.suspended.names() == ["globex"]
+
+
+@pytest.mark.parametrize("name", ["acme", JUNE_AT_BIG.key])
+async def test_a_suspension_that_ended_while_the_relay_was_down(directory: Path, name: str) -> None:
+    """The next start releases its mail."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, "a@big.example", tenant="acme", campaign="june")
+        await queue.suspended.suspend(name, "", clock() + 1000)
+        assert await hold_next(queue, "big.example", "big")
+    clock.ms += 2000
+    async with opened(directory, clock) as queue:
+        await until(lambda: states(queue) == {"a@big.example": "waiting"}, "the release")
+        await until(
+            lambda: not list(queue.store.keys(keys.META_SUSPENDED, keys.end_of(keys.META_SUSPENDED))), ""
+        )
+
+
+async def test_a_renewed_suspension_keeps_its_mail(directory: Path) -> None:
+    """Suspended again in the moment of its end: nothing is released."""
+    clock = Clock()
+    async with opened(directory, clock) as queue:
+        await accept(queue, "a@big.example", campaign="june")
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "", clock() + 1000)
+        assert await hold_next(queue, "big.example", "big")
+        clock.ms += 1000
+        await queue.suspended.suspend(JUNE_AT_BIG.key, "")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert states(queue) == {"a@big.example": "held"}
+        assert queue.suspended.ended() == set()

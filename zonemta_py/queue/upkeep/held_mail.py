@@ -1,0 +1,140 @@
+"""Mail that is held because an operator has suspended what it belongs to, and its release when that ends.
+
+The recipients of a part of the mail are listed under ``meta/held/``, in the batch that holds them. Those of a tenant or a user are
+found by their messages: all of their held mail is released, also what an operator held.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from itertools import groupby, islice
+from typing import TYPE_CHECKING
+
+from zonemta_py.queue.active import Lease
+from zonemta_py.queue.batch import WriteBatch
+from zonemta_py.queue.format import keys
+from zonemta_py.queue.submitter_queues import QueuedRecipient
+from zonemta_py.queue.suspensions import MAIL, USER, part_of_key, suspended_part
+from zonemta_py.queue.upkeep.inspect import held_messages
+
+if TYPE_CHECKING:
+    from zonemta_py.queue.queue import Queue
+
+MESSAGES_AT_ONCE = 100
+LISTED_AT_ONCE = 1000  # recipients
+
+
+class HeldMail:
+    """The held mail of ``queue``. All raise QueueUnavailable, QueueCorrupt."""
+
+    def __init__(self, queue: "Queue") -> None:
+        self._queue = queue
+
+    def must_hold(self, lease: Lease, provider: str = "") -> bool:
+        """Whether some recipient of ``lease`` must not be sent. ``provider``: that of the destination, if it is known."""
+        queue, meta = self._queue, lease.active.meta
+        if suspended_part(queue.suspended, meta.origin.tenant, meta.origin.user):
+            return True
+        return bool(self._by_part(lease, provider))
+
+    async def hold(self, lease: Lease, provider: str = "") -> bool:
+        """Hold what must not be sent, and end the lease then; False: all of it may be sent."""
+        queue, active = self._queue, lease.active
+        origin = active.meta.origin
+        who = suspended_part(queue.suspended, origin.tenant, origin.user)
+        by_part = {} if who else self._by_part(lease, provider)
+        if not who and not by_part:
+            return False
+        queue.release(lease)
+        if who:
+            await queue.operator.hold(active.id, None, f"{who[0].lower()}{who[1:]} is suspended")
+        for name, recipients in by_part.items():
+            waiting = [each.key for each in recipients]
+            reason = f"mail of {part_of_key(name)} is suspended"
+            await queue.operator.hold_for(name, active.id, waiting, reason)
+        return True
+
+    def _by_part(self, lease: Lease, provider: str) -> dict[str, list[QueuedRecipient]]:
+        found: dict[str, list[QueuedRecipient]] = {}
+        for recipient in lease.recipients:
+            name = self._queue.suspended.of_recipient(
+                lease.active.meta, lease.zone, provider, recipient.record.domain
+            )
+            if name:
+                found.setdefault(name, []).append(recipient)
+        return found
+
+    def suspension_of(self, recipient: bytes) -> str:
+        """The name of the suspended part for which a recipient is held, by its DEFERRED key; empty for none."""
+        suspended = self._queue.suspended
+        for name in suspended.parts() if suspended else ():
+            if self._queue.store.get(keys.held_key(name, recipient)) is not None:
+                return name
+        return ""
+
+    def is_any(self, name: str) -> bool:
+        """Whether mail is held that ``release`` of ``name`` would release."""
+        return any(self._messages(name)) or any(self._listed(name))
+
+    async def release(self, name: str) -> AsyncIterator[int]:
+        """Release what was held for a tenant, a user or a part; yields the number of recipients so far."""
+        queue, released = self._queue, 0
+        messages = self._messages(name)
+        while step := list(islice(messages, MESSAGES_AT_ONCE)):
+            released += sum(await asyncio.gather(*map(queue.operator.release, step)))
+            yield released
+        while listed := list(islice(self._listed(name), LISTED_AT_ONCE)):
+            released += await self._release_listed(name, listed)
+            yield released
+
+    def _messages(self, name: str) -> Iterator[str]:
+        if name.startswith(MAIL):
+            return iter(())
+        is_user = name.startswith(USER)
+        tenant, user = ("", name.removeprefix(USER)) if is_user else (name, "")
+        return held_messages(self._queue.store, tenant, user)
+
+    def _listed(self, name: str) -> Iterator[bytes]:
+        prefix = keys.held_prefix(name)
+        return (key[len(prefix) :] for key in self._queue.store.keys(prefix, keys.end_of(prefix)))
+
+    async def _release_listed(self, name: str, listed: list[bytes]) -> int:
+        """Release recipients by their DEFERRED keys; those that were moved to another zone are found by their address."""
+        queue, released, batch = self._queue, 0, WriteBatch()
+        for (_, message), group in groupby(listed, lambda key: keys.parse_recipient(key)[:2]):
+            of_message = list(group)
+            here = [key for key in of_message if queue.store.get(key) is not None]
+            released += await queue.operator.release(message, here, name)
+            for key in set(of_message).difference(here):
+                address = keys.parse_recipient(key)[2]
+                released += await queue.operator.release(message, address)
+            for key in of_message:
+                batch.delete(keys.held_key(name, key))
+        await queue.commits.submit(batch)
+        return released
+
+    async def run(self) -> None:
+        """Release the mail of each suspension when it ends; first of those whose release was interrupted."""
+        suspended = self._queue.suspended
+        ended = self._without_suspension()
+        while True:
+            version = suspended.version
+            for name in ended | suspended.ended():
+                async for _ in self.release(name):
+                    pass
+                await suspended.resume(name)
+            ended = set()
+            end_ms = suspended.next_end_ms()
+            wait_s = max(0, end_ms - self._queue.now()) / 1000 if end_ms else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await suspended.wait_for_change(version)
+
+    def _without_suspension(self) -> set[str]:
+        found, start = set[str](), keys.META_HELD
+        while key := next(self._queue.store.keys(start, keys.end_of(keys.META_HELD)), None):
+            name, _ = keys.parse_held(key)
+            if name not in self._queue.suspended:
+                found.add(name)
+            start = keys.end_of(keys.held_prefix(name))
+        return found
