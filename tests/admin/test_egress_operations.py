@@ -127,6 +127,8 @@ async def test_answers(directory: Path, tokens: dict[str, str]) -> None:
         ("suspend", {"address": "x"}, "'system' is the one that the system chooses"),
         ("resume", {"zone": "default"}, "zone default is not suspended; suspended: nothing"),
         ("resume", {"zone": "default", "all": True}, "expected no name"),
+        ("shaping", {"provider": "bgi"}, "no provider 'bgi'; did you mean 'big'?"),
+        ("shaping", {"address": "127.0.0.99"}, "no address '127.0.0.99'; did you mean"),
         ("warmup", {"address": "127.0.0.32"}, "127.0.0.32 has no warm-up"),
         ("warmuppause", {"address": NEW, "provider": "big"}, "for 'big'; there is all mail"),
         ("shapingend", {"provider": "big", "address": NEW}, "there is no pace of 127.0.0.31 at big"),

@@ -351,7 +351,9 @@ async def test_unreachable(queue: Queue) -> None:
 @pytest.mark.parametrize("request_type", [SuspendRequest, ResumeRequest])
 async def test_who_is_suspended_must_be_said(queue: Queue, request_type: Any) -> None:
     for arguments in ({}, {"tenant": "a", "user": "b"}, {"zone": "a", "domain": "b.example"}):
-        with pytest.raises(LocalError, match=r"one of (tenant, user, zone, .*|zone, provider and domain) is expected"):
+        with pytest.raises(
+            LocalError, match=r"one of (tenant, user, zone, .*|zone, provider and domain) is expected"
+        ):
             await rows(queue, request_type(**arguments))
     for arguments in ({"tenant": "a\x1b[2J"}, {"user": "u" * 300}):
         with pytest.raises(LocalError, match=r"no name of a (tenant|user)"):

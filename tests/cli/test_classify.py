@@ -36,6 +36,21 @@ def test_replies_from_standard_input() -> None:
     assert "'nonsense': a reply begins with its code" in shown.stderr
 
 
+def test_the_phases_in_which_a_reply_has_another_class(tmp_path: Path) -> None:
+    """Without --phase they are named, so that the relay's answer is no surprise."""
+    rules = tmp_path / "classify.yaml"
+    rules.write_text(
+        "rules:\n  - {class: greylisted, pattern: 'come back', phase: rcpt}\n  - {class: policy, pattern: 'come back'}\n"
+    )
+    said = ["classify", "--rules", str(rules), "451 come back"]
+    found = CliRunner().invoke(main, said)
+    assert found.stdout.splitlines()[0].startswith("policy  KumoMTA PolicyRelated")
+    assert found.stdout.splitlines()[1:] == ["  --phase rcpt: greylisted"]
+    found = CliRunner().invoke(main, [*said, "--phase", "rcpt", "--json"])
+    row = json.loads(found.stdout)
+    assert (row["class"], row["phases"]) == ("greylisted", {})
+
+
 def test_own_rules(tmp_path: Path) -> None:
     """From --rules, or from the configuration; --phase for rules that ask for it."""
     rules = tmp_path / "own.yaml"

@@ -11,7 +11,7 @@ from zonemta_py.admin.requests import (
     WarmupPauseRequest,
     WarmupRequest,
 )
-from zonemta_py.admin.suspension_operations import address_of
+from zonemta_py.admin.suspension_operations import address_of, known_name
 from zonemta_py.admin.ways import attention
 from zonemta_py.core.errors import LocalError
 
@@ -51,11 +51,16 @@ class EgressOperations:
     async def shaping(self, request: ShapingRequest) -> AsyncIterator[Row]:
         """A row for each address and provider where something is limited, under way, or was refused lately.
 
-        Those come first that need attention. Raises LocalError when no relay is running.
+        Those come first that need attention. Raises LocalError when no relay is running, UnknownName.
         """
-        address = address_of(request.address) if request.address else ""
-        for row in sorted(self._limits().rows(), key=attention):
-            if request.provider in ("", row["provider"]) and address in ("", row["address"]):
+        egress = self._limits()
+        rows, provider, address = egress.rows(), request.provider, ""
+        if provider and all(provider != row["provider"] for row in rows):
+            known_name(egress, "provider", provider)
+        if request.address:
+            address = known_name(egress, "address", address_of(request.address))
+        for row in sorted(rows, key=attention):
+            if provider in ("", row["provider"]) and address in ("", row["address"]):
                 yield row
 
     async def end_pace(self, request: ShapingEndRequest) -> AsyncIterator[Row]:

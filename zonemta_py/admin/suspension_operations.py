@@ -143,14 +143,7 @@ class SuspensionOperations:
             raise UnknownName(no_such(kind, name, self._tenants()))
         if self._egress is None or kind not in ("zone", "provider", "address"):
             return name
-        known = self._egress.names(kind)
-        if kind == "provider" and "." in name:
-            return name  # hosts that are a provider of their own, which may not have been met yet
-        if kind == "address":
-            name = next((each for each in known if _same_address(each, name)), name)
-        if name not in known:
-            raise UnknownName(no_such(kind, name, known))
-        return name
+        return known_name(self._egress, kind, name)
 
     def _changed(self) -> None:
         if self._egress is not None:
@@ -188,6 +181,18 @@ def _normal(kind: str, name: str) -> str:
         return address_of(name)
     is_host = kind == "provider" and "." in name
     return name.lower() if is_host else name
+
+
+def known_name(egress: EgressView, kind: str, name: str) -> str:
+    """A zone, provider or address as the relay names it. Raises UnknownName."""
+    known = egress.names(kind)
+    if kind == "provider" and "." in name:
+        return name  # hosts that are a provider of their own, which may not have been met yet
+    if kind == "address":
+        name = next((each for each in known if _same_address(each, name)), name)
+    if name not in known:
+        raise UnknownName(no_such(kind, name, known))
+    return name
 
 
 def address_of(text: str) -> str:

@@ -5,11 +5,9 @@ its digest needs no salt and no slow hash.
 """
 
 import hashlib
-import os
 import re
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,9 +15,11 @@ from zonemta_py.config.references import read_token
 from zonemta_py.config.schema import Config
 from zonemta_py.core.codec import Struct
 from zonemta_py.core.errors import ConfigError, LocalError
+from zonemta_py.core.files import replace_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+MODE = 0o600  # of a new file
 MADE_NAME = "admin.token"  # in the queue directory
 
 
@@ -136,23 +136,10 @@ def make_token(path: Path) -> None:
     try:
         if path.exists() and path.stat().st_size:
             return
-        _replace(path, secrets.token_urlsafe(32) + "\n")
+        path.unlink(missing_ok=True)  # its mode may let others read
+        replace_text(path, secrets.token_urlsafe(32) + "\n", MODE)
     except OSError as exc:
         raise LocalError(f"{path}: the token cannot be written: {exc.strerror or exc}") from exc
-
-
-def _replace(path: Path, text: str) -> None:
-    """Give ``path`` new contents, all or nothing, and keep its owner. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        if path.exists():
-            with suppress(PermissionError):
-                os.fchown(file.fileno(), path.stat().st_uid, path.stat().st_gid)
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def add_token(path: Path, name: str, role: Role, tenant: str = "") -> str:
@@ -168,7 +155,7 @@ def add_token(path: Path, name: str, role: Role, tenant: str = "") -> str:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before and not before.endswith("\n"):
             before += "\n"
-        _replace(path, f"{before}{line}\n")
+        replace_text(path, f"{before}{line}\n", MODE)
     except OSError as exc:
         raise LocalError(f"{path}: the tokens file cannot be written: {exc.strerror or exc}") from exc
     return text
@@ -181,6 +168,6 @@ def remove_token(path: Path, name: str) -> None:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.split("#", 1)[0].split()[:1] != [name]]
     try:
-        _replace(path, "".join(kept))
+        replace_text(path, "".join(kept), MODE)
     except OSError as exc:
         raise LocalError(f"{path}: the tokens file cannot be written: {exc.strerror or exc}") from exc

@@ -107,6 +107,8 @@ def _print_all(texts: Iterable[str], classifier: ReplyClassifier, phase: str, *,
 def _print_row(row: dict[str, Any]) -> None:
     rule = f"{row['file']}:{row['line']}" if row["file"] else "no rule"
     echo(f"{row['class']}  KumoMTA {row['kumomta']}, PowerMTA {row['powermta']}  [{rule}]")
+    for phase, name in row["phases"].items():
+        echo(f"  --phase {phase}: {name}")
 
 
 def _print_classes(*, as_json: bool) -> None:

@@ -30,6 +30,7 @@ from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.config.load import read_text, to_yaml
 from zonemta_py.config.warmup import WarmupSchedule
 from zonemta_py.config.warmup_file import entry_of, with_entry
+from zonemta_py.core.files import replace_text
 from zonemta_py.schedule.warmup import plan
 
 address_option = click.option("--address", metavar="IP", required=True, help="The address that is new.")
@@ -191,7 +192,7 @@ def plan_(
         click.echo(to_yaml([entry_of(made)]), nl=False)
     else:
         before = read_text(output) if output.exists() else ""
-        output.write_text(with_entry(before, output, made, replace=force), encoding="utf-8")
+        replace_text(output, with_entry(before, output, made, replace=force))
     _print_days(made)
 
 

@@ -1,8 +1,10 @@
-"""Directories that only this user reads, and that survive a power cut."""
+"""Directories that only this user reads, and that survive a power cut; files that are replaced at once."""
 
 import logging
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,29 @@ def private_directory(path: Path) -> None:
             "%s: its mode was %04o, so that others could read mail; it is %04o now",
             path, mode, mode & ~OF_OTHERS,
         )  # fmt: skip
+
+
+def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Give ``path`` new contents, all or nothing. ``mode`` is that of a new file; others keep theirs, and their owner.
+
+    Raises OSError.
+    """
+    target = path.resolve()
+    before = target.stat() if target.exists() else None
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode if before is None else stat.S_IMODE(before.st_mode))
+            if before is not None:
+                with suppress(PermissionError):  # the owner is not changed without privileges
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            os.fsync(file.fileno())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from zonemta_py.config.schema import Config
 from zonemta_py.core import clock
-from zonemta_py.core.errors import LocalError
+from zonemta_py.core.errors import LocalError, UnknownName
 from zonemta_py.core.similar import no_such
 from zonemta_py.delivery.egress import Egress, read_egress
 from zonemta_py.delivery.egress_store import (
@@ -177,14 +177,14 @@ def _smarthost_zones(config: Config) -> list[str]:
 
 
 def _schedules(warmup: WarmUp, address: str, provider: str) -> list[Warming]:
-    """Those of an address, or the one for ``provider``. Raises LocalError."""
+    """Those of an address, or the one for ``provider``. Raises UnknownName."""
     found = [each for each in warmup.all() if each.key[0] == address]
     if not found:
-        raise LocalError(no_such("warm-up of", address, {each.key[0] for each in warmup.all()}))
+        raise UnknownName(no_such("warm-up of", address, {each.key[0] for each in warmup.all()}))
     chosen = [each for each in found if provider in ("", each.key[1])]
     if not chosen:
         names = {each.key[1] or "all mail" for each in found}
-        raise LocalError(no_such(f"warm-up of {address} for", provider, names))
+        raise UnknownName(no_such(f"warm-up of {address} for", provider, names))
     return chosen
 
 

@@ -4,14 +4,12 @@ A disabled user has ``!`` in front of the hash, as in shadow(5). The file is rep
 reads it meanwhile has the old users or the new ones.
 """
 
-import os
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from zonemta_py.core.errors import LocalError
+from zonemta_py.core.files import replace_text
 from zonemta_py.intake.users import DISABLED, load_users
 
 MODE = 0o600  # of a new file
@@ -77,20 +75,6 @@ def _name_in(line: str) -> str:
 def _write(path: Path, lines: list[str]) -> None:
     """Replace ``path``. Raises LocalError."""
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else MODE
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                if path.exists():
-                    with suppress(PermissionError):  # the owner is not changed without privileges
-                        os.fchown(file.fileno(), path.stat().st_uid, path.stat().st_gid)
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        replace_text(path, "".join(f"{line}\n" for line in lines), MODE)
     except OSError as exc:
         raise LocalError(f"{path}: the users file cannot be written: {exc.strerror or exc}") from exc

@@ -292,9 +292,16 @@ def read_reply(text: str) -> Reply:
 
 
 def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> dict[str, Any]:
-    """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code."""
+    """What ``zonemta classify`` and the API say of a reply. Raises ValueError for one without a code.
+
+    ``phases``: without ``phase``, those in which the reply has another class, with that.
+    """
     reply = read_reply(text)
     found = classifier.explain(phase, reply.code, reply.status, reply.text)
+    in_phases = {
+        each.value: classifier.classify(each, reply.code, reply.status, reply.text)
+        for each in (() if phase else Phase)
+    }
     names, rule = NAMES[found.reply_class], found.rule
     return {
         "class": found.reply_class,
@@ -305,6 +312,7 @@ def classified_row(classifier: ReplyClassifier, text: str, phase: str = "") -> d
         "text": reply.text,
         "file": rule.source if rule is not None else "",
         "line": rule.line if rule is not None else 0,
+        "phases": {each: name for each, name in in_phases.items() if name != found.reply_class},
     }
 
 
