@@ -4,6 +4,7 @@ import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from zonemta_py.bench.sampler import quantile
 from zonemta_py.sink.sink_limits import LimitName
@@ -14,11 +15,20 @@ SHOWN_S = 20.0
 
 
 def latency(
-    accepted_s: Sequence[float], delivered_s: Sequence[float], first: int
+    accepted_s: Sequence[float],
+    delivered_s: Sequence[float],
+    first: int,
+    from_s: float = 0.0,
+    until_s: float = inf,
 ) -> dict[str, float | int]:
-    """From the 250 to the receiver's final dot, in ms; the first message is number ``first``."""
+    """From the 250 to the receiver's final dot, in ms; the first message is number ``first``.
+
+    Of those whose 250 came from ``from_s`` on and before ``until_s``.
+    """
     waits_ms = sorted(
-        max(0.0, delivered_s[first + number] - at_s) * 1000 for number, at_s in enumerate(accepted_s)
+        max(0.0, delivered_s[first + number] - at_s) * 1000
+        for number, at_s in enumerate(accepted_s)
+        if from_s <= at_s < until_s
     )
     return {
         "messages": len(waits_ms), "p50_ms": quantile(waits_ms, 0.5), "p95_ms": quantile(waits_ms, 0.95),

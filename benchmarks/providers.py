@@ -127,6 +127,7 @@ class Run:
         (directory / "sink.yaml").write_text(yaml.safe_dump({"providers": script}))
         self._sink = Sink(load_script(directory / "sink.yaml"))
         self._names = NameServer(records())
+        self._submitted_s = 0.0  # when the last flood was accepted
 
     async def start(self) -> None:
         """Start everything."""
@@ -156,6 +157,7 @@ class Run:
                 options = (f"--first={first + number * half}", f"--domains={DOMAINS}", "--sessions=15")
                 sender = f"list@{zone}.example"
                 group.create_task(self.source(half, sender, "--domain=flood.example", *options))
+        self._submitted_s = monotonic_s()
         await self.until(lambda: self._sink.tally.messages >= before + 2 * half, "the flood")
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
@@ -212,8 +214,10 @@ class Run:
                 lambda _: print(f"flood: {monotonic_s() - began_s:.1f} s", file=sys.stderr)
             )
         took_s, cpu_s = monotonic_s() - began_s, cpu_seconds(self._relay.pid) - cpu_s
+        submitted_s = self._submitted_s
         row: dict[str, Any] = {
             "processes": self._processes, "recipients": self._recipients, "seconds": round(took_s, 1),
+            "submitted_after_s": round(submitted_s - began_s, 1),
             "cpu_ms": round(cpu_s * 1000 / (self._recipients + MEANWHILE), 3),
             "rss_anon_mb": round(rss_anon_bytes(self._relay.pid) / 1e6, 1),
             "providers": {
@@ -233,7 +237,10 @@ class Run:
         await asyncio.to_thread(self._relay.stop)
         deliveries = self._single_sink.stop()
         row["alone"] = latency(alone, deliveries.times, len(warm))
-        row["meanwhile"] = latency(beside.result(), deliveries.times, len(warm) + len(alone))
+        of_beside = beside.result(), deliveries.times, len(warm) + len(alone)
+        row["meanwhile"] = latency(*of_beside)
+        row["while_submitted"] = latency(*of_beside, until_s=submitted_s)
+        row["while_limited"] = latency(*of_beside, from_s=submitted_s, until_s=began_s + took_s)
         row["shaped"] = shaped(self._directory / "events", block.blocked_s)
         return row
 
