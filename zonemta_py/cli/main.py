@@ -26,6 +26,7 @@ COMMANDS = {
     "history": "zonemta_py.cli.events",
     "tail": "zonemta_py.cli.events",
     "trace": "zonemta_py.cli.trace",
+    "export": "zonemta_py.cli.export",
     "audit": "zonemta_py.cli.audit",
     "sink": "zonemta_py.cli.sink",
     "bench": "zonemta_py.cli.bench",

@@ -1,6 +1,7 @@
 """Options and parameter types that several commands share."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -34,6 +35,13 @@ class ConfigValue(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
 HOST_PORT = ConfigValue("HOST:PORT", host_port)
 DURATION = ConfigValue("DURATION", duration)
 POSITIVE_DURATION = ConfigValue("DURATION", positive_duration)
+TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+
+
+def time_ms(time: datetime | None) -> int | None:
+    """The unix ms of a TIME, which is UTC."""
+    return None if time is None else round(time.replace(tzinfo=UTC).timestamp() * 1000)
+
 
 message_option = click.option(
     "--message",

@@ -1,7 +1,7 @@
 """The group ``zonemta shaping``."""
 
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from zonemta_py.cli.common import (
     read_config,
     reports_errors,
 )
-from zonemta_py.cli.options import DIRECTORY, FILE
+from zonemta_py.cli.options import DIRECTORY, FILE, TIME, time_ms
 from zonemta_py.cli.progress import spinner
 from zonemta_py.cli.queue.access import rows_of
 from zonemta_py.cli.reason import shaped_text
@@ -28,8 +28,6 @@ from zonemta_py.core import clock
 from zonemta_py.core.durations import time_left
 from zonemta_py.core.errors import LocalError
 from zonemta_py.schedule.replay import PoolOf, ReplayedChange, ShapingReplay, ShapingSetup
-
-TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 
 
 @click.group()
@@ -183,7 +181,7 @@ def replay(
     directory = directory or config.events.directory
     if not directory.is_dir():
         raise LocalError(f"{directory}: there is no event log here")
-    found, damage = _replayed(config, directory, _ms(from_), _ms(to))
+    found, damage = _replayed(config, directory, time_ms(from_), time_ms(to))
     for text in damage:
         click.echo(f"event log: {text}", err=True)
     missing, extra = found.differences()
@@ -207,10 +205,6 @@ def replay(
         )
     if compare and (missing or extra):
         sys.exit(EXIT_FAILED)
-
-
-def _ms(time: datetime | None) -> int | None:
-    return None if time is None else round(time.replace(tzinfo=UTC).timestamp() * 1000)
 
 
 def _replayed(

@@ -4,8 +4,10 @@ import logging
 import os
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +36,18 @@ def private_directory(path: Path) -> None:
         )  # fmt: skip
 
 
-def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Give ``path`` new contents, all or nothing. ``mode`` is that of a new file; others keep theirs, and their owner.
+@contextmanager
+def replaced(path: Path, mode: int = 0o644) -> Iterator[TextIO]:
+    """Yields a file for the new contents of ``path``, which has them when the block has ended; all or nothing.
 
-    Raises OSError.
+    ``mode`` is that of a new file; others keep theirs, and their owner. Raises OSError.
     """
     target = path.resolve()
     before = target.stat() if target.exists() else None
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            yield file
             file.flush()
             os.fchmod(file.fileno(), mode if before is None else stat.S_IMODE(before.st_mode))
             if before is not None:
@@ -55,6 +58,12 @@ def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Give ``path`` new contents, see ``replaced``. Raises OSError."""
+    with replaced(path, mode) as file:
+        file.write(text)
 
 
 def sync_directory(path: Path) -> None:

@@ -1,0 +1,155 @@
+"""``zonemta export``."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from zonemta_py.cli.common import EXIT_FAILED, read_config, reports_errors
+from zonemta_py.cli.options import DIRECTORY, FILE, TIME, time_ms
+from zonemta_py.cli.progress import progress_bar
+from zonemta_py.core.errors import LocalError, SegmentDamaged
+from zonemta_py.core.files import replaced
+from zonemta_py.events.peer_formats import (
+    EVENTS,
+    POWERMTA_COLUMNS,
+    kumomta_record,
+    powermta_rows,
+    without_repeats,
+)
+from zonemta_py.events.segments import read_open_segments, read_segment, sealed_segments
+
+MODE = 0o640  # of a new file: it has addresses
+Records = Iterable[dict[str, Any]]
+
+
+@click.command()
+@click.option(
+    "-c",
+    "--config",
+    "config_path",
+    type=FILE,
+    envvar="ZONEMTA_CONFIG",
+    show_envvar=True,
+    help="The configuration file, for the place of the event log.",
+)
+@click.option(
+    "--events",
+    "directory",
+    type=DIRECTORY,
+    help="The event log.  [default: events.directory of the configuration]",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["powermta", "kumomta"]),
+    required=True,
+    help="PowerMTA's accounting file (CSV with a header), or KumoMTA's log (JSON lines).",
+)
+@click.option(
+    "--event",
+    "events",
+    type=click.Choice(EVENTS),
+    multiple=True,
+    help="Only these events; repeatable.  [default: all of them]",
+)
+@click.option(
+    "--from",
+    "from_",
+    type=TIME,
+    metavar="TIME",
+    help="Nothing older (UTC), such as 2026-11-20 or 2026-11-20T08:30.",
+)
+@click.option("--to", type=TIME, metavar="TIME", help="Nothing from then on.")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    help="Write to this file, whole or not at all, instead of standard output.",
+)
+@reports_errors
+def export(
+    config_path: Path | None, directory: Path | None, format_: str, events: tuple[str, ...], from_: datetime | None,
+    to: datetime | None, output: Path | None,
+) -> None:  # fmt: skip
+    """Write the event log as another relay's accounting, with its names of the classes, for programs that read that.
+
+    What the event log does not have is empty in the columns. The relay may be running: what it has not yet written to the event
+    log, at most some seconds, is missing. Exits 1 when a segment is damaged; the others are exported.
+
+    \b
+    Examples:
+      zonemta export -c config/zonemta.yaml --format powermta --event delivered --event bounced -o acct.csv
+      zonemta export -c config/zonemta.yaml --format kumomta --from 2026-11-20 --to 2026-11-21 | zstd > log.zst
+    """
+    if directory is None:
+        if config_path is None:
+            raise click.UsageError("--config or --events is needed")
+        directory = read_config(config_path).events.directory
+    if not directory.is_dir():
+        raise LocalError(f"{directory}: there is no event log here")
+    damage: list[str] = []
+    from_ms, to_ms = time_ms(from_), time_ms(to)
+    wanted = frozenset(events or EVENTS)
+    found = (
+        record
+        for record in without_repeats(_records(directory, from_, damage))
+        if record["event"] in wanted
+        and (from_ms is None or record["time_ms"] >= from_ms)
+        and (to_ms is None or record["time_ms"] < to_ms)
+    )
+    write: Callable[[Records, TextIO], None] = _write_csv if format_ == "powermta" else _write_lines
+    with _opened(output) as file:
+        write(found, file)
+    for text in damage:
+        click.echo(f"event log: {text}", err=True)
+    if damage:
+        sys.exit(EXIT_FAILED)
+
+
+def _records(directory: Path, from_: datetime | None, damage: list[str]) -> Iterator[dict[str, Any]]:
+    """All records that can be read of segments that were sealed on the day of ``from_`` or later."""
+    first = f"date={from_:%Y-%m-%d}" if from_ is not None else ""
+    hidden = list(read_open_segments(directory))
+    paths = [path for path in sealed_segments(directory) if path.parent.parent.name >= first]
+    with progress_bar("segments", len(paths)) as advance:
+        for path in paths:
+            try:
+                yield from read_segment(path)
+            except SegmentDamaged as exc:
+                damage.append(str(exc))
+            advance(1)
+    yield from hidden
+
+
+def _write_csv(records: Records, file: TextIO) -> None:
+    writer = csv.DictWriter(file, POWERMTA_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerows(powermta_rows(record))
+
+
+def _write_lines(records: Records, file: TextIO) -> None:
+    for record in records:
+        found = kumomta_record(record)
+        if found is not None:
+            file.write(f"{json.dumps(found, ensure_ascii=False)}\n")
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that has its name only when the block has ended."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        with replaced(path, MODE) as file:
+            yield file
+    except OSError as exc:
+        raise LocalError(f"{path}: {exc.strerror or exc}") from exc
