@@ -109,7 +109,7 @@ def test_repeated_records_are_exported_once() -> None:
 
 
 async def test_the_log_of_a_relay(directory: Path) -> None:
-    """Accepted, delivered, deferred and bounced; only what is wanted, in a file that is there when it is complete."""
+    """Accepted, delivered, deferred and bounced; of these events only some, in a file that is there when it is complete."""
     async with staged(directory) as stage:
         await stage.receiver(
             "a.example",
