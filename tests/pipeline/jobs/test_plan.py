@@ -329,7 +329,7 @@ def test_times_of_sending(spark: "SparkSession", tmp_path: Path) -> None:
 def test_blocks_change_nothing(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """Rows that Spark distributes one by one have the same kinds and reasons as those that come in blocks."""
+    """Rows that Spark distributes one by one have the same kinds and reasons as those in blocks, also of a list that tasks read."""
     from zonemta_py.pipeline.jobs import plan as module
 
     rows = [[f"{'R' if n % 5 else 'r'}{n % 700}@{('gmail.com', 'x.example', 'é.example')[n % 3]}", f"{n}"] for n in range(2000)]  # fmt: skip
@@ -339,7 +339,11 @@ def test_blocks_change_nothing(
     if "caps" in changes:
         changes = {"selection": Selection("june", caps=changes["caps"])}
     found = []
-    for name in ("blocks", "rows"):
+    for name in ("plain", "blocks", "rows"):
+        if name == "plain":
+            assert module.plain_list(Path(listed), ",", ["email", "name"], "email") is not None
+        if name == "blocks":
+            monkeypatch.setattr(module, "_plain", lambda *_: None)
         if name == "rows":
             monkeypatch.setattr(module, "_blocks", lambda *_: None)
         plan(spark, listed, tmp_path / name, suppress=[str(tmp_path / "s.txt")], **changes)
@@ -348,5 +352,5 @@ def test_blocks_change_nothing(
         )
         out = {kind: sorted(each) for kind, each in left_out(spark, tmp_path / name).items()}
         found.append((planned, out))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert {"rejected", "duplicate", "suppressed"} <= set(found[0][1])

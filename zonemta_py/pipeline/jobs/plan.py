@@ -7,6 +7,7 @@ could see a changed list.
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark import StorageLevel
@@ -23,6 +24,7 @@ from zonemta_py.pipeline.spark import tables
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.listing import local_size_bytes
 from zonemta_py.pipeline.spark.lists import POSITION, address_column, read_list
+from zonemta_py.pipeline.spark.plain_lists import PlainList, plain_list
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.storage import names_in, prepare_output
 from zonemta_py.pipeline.spark.suppression import Suppression, read_suppression
@@ -35,7 +37,7 @@ from zonemta_py.pipeline.transforms.classify import (
     arrange_rows,
 )
 from zonemta_py.pipeline.transforms.envelopes import Packing
-from zonemta_py.pipeline.transforms.normalise import normalise_rows
+from zonemta_py.pipeline.transforms.normalise import normalise_plain, normalise_rows
 from zonemta_py.pipeline.transforms.pack import pack_rows, with_keys
 from zonemta_py.routing import make_router
 from zonemta_py.smtp.address import domain_of
@@ -203,11 +205,17 @@ def _pack(
     classifier = Classifier(request.case_sensitive, suppression.held if suppression else None)
     blocks = _blocks(request, listed, suppression)
     arrange = arrange_rows(suppression, selection, request.case_sensitive)
+    plain = _plain(request, listed) if blocks and not blocks.columns else None
     with spark_errors(request.source):
+        if blocks and plain:
+            checked = normalise_plain(plain, blocks)(listed.rows.sparkSession)
+            checked = checked.observe(read, F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"))
+        else:
+            checked = listed.rows.observe(read, F.count(F.lit(1)).alias("rows")).transform(
+                normalise_rows(listed.email, listed.merge_fields, request.send_at_column, blocks)
+            )
         packed = (
-            listed.rows.observe(read, F.count(F.lit(1)).alias("rows"))
-            .transform(normalise_rows(listed.email, listed.merge_fields, request.send_at_column, blocks))
-            .transform(blocks.distribute if blocks else arrange)
+            checked.transform(blocks.distribute if blocks else arrange)
             .transform(pack_rows(classifier, packing, selection.caps, blocks))
             .persist(StorageLevel.DISK_ONLY)
         )
@@ -234,6 +242,15 @@ def _blocks(
     extra = [*(["fields"] if listed.merge_fields else []), *(["send_at_ms"] if request.send_at_column else [])]  # fmt: skip
     buckets = max(BUCKETS_MIN, size_bytes // BUCKET_BYTES)
     return Blocks(request.case_sensitive, buckets, tuple(extra))
+
+
+def _plain(request: PlanRequest, listed: _RecipientList) -> PlainList | None:
+    """How tasks read the list themselves; None where Spark has to."""
+    separator = {"csv": ",", "txt": ",", "tsv": "\t"}.get(request.source.lower().rpartition(".")[2])
+    if separator is None or request.reader_options or not Path(request.source).is_file():
+        return None
+    names = [name for name in listed.rows.columns if name != POSITION]
+    return plain_list(Path(request.source), separator, names, listed.email)
 
 
 def _write_parts(

@@ -15,7 +15,13 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from zonemta_py.pipeline.transforms.xxhash import xxhash64
 
-BLOCK = StructType([StructField("bucket", IntegerType()), StructField("block", BinaryType())])
+BLOCK = StructType(
+    [
+        StructField("bucket", IntegerType()),
+        StructField("block", BinaryType()),
+        StructField("rows", IntegerType()),  # in the block
+    ]
+)
 DIVIDED_ROWS = 200_000  # that are divided together
 BATCH_ROWS = 100_000
 BUCKETS_OF_TASK, PARTITIONS = 8, 32
@@ -54,7 +60,8 @@ class Blocks:
         found, begins = np.unique(bucket[order], return_index=True)
         ends = [*begins[1:], len(order)]
         blocks = [_as_block(table.slice(a, b - a)) for a, b in zip(begins, ends, strict=True)]
-        arrays = [pa.array(found, pa.int32()), pa.array(blocks, pa.binary())]
+        lengths = pa.array(np.subtract(ends, begins), pa.int32())
+        arrays = [pa.array(found, pa.int32()), pa.array(blocks, pa.binary()), lengths]
         return pa.RecordBatch.from_arrays(arrays, names=BLOCK.names)
 
     def _digests(self, table: pa.Table) -> Numbers:
@@ -79,7 +86,7 @@ class Blocks:
         """The rows of blocks that are sorted by their bucket, as ``arrange_rows`` gives them."""
         bucket, waiting = None, list[pa.Table]()
         for batch in batches:
-            for number, block in zip(*batch.columns, strict=True):
+            for number, block, _ in zip(*batch.columns, strict=True):
                 if waiting and number != bucket:
                     yield from _arranged(waiting)
                     waiting = []

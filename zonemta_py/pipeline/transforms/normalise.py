@@ -9,12 +9,13 @@ from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from zonemta_py.pipeline.rules.addresses import PLAIN, PLAIN_MAX, address_or_reason
 from zonemta_py.pipeline.spark.lists import POSITION
+from zonemta_py.pipeline.spark.plain_lists import PlainList
 from zonemta_py.pipeline.transforms.blocks import BLOCK, Blocks
 from zonemta_py.pipeline.transforms.times import quoted, time_ms
 from zonemta_py.submit.recipients import BLANKS
@@ -76,6 +77,23 @@ def normalise_rows(
         return rows.select(*columns).mapInArrow(check, schema)
 
     return transform
+
+
+def normalise_plain(listed: PlainList, blocks: Blocks) -> Callable[[SparkSession], DataFrame]:
+    """As ``normalise_rows`` with ``blocks``, from a list that tasks read themselves."""
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part in batch.column("id").to_pylist():
+                position, given = listed.read(part)
+                arrays = [position, *check_addresses(given)]
+                yield pa.RecordBatch.from_arrays(arrays, names=NORMALISED.names)
+
+    def read(spark: SparkSession) -> DataFrame:
+        parts = spark.range(0, listed.parts, 1, listed.parts)
+        return parts.mapInArrow(lambda each: blocks.write(check(each)), BLOCK)
+
+    return read
 
 
 def _fields(names: Sequence[str]) -> Column:
