@@ -4,6 +4,9 @@ The column ``run`` names the run: the next run can thus see whether the rows of 
 all rows of a run or none; Spark's own Parquet tables show the files of the tasks that had ended.
 """
 
+from contextlib import suppress
+
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
@@ -51,7 +54,7 @@ def append_once(
     Columns of the table that are not in ``run_table_schema`` are null. Raises LocalError when some of the rows are there.
     """
     with spark_errors(f"table {table}"):
-        found = 0 if is_first_try else spark.table(table).where(F.col(RUN) == run).count()
+        found = 0 if is_first_try else _rows_of(spark, table, run)
         if found == count:
             return
         if found:
@@ -62,3 +65,10 @@ def append_once(
         tagged = rows.withColumn(RUN, F.lit(run))
         # By position: to append by name Spark would need the format of a table of its own.
         with_columns_of(tagged, spark.table(table).schema).write.insertInto(table)
+
+
+def _rows_of(spark: SparkSession, table: str, run: str) -> int:
+    # A kill after the files of a new partition, and before the Hive metastore knew it: the next append would show them.
+    with suppress(AnalysisException):  # tables without partitions, and all others than Spark's own
+        spark.sql(f"MSCK REPAIR TABLE {table}")
+    return spark.table(table).where(F.col(RUN) == run).count()
