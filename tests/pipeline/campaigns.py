@@ -47,7 +47,9 @@ def suppressed(path: Path) -> dict[str, dict[str, str]]:
         return {row["entry"]: row for row in rows}
 
 
-def plan(spark: "SparkSession", source: Path, output: Path | str, **changes: Any) -> "PlanManifest":
+def plan(
+    spark: "SparkSession", source: Path | str, output: Path | str, **changes: Any
+) -> "PlanManifest":
     """Plan ``source`` with settings of the tests."""
     from zonemta_py.pipeline.jobs.plan import PlanRequest, make_plan
 

@@ -40,7 +40,11 @@ async def connect_server(directory: Path) -> AsyncIterator[str]:
 
     (directory / "server").mkdir()
     home, port, log = Path(pyspark.__file__).parent, free_port(), directory / "connect.log"
-    settings = {**SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+    settings = {
+        **SETTINGS,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.sql.warehouse.dir": f"{directory}/warehouse",
+    }
     options = [part for pair in settings.items() for part in ("--conf", "=".join(pair))]
     environment = {
         **os.environ, "SPARK_HOME": str(home), "SPARK_CONF_DIR": str(directory), "SPARK_LOCAL_IP": HOST,

@@ -14,7 +14,8 @@ from zonemta_py.bench.process import CommandProcess, process_tree
 
 DONE_S = 180.0
 COMPLETE = "exists; choose another directory, or replace it with --overwrite"  # of an output
-FAST = ("--master", "local[2]", "--heap", "512m", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # fmt: skip
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.stream.error.file=/dev/null"
+FAST = ("--master", "local[2]", "--heap", "512m", "--conf", f"spark.driver.extraJavaOptions={JAVA}")
 
 
 class Job:

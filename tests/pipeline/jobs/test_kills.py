@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.dataset as ds
 import pytest
 
 from tests.kit.deadlines import until
@@ -71,6 +72,35 @@ async def test_compact(spark: "SparkSession", directory: Path, moment: str) -> N
     table = spark.read.parquet(str(output / "events"))
     assert table.count() == table.select("seq").distinct().count() == 20_100
     assert not (output / "staging").exists()
+
+
+def hive_settings(directory: Path) -> list[str]:
+    """Those of a catalog that is there for the next process; one task writes one file, so that a commit is atomic."""
+    settings = {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.sql.warehouse.dir": f"{directory}/warehouse",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={directory}/metastore;create=true",
+        "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
+        "spark.hadoop.hive.metastore.schema.verification": "false",
+        "spark.sql.files.minPartitionNum": "1",
+    }
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
+async def test_compact_into_a_table(spark: object, directory: Path) -> None:
+    """Killed when its file is in a partition that the metastore may not know yet: the next run finds it all the same."""
+    write_events(directory / "log", 1, 20_000)
+    output, table = directory / "state", directory / "warehouse" / "events"
+    arguments = ["compact", str(directory / "log"), "--output", str(output), "--table", "events"]
+    arguments += hive_settings(directory)
+    await Job(directory, *arguments).kill_when(lambda: any(table.glob("date=*/*.parquet")), "a file")
+    assert (output / "moving.json").exists()
+    assert (await Job(directory, *arguments).result())["records"] == 0, (
+        "the run is finished, not done again"
+    )
+    assert not (output / "moving.json").exists()
+    found = ds.dataset(table, format="parquet").to_table(columns=["seq"]).column("seq")
+    assert sorted(found.to_pylist()) == list(range(1, 20_001))
 
 
 @pytest.mark.parametrize("moment", ["sums", "_next/rates"])

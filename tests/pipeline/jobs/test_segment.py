@@ -105,6 +105,30 @@ def test_plan_takes_segments_and_the_sunset_file(spark: "SparkSession", tmp_path
     assert {row["reason"] for row in reasons} == {"sunset: never active", "sunset: last active 2025-01-01"}  # fmt: skip
 
 
+def test_a_table_for_each_segment(spark: "SparkSession", tmp_path: Path) -> None:
+    """``plan`` takes it as it takes a directory; another run replaces all of them, also by empty ones."""
+    written(tmp_path)
+    spark.sql(f"CREATE SCHEMA june LOCATION '{tmp_path}/warehouse'")
+    try:
+        counts = run(spark, tmp_path, tables="june")
+        rows = {name: spark.table(f"june.{name}").count() for name in POLICY.names}
+        assert rows == counts.segments
+        assert spark.table("june.new").columns == [
+            "address",
+            "last_active_ms",
+            "email",
+            "name",
+            "joined",
+        ]
+        manifest = plan(spark, "table:june.active_30", tmp_path / "plan", message=PERSONAL)
+        assert (manifest.input, manifest.planned) == (1, 1)
+        counts = run(spark, tmp_path, tables="june", joined_column=None, overwrite=True)
+        assert (counts.segments["new"], spark.table("june.new").count()) == (0, 0)
+        assert spark.table("june.sunset").count() == counts.segments["sunset"] == 3
+    finally:
+        spark.sql("DROP SCHEMA june CASCADE")
+
+
 def test_a_run_is_repeated(spark: "SparkSession", tmp_path: Path) -> None:
     """What a killed run left is replaced, a complete output only with --overwrite, and other files never."""
     written(tmp_path)

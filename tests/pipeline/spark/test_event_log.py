@@ -48,7 +48,7 @@ def test_a_whole_log(spark: "SparkSession", tmp_path: Path) -> None:
     assert (log.damage, len(log.segments), log.records, log.parts) == ([], 4, 4 * LENGTH, {})
     lake = tmp_path / "lake"
     read_events(spark, log).write.parquet(str(lake))
-    assert open_log(spark, lake).is_parquet
+    assert open_log(spark, lake).is_compacted
     with pytest.raises(LocalError, match="no event log here"):
         open_log(spark, tmp_path / "no such directory")
 

@@ -64,7 +64,7 @@ def report(
     """Report on deliveries: rates, times, replies, anomalous hours.
 
     EVENTS is the event log of the relay (the directory in events.directory), or the output of ``zonemta pipeline
-    compact``. Writes Parquet tables and report.html, a page that needs no other file.
+    compact``, OUTPUT/events or table:NAME. Writes Parquet tables and report.html, a page that needs no other file.
 
     \b
     Examples:
@@ -101,6 +101,12 @@ def report(
     help="The directory to write to; the Parquet files are in its subdirectory events.",
 )
 @click.option(
+    "--table",
+    metavar="NAME",
+    help="Append the events to this table of a catalog of the session instead, such as lake.mail.events (Iceberg, Delta, Hive); "
+    "OUTPUT keeps what has been read.",
+)
+@click.option(
     "--every",
     "every_s",
     type=DURATION,
@@ -113,11 +119,12 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     """Convert segments of the event log to Parquet, by the hour of the event.
 
     Each segment is read once and each event written once; another run reads only new segments. The jobs that read
-    EVENTS read OUTPUT/events as well, and faster.
+    EVENTS read OUTPUT/events as well, and faster. With --table they read table:NAME.
 
     \b
-    Example:
+    Examples:
       zonemta pipeline compact events --output lake --every 1h
+      zonemta pipeline compact events --output lake-state --table lake.mail.events
     """
     from zonemta_py.pipeline.jobs.compact import CompactRequest
     from zonemta_py.pipeline.jobs.compact import compact as run
@@ -130,7 +137,7 @@ def compact(*, spark: SparkOptions, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json({"records": result.records, **damage_counts(result.log)})
     else:
-        click.echo(f"{result.records:>12,} events, in {request.lake}")
+        click.echo(f"{result.records:>12,} events, in {request.target}")
 
 
 @click.command()

@@ -44,6 +44,11 @@ DAYS = click.IntRange(1, 36500)
     required=True,
     help="The directory of the segments, also on a file system of Spark (s3a://…).",
 )
+@click.option(
+    "--tables",
+    metavar="SCHEMA",
+    help="Also write each segment as a table of this schema of a catalog of the session, such as lake.june (Iceberg, Delta, Hive).",
+)
 @overwrite_option
 @email_column_option
 @click.option(

@@ -1,12 +1,13 @@
-"""Converts sealed event segments to Parquet by the hour of the event.
+"""Converts sealed event segments to Parquet by the hour of the event, or appends them to a table of a catalog.
 
-    OUTPUT/events/date=…/hour=…/RUN-…parquet      the table
+    OUTPUT/events/date=…/hour=…/RUN-…parquet      the Parquet files
+    OUTPUT/table.json                             instead of them: the table, and what names its runs
     OUTPUT/read                                   what has been read (``spark.read_state``)
-    OUTPUT/staging/RUN                            what a run writes; moved into the table when it is complete
-    OUTPUT/moving.json                            the run whose files are being moved
+    OUTPUT/staging/RUN                            what a run writes; moved, or appended, when it is complete
+    OUTPUT/moving.json                            the run whose files are being moved or appended, and their rows
 
-A run that is killed before ``moving.json`` is there has written nothing to the table, and is done again; one that is killed later is
-finished by the next. So a file of the table is never of half a run, and none is there twice.
+A run that is killed before ``moving.json`` is there has written nothing that is read, and is done again; one that is killed later is
+finished by the next. So no event is there twice, and no file of half a run. Of a table ``append_once`` finds out what it has.
 """
 
 import json
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,11 +23,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from zonemta_py.core.errors import LocalError
 from zonemta_py.pipeline.rules.coverage import Range
 from zonemta_py.pipeline.spark.event_log import EventLog, lines_of
 from zonemta_py.pipeline.spark.events import event_schema, read_events
 from zonemta_py.pipeline.spark.exceptions import spark_errors
 from zonemta_py.pipeline.spark.intervals import repeat_until_interrupted
+from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.progress import Progress
 from zonemta_py.pipeline.spark.read_state import (
     STATE,
@@ -34,6 +38,7 @@ from zonemta_py.pipeline.spark.read_state import (
     write_names,
     write_state,
 )
+from zonemta_py.pipeline.spark.run_table import append_once, prepare_table
 from zonemta_py.pipeline.spark.storage import (
     is_url,
     make_directory,
@@ -48,6 +53,7 @@ from zonemta_py.pipeline.transforms.event_rows import EventDecoder
 from zonemta_py.pipeline.transforms.hour_files import HourFiles
 
 READ, MOVING, STAGING = "read", "moving.json", "staging"
+TABLE_FILE = "table.json"
 CODECS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}  # of Spark, in Arrow
 
 _FILE = StructType([StructField("path", StringType()), StructField("rows", LongType())])
@@ -55,16 +61,33 @@ _FILE = StructType([StructField("path", StringType()), StructField("rows", LongT
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """``every_s``: the interval of the runs; None: compact the present segments, then end."""
+    """``every_s``: the interval of the runs; None: compact the present segments, then end.
+
+    ``table``: that of a catalog of the session that gets the events; None: Parquet files do.
+    """
 
     events: str
     output: str
     every_s: float | None = None
+    table: str | None = None
 
     @property
     def lake(self) -> str:
         """The directory of the Parquet files; ``read_events`` reads it like segments."""
         return f"{self.output}/events"
+
+    @property
+    def target(self) -> str:
+        """Where the events are, as the jobs that read them take it."""
+        return f"{TABLE}{self.table}" if self.table else self.lake
+
+
+@dataclass(frozen=True, slots=True)
+class _RunTable:
+    """The table of OUTPUT/table.json; ``writer``, a random text, begins the names of the runs."""
+
+    table: str
+    writer: str
 
 
 @dataclass(slots=True)
@@ -92,7 +115,7 @@ def compact(
         written = _run(spark, request, result, progress)
         if written:
             result.records += written
-            progress(f"{result.records:,} events in {request.lake}")
+            progress(f"{result.records:,} events in {request.target}")
             on_run()
 
     repeat_until_interrupted(run, request.every_s)
@@ -101,7 +124,8 @@ def compact(
 
 def _run(spark: SparkSession, request: CompactRequest, result: CompactResult, progress: Progress) -> int:
     output = request.output
-    _finish_moving(spark, output)
+    to = _run_table(spark, request)
+    _finish_moving(spark, output, to, is_first_try=False)
     state = read_state(spark, f"{output}/{READ}")
     progress("looking for new segments")
     result.log = log = open_unread(spark, request.events, f"{output}/{READ}", state)
@@ -116,9 +140,37 @@ def _run(spark: SparkSession, request: CompactRequest, result: CompactResult, pr
         written = _write_by_spark(spark, log, staged) if is_url(staged) else _write(spark, log, staged)
     write_names(spark, f"{output}/{READ}", run, log)
     write_state(spark, f"{output}/{STAGING}/{STATE}", state)
-    write_text(spark, f"{output}/{MOVING}", json.dumps({"run": run}) + "\n")
-    _finish_moving(spark, output)
+    write_text(spark, f"{output}/{MOVING}", json.dumps({"run": run, "rows": written}) + "\n")
+    _finish_moving(spark, output, to, is_first_try=True)
     return written
+
+
+def _run_table(spark: SparkSession, request: CompactRequest) -> _RunTable | None:
+    """The table to append to; None: the events are Parquet files. Raises LocalError where the runs before wrote elsewhere."""
+    output = request.output
+    path = f"{output}/{TABLE_FILE}"
+    text = read_text(spark, path)
+    if text is None:
+        if request.table is None:
+            return None
+        if read_state(spark, f"{output}/{READ}").run or read_text(spark, f"{output}/{MOVING}"):
+            raise LocalError(
+                f"{output}: its events are Parquet files; use another directory for the table {request.table}"
+            )
+        prepare_table(spark, request.table)
+        to = _RunTable(request.table, uuid4().hex)
+        write_text(spark, path, json.dumps({"table": to.table, "writer": to.writer}) + "\n")
+        return to
+    try:
+        to = _RunTable(**json.loads(text))
+    except (ValueError, TypeError) as exc:
+        raise LocalError(f"{path}: not a file of the pipeline: {exc}") from exc
+    if request.table != to.table:
+        raise LocalError(
+            f"{output}: its events are in the table {to.table}; use --table {to.table}, or another directory"
+        )
+    prepare_table(spark, to.table)
+    return to
 
 
 def _write_by_spark(spark: SparkSession, log: EventLog, staged: str) -> int:
@@ -161,26 +213,38 @@ def _convert(
     yield record_batch(list(files.written.items()), _FILE)
 
 
-def _finish_moving(spark: SparkSession, output: str) -> None:
-    """Move the files of a complete run into the table, and make its state that of OUTPUT. May be done again at any point."""
+def _finish_moving(
+    spark: SparkSession, output: str, to: _RunTable | None, *, is_first_try: bool
+) -> None:
+    """Move or append the files of a complete run, and make its state that of OUTPUT. May be done again at any point."""
     text = read_text(spark, f"{output}/{MOVING}")
     if text is None:
         return
-    run = json.loads(text)["run"]
-    staged, table = f"{output}/{STAGING}/{run}", f"{output}/events"
-    for date in sorted(names_in(spark, staged) or ()):
-        if not date.startswith("date="):
-            continue
-        for hour in sorted(names_in(spark, f"{staged}/{date}") or ()):
-            make_directory(spark, f"{table}/{date}/{hour}")
-            for name in sorted(names_in(spark, f"{staged}/{date}/{hour}") or ()):
-                if name.endswith(".parquet"):
-                    move(spark, f"{staged}/{date}/{hour}/{name}", f"{table}/{date}/{hour}/{run}-{name}")
+    moving = json.loads(text)
+    run = moving["run"]
+    if to is None:
+        _move_files(spark, output, run)
+    elif moving["rows"]:
+        rows = spark.read.schema(event_schema()).parquet(f"{output}/{STAGING}/{run}")
+        name = f"{to.writer}-{run}"
+        append_once(spark, to.table, name, rows, count=moving["rows"], is_first_try=is_first_try)
     if read_text(spark, f"{output}/{STAGING}/{STATE}") is not None:
         remove(spark, f"{output}/{READ}/{STATE}")
         move(spark, f"{output}/{STAGING}/{STATE}", f"{output}/{READ}/{STATE}")
     remove(spark, f"{output}/{MOVING}")
     remove(spark, f"{output}/{STAGING}")
+
+
+def _move_files(spark: SparkSession, output: str, run: int) -> None:
+    staged, lake = f"{output}/{STAGING}/{run}", f"{output}/events"
+    for date in sorted(names_in(spark, staged) or ()):
+        if not date.startswith("date="):
+            continue
+        for hour in sorted(names_in(spark, f"{staged}/{date}") or ()):
+            make_directory(spark, f"{lake}/{date}/{hour}")
+            for name in sorted(names_in(spark, f"{staged}/{date}/{hour}") or ()):
+                if name.endswith(".parquet"):
+                    move(spark, f"{staged}/{date}/{hour}/{name}", f"{lake}/{date}/{hour}/{run}-{name}")
 
 
 def with_hour_of_event(events: DataFrame) -> DataFrame:

@@ -33,7 +33,8 @@ class SegmentRequest:
     """``engagement`` and ``source``: the opens and clicks, and the list, as ``read_list`` takes them.
 
     ``email_column``: in both; a table without it has a column of ADDRESS_COLUMNS. ``joined_column``: of the list; None: there is no
-    segment ``new``. ``engagement_options`` and ``list_options``: of Spark's reader.
+    segment ``new``. ``engagement_options`` and ``list_options``: of Spark's reader. ``tables``: a schema of the session's catalogs
+    that gets a table for each segment, too, or None.
     """
 
     engagement: str
@@ -46,6 +47,7 @@ class SegmentRequest:
     overwrite: bool = False
     engagement_options: Mapping[str, str] = field(default_factory=dict)
     list_options: Mapping[str, str] = field(default_factory=dict)
+    tables: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ def make_segments(spark: SparkSession, request: SegmentRequest, progress: Progre
         raise LocalError(f"the sums are wrong: {rows_read} rows read, counted as {counts}")
     _write_left_out(request, classified)
     bad_joined = _bad_joined(request, classified)
+    if request.tables:
+        progress(f"writing the tables of {request.tables}")
+        _write_tables(request.tables, request.policy, segments)
     progress("writing the suppression file")
     _write_sunset(spark, request, segments)
     if not is_url(request.output):
@@ -218,6 +223,14 @@ def _write_left_out(request: SegmentRequest, classified: DataFrame) -> None:
     classified.where(kind != rows_of.SEGMENTED).select(
         kind.alias("kind"), F.substring(given, 1, CELL_MAX).alias("address"), why.alias("reason")
     ).write.parquet(f"{request.output}/{LEFT_OUT}")
+
+
+def _write_tables(schema: str, policy: EngagementPolicy, segments: DataFrame) -> None:
+    """A table for each segment, also for one without addresses: that of an earlier run must not stay."""
+    with spark_errors(schema):
+        for name in policy.names:
+            rows = segments.where(F.col("segment") == name).drop("segment")
+            rows.write.mode("overwrite").saveAsTable(f"{schema}.{name}")
 
 
 def _bad_joined(request: SegmentRequest, classified: DataFrame) -> int:

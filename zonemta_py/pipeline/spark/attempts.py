@@ -33,13 +33,13 @@ def attempt_sums(spark: SparkSession, log: EventLog, campaigns: DataFrame | None
 
     ``campaigns`` maps ``message`` to ``campaign``; other messages have that of their X-Campaign.
     """
-    blocks = _blocks(spark, log, campaigns).collect() if log.is_parquet or log.segments else []
+    blocks = _blocks(spark, log, campaigns).collect() if log.is_compacted or log.segments else []
     parts = [pa.ipc.open_stream(row["block"]).read_all() for row in blocks]
     return add_sums(pa.concat_tables(parts)) if parts else SUMS.empty_table()
 
 
 def _blocks(spark: SparkSession, log: EventLog, campaigns: DataFrame | None) -> DataFrame:
-    if not log.is_parquet and campaigns is None:
+    if not log.is_compacted and campaigns is None:
         # Spark would decode each event, and hand it to Python again.
         return log.contents(spark).mapInArrow(partial(_sum_segments, log.parts or {}), _BLOCK)
     rows = read_events(spark, log).where(F.col("event").isin(*ATTEMPTS))

@@ -25,6 +25,7 @@ from zonemta_py.events.segments import Trailer, verify_segment, whole_frames
 from zonemta_py.pipeline.rules.coverage import Coverage, Range
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
 from zonemta_py.pipeline.spark.listing import local_files
+from zonemta_py.pipeline.spark.lists import TABLE
 from zonemta_py.pipeline.spark.storage import remove, write_text
 from zonemta_py.pipeline.spark.tables import record_batch
 
@@ -64,7 +65,7 @@ class EventLog:
     """What a job reads. ``segments``: the paths of those with new events. ``parts``: for those of which not all is read, the ranges.
 
     ``read``: what is read when this is. ``known``: how many other segments there are, with nothing new. ``names``: those that were
-    verified now (``name_of``), but for the damaged ones. ``is_parquet``: the output of ``compact``; then there are no segments.
+    verified now (``name_of``), but for the damaged ones. ``is_compacted``: the output of ``compact``, Parquet files or a table; then there are no segments.
     """
 
     path: str
@@ -75,7 +76,7 @@ class EventLog:
     records: int = 0
     known: int = 0
     names: Sequence[str] = ()
-    is_parquet: bool = False
+    is_compacted: bool = False
 
     @property
     def damaged(self) -> list[str]:
@@ -99,14 +100,16 @@ def open_log(
 ) -> EventLog:
     """Verify the segments below ``path`` but for those in ``names``. ``known``: the events that were read before.
 
-    Raises LocalError when there is no event log.
+    The output of ``compact`` is not verified. Raises LocalError when there is no event log.
     """
     known = known or Coverage()
     read = Coverage(known.ranges)
+    if path.startswith(TABLE):
+        return EventLog(path, is_compacted=True)
     with spark_errors(path):
         lengths = _lengths(spark, path)
         if lengths is None:
-            return EventLog(path, is_parquet=True)
+            return EventLog(path, is_compacted=True)
         found = {each: name_of(each, length) for each, length in lengths.items()}
         new = [each for each, name in found.items() if name not in names]
         listed = EventLog(path, new, known=len(found) - len(new))

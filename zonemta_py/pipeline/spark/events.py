@@ -23,6 +23,10 @@ from zonemta_py.core.errors import LocalError
 from zonemta_py.events.schema import EVENTS
 from zonemta_py.pipeline.spark.event_log import OF_SEGMENTS, EventLog, part_lines
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line
+from zonemta_py.pipeline.spark.lists import TABLE
+from zonemta_py.pipeline.transforms.times import quoted
+
+IDENTITY = ("node", "seq", "position", "event")  # columns that every event has
 
 _TYPES: dict[object, DataType] = {int: LongType(), str: StringType(), bool: BooleanType()}
 
@@ -42,16 +46,38 @@ def event_schema() -> StructType:
 
 
 def read_events(spark: SparkSession, log: EventLog) -> DataFrame:
-    """Every event of ``log`` once: from sealed segments, or from the Parquet files of ``compact``.
+    """Every event of ``log`` once: from sealed segments, or from the Parquet files or the table of ``compact``.
 
     Of damaged segments it reads what can be read. Raises LocalError when there is no event log any more.
     """
     try:
-        if log.is_parquet:
+        if log.path.startswith(TABLE):
+            return _read_table(spark, log.path)
+        if log.is_compacted:
             return analysed(spark.read.schema(event_schema()).parquet(log.path))
         return analysed(_read_segments(spark, log))
     except AnalysisException as exc:
         raise LocalError(f"{log.path}: no event log here: {error_line(str(exc))}") from exc
+
+
+def _read_table(spark: SparkSession, source: str) -> DataFrame:
+    rows = analysed(spark.table(source.removeprefix(TABLE)))
+    for name in IDENTITY:
+        if name not in rows.columns:
+            raise LocalError(f"{source}: no table of events, because it has no column {name}")
+    return with_columns_of(rows, event_schema())
+
+
+def with_columns_of(rows: DataFrame, schema: StructType) -> DataFrame:
+    """The columns of ``schema`` in its order; one that ``rows`` does not have is null."""
+    return rows.select(
+        *(
+            F.col(quoted(each.name))
+            if each.name in rows.columns
+            else F.lit(None).cast(each.dataType).alias(each.name)
+            for each in schema
+        )
+    )
 
 
 def _read_segments(spark: SparkSession, log: EventLog) -> DataFrame:

@@ -19,6 +19,7 @@ PARTITIONS = 64  # of a list that one task had to read
 JSON = ("jsonl", "json", "ndjson")
 KINDS = frozenset((*JSON, "parquet", "orc", "csv", "tsv", "txt"))
 COMPRESSIONS = ("gz", "bz2", "zst")
+TABLE = "table:"  # before the name of a table of a catalog of the session
 POSITION = "#position"  # an added column: orders the rows as the list does
 
 
@@ -32,8 +33,8 @@ def read_list(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
     try:
         if source.startswith("jdbc:"):
             return reader.format("jdbc").option("url", source).load().select("*", position)
-        if source.startswith("table:"):
-            return analysed(reader.table(source.removeprefix("table:")).select("*", position))
+        if source.startswith(TABLE):
+            return analysed(reader.table(source.removeprefix(TABLE)).select("*", position))
         kind = _kind(spark, source)
         if kind == "parquet":
             return analysed(reader.parquet(source).select("*", position))

@@ -30,7 +30,7 @@ from zonemta_py.pipeline.rules.suppression import (
     split_line,
 )
 from zonemta_py.pipeline.spark.exceptions import analysed, error_line, spark_errors
-from zonemta_py.pipeline.spark.lists import read_list, suffix_of
+from zonemta_py.pipeline.spark.lists import TABLE, read_list, suffix_of
 from zonemta_py.smtp.address import AddressError
 from zonemta_py.submit.recipients import BLANKS
 
@@ -144,7 +144,7 @@ def _checked_columns(source: str, scopes: Sequence[str], today: date) -> list[Co
 
 def _read(spark: SparkSession, source: str) -> DataFrame:
     """Rows of _KEYED. Raises LocalError and ConfigError."""
-    if source.startswith(("table:", "jdbc:")) or suffix_of(source) in TABLES:
+    if source.startswith((TABLE, "jdbc:")) or suffix_of(source) in TABLES:
         columns = read_list(spark, source, {})
     else:
         header = header_of(_first_line(spark, source))
